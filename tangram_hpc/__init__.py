@@ -1,0 +1,54 @@
+"""tangram_hpc: a Slurm job-step broker that packs agentic-RL actions into held allocations.
+
+    import tangram_hpc
+
+    with tangram_hpc.connect() as client:                 # or LocalCluster(cpus=8) on a laptop
+        print(client.submit(["pytest", "-q"], cpus=(1, 8), timeout=60).result().text)
+
+Everything public is here; importing this package starts nothing (no MPI, no thread).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "connect": "assemble",
+    "LocalCluster": "local",
+    "Client": "client.client",
+    "Session": "client.session",
+    "Future": "client.future",
+    "ExecResult": "client.future",
+    "Details": "client.future",
+    "as_completed": "client.client",
+    "as_completed_async": "client.client",
+    "Profile": "domain.action",
+    "ActionState": "domain.states",
+    "TangramError": "errors",
+    "InvalidInput": "errors",
+    "AccessError": "errors",
+    "InfeasibleRequest": "errors",
+    "BrokerUnreachable": "errors",
+    "ActionFailed": "errors",
+    "RemoteError": "errors",
+    "UntrustedResult": "errors",
+    "SessionLost": "errors",
+    "WrongWorld": "errors",
+}
+
+__all__ = ["__version__", "comm", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "comm":  # the trainers' own communicator, once `connect` has met a gateway
+        return importlib.import_module(".backends.transport.mpi", __name__).trainers()
+    if name in _HOMES:
+        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

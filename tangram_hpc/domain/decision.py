@@ -1,0 +1,98 @@
+"""Pure. Decisions: orders in the imperative; the scheduler's only output besides planned events.
+
+Law: frozen; performing one twice is harmless (each names the lease or session it is about).
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+from .outcome import Outcome
+from .session import SessionSpec
+from .states import ActionState
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The common head of all decisions."""
+
+
+class StartLease(Decision, frozen=True):
+    """Tell `node` to start `action` under `lease` on these units."""
+
+    node: int
+    lease: int
+    action: int
+    cores: tuple[int, ...]
+    gpus: tuple[int, ...]
+
+
+class KillLease(Decision, frozen=True):
+    """Tell `node` to end what runs under `lease`; it will report `state`."""
+
+    node: int
+    lease: int
+    state: ActionState
+    reason: str
+
+
+class ResizeLease(Decision, frozen=True):
+    """Tell `node` the new units of a running lease."""
+
+    node: int
+    lease: int
+    cores: tuple[int, ...]
+
+
+class OpenSession(Decision, frozen=True):
+    """Tell `node` to build a session's sandbox."""
+
+    node: int
+    spec: SessionSpec
+
+
+class CloseSession(Decision, frozen=True):
+    """Tell `node` to take a session's sandbox down."""
+
+    node: int
+    session: int
+
+
+class AnnounceSession(Decision, frozen=True):
+    """Tell the client that its session stands on `node`."""
+
+    session: int
+    node: int
+
+
+class AnnounceSessionEnd(Decision, frozen=True):
+    """Tell the client that its session is gone; `reason` is empty for an orderly end."""
+
+    session: int
+    reason: str
+
+
+class Reply(Decision, frozen=True):
+    """Tell the client an action's outcome. Times are the broker's: queued until the last grant,
+    held from that grant to the finish (both in ns)."""
+
+    action: int
+    outcome: Outcome
+    node: int
+    cores: tuple[int, ...]
+    attempt: int
+    queue_ns: int
+    held_ns: int
+
+
+AnyDecision = Union[  # noqa: UP007
+    StartLease,
+    KillLease,
+    ResizeLease,
+    OpenSession,
+    CloseSession,
+    AnnounceSession,
+    AnnounceSessionEnd,
+    Reply,
+]

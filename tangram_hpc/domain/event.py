@@ -1,0 +1,204 @@
+"""Pure. Events: facts in the past tense; the scheduler's only input and the journal's only content.
+
+Law: frozen; `at` is the broker's clock in epoch ns. Adding a field at the end with a default keeps
+old journals readable; anything else needs a new `JOURNAL_VERSION`.
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+from .action import Action
+from .node import NodeSpec
+from .outcome import Outcome
+from .session import SessionSpec
+from .states import ActionState
+
+JOURNAL_VERSION = 1
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+    """The common head of all events."""
+
+    at: int
+
+
+class BrokerStarted(Event, frozen=True, tag="broker-started"):
+    """First event of a broker's life: which job, which placer, which sync mode of the journal."""
+
+    job: str
+    placer: str
+    sync: str
+    user: str = ""
+    version: str = ""
+
+
+class BrokerStopped(Event, frozen=True, tag="broker-stopped"):
+    """Last event of an orderly end."""
+
+    reason: str
+
+
+class ClientJoined(Event, frozen=True, tag="client-joined"):
+    """A client connected; the same `uid` again is the same client reconnecting."""
+
+    client: int
+    uid: str
+    name: str
+    rank: int
+    size: int
+    via: str
+
+
+class ClientLeft(Event, frozen=True, tag="client-left"):
+    """A client's connection ended. `bye` says that it meant to; otherwise its grace begins."""
+
+    client: int
+    bye: bool
+    expires_at: int
+
+
+class ClientExpired(Event, frozen=True, tag="client-expired"):
+    """A client's grace ran out: what it had open is cancelled and closed."""
+
+    client: int
+
+
+class NodeJoined(Event, frozen=True, tag="node-joined"):
+    """A worker joined as `node`, a new number (epoch) each time."""
+
+    node: int
+    spec: NodeSpec
+
+
+class NodeLost(Event, frozen=True, tag="node-lost"):
+    """A worker is gone; all its leases are fenced and its sessions lost."""
+
+    node: int
+    reason: str
+
+
+class NodesComplete(Event, frozen=True, tag="nodes-complete"):
+    """Every node that was expected has joined (or will not): from now on "never" is known."""
+
+    nodes: int
+
+
+class SessionRequested(Event, frozen=True, tag="session-requested"):
+    """A client asked for a session."""
+
+    spec: SessionSpec
+
+
+class SessionPlaced(Event, frozen=True, tag="session-placed"):
+    """A session got its home node, and the cores it reserves (none but under `static:K`)."""
+
+    session: int
+    node: int
+    cores: tuple[int, ...]
+
+
+class SessionReady(Event, frozen=True, tag="session-ready"):
+    """The session's sandbox stands."""
+
+    session: int
+
+
+class SessionClosing(Event, frozen=True, tag="session-closing"):
+    """The session is to end; what runs in it is killed, what waits for it is cancelled."""
+
+    session: int
+    reason: str
+
+
+class SessionClosed(Event, frozen=True, tag="session-closed"):
+    """The session's sandbox is gone and its memory free; `reason` is empty for an orderly end."""
+
+    session: int
+    reason: str
+
+
+class ActionSubmitted(Event, frozen=True, tag="action-submitted"):
+    """A client submitted an action."""
+
+    action: Action
+
+
+class ActionCancelled(Event, frozen=True, tag="action-cancelled"):
+    """A client cancelled an action, or it can no longer run (`reason`); it ends as `state`, at
+    once while it waits, with its lease while it runs."""
+
+    action: int
+    reason: str
+    state: ActionState = ActionState.CANCELLED
+
+
+class ActionAcknowledged(Event, frozen=True, tag="action-acknowledged"):
+    """The client has these results: the broker may forget them."""
+
+    actions: tuple[int, ...]
+
+
+class LeaseGranted(Event, frozen=True, tag="lease-granted"):
+    """Units were lent to one attempt of an action."""
+
+    lease: int
+    action: int
+    node: int
+    attempt: int
+    cores: tuple[int, ...]
+    gpus: tuple[int, ...] = ()
+
+
+class LeaseStarted(Event, frozen=True, tag="lease-started"):
+    """The worker says that it runs (told on the worker's beat; a short one never says it)."""
+
+    lease: int
+
+
+class LeaseResized(Event, frozen=True, tag="lease-resized"):
+    """The units of a running lease changed."""
+
+    lease: int
+    cores: tuple[int, ...]
+
+
+class LeaseFinished(Event, frozen=True, tag="lease-finished"):
+    """The attempt's outcome is known. `clean` says that its units are free with it."""
+
+    lease: int
+    outcome: Outcome
+    clean: bool
+
+
+class LeaseReleased(Event, frozen=True, tag="lease-released"):
+    """The node is clean after a lease whose outcome was known before."""
+
+    lease: int
+
+
+AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
+    BrokerStarted,
+    BrokerStopped,
+    ClientJoined,
+    ClientLeft,
+    ClientExpired,
+    NodeJoined,
+    NodeLost,
+    NodesComplete,
+    SessionRequested,
+    SessionPlaced,
+    SessionReady,
+    SessionClosing,
+    SessionClosed,
+    ActionSubmitted,
+    ActionCancelled,
+    ActionAcknowledged,
+    LeaseGranted,
+    LeaseStarted,
+    LeaseResized,
+    LeaseFinished,
+    LeaseReleased,
+]

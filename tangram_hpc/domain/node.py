@@ -1,0 +1,29 @@
+"""Pure. `NodeSpec`: what one worker lends, as it said when it joined."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A node of the held allocation.
+
+    Attributes:
+        name: Slurm's NodeName (`SLURMD_NODENAME`), or the host's name without Slurm.
+        component: het component or partition it belongs to; empty without Slurm.
+        cores: unit numbers it lends, in the order in which to lend them (NUMA domain first).
+        gpus: GPU indices it lends.
+        mem_mib: memory it lends.
+        pinned: whether the units are real cores that processes are bound to; otherwise they are
+            counted only (more units than the machine has cores).
+        ends_at_ns: when its allocation ends (epoch); 0 for no known end.
+    """
+
+    name: str
+    host: str
+    cores: tuple[int, ...]
+    mem_mib: int
+    gpus: tuple[int, ...] = ()
+    component: str = ""
+    pinned: bool = False
+    ends_at_ns: int = 0

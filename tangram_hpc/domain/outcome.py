@@ -1,0 +1,33 @@
+"""Pure. `Outcome`: how one attempt of an action ended, as its worker measured it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .states import ActionState
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """How an attempt ended.
+
+    Attributes:
+        state: one of the ended states.
+        exit_code: the command's exit code; 0 when a signal ended it.
+        signal: the signal that ended it, 0 for none. With `exit_code` this is sacct's ExitCode.
+        exec_ns: run time on the node, by the node's monotonic clock.
+        cpu_ns: user + system time of the action's processes that were waited for.
+        maxrss_kib: largest resident set of any one of its processes.
+        reason: one line that says why, when the state alone does not.
+        isolation: the isolation it really had (`process`, ...).
+        enforcement: how its units were really enforced (`affinity`, `counted`, ...).
+    """
+
+    state: ActionState
+    exit_code: int = 0
+    signal: int = 0
+    exec_ns: int = 0
+    cpu_ns: int = 0
+    maxrss_kib: int = 0
+    reason: str = ""
+    isolation: str = ""
+    enforcement: str = ""

@@ -1,0 +1,66 @@
+"""All errors a user can meet, each one line that names the field and the remedy.
+
+Law: `exit_status` is what a command ends with (2 = the input was wrong, 1 = it failed).
+"Not now" is a PENDING reason and never an error; "never" is `InfeasibleRequest`.
+A broken law of our own is an AssertionError, not one of these.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class TangramError(Exception):
+    """Root of everything this package raises on purpose."""
+
+    exit_status = 1
+
+
+class InvalidInput(TangramError):
+    """Something a person wrote or passed is wrong: a field, a file, a flag."""
+
+    exit_status = 2
+
+
+class MissingExtra(InvalidInput):
+    """An optional dependency is not installed; the message names the extra."""
+
+
+class AccessError(InvalidInput):
+    """The access file is missing, too open, stale, or holds the wrong key."""
+
+
+class WrongWorld(InvalidInput):
+    """The MPI world does not have the size that was launched."""
+
+
+class InfeasibleRequest(InvalidInput):
+    """What was asked for can never be granted by what is held."""
+
+
+class BrokerUnreachable(TangramError):
+    """The broker went away and did not come back in time."""
+
+
+class ProtocolError(TangramError):
+    """The peer sent something that is not in the protocol, or another version of it."""
+
+
+class SessionLost(TangramError):
+    """The session's sandbox is gone (its node failed, or it was closed)."""
+
+
+class ActionFailed(TangramError):
+    """An action ended in another state than COMPLETED; `result` tells all that is known."""
+
+    def __init__(self, message: str, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class RemoteError(ActionFailed):
+    """A Python function raised inside its runner; the message holds type, text and place."""
+
+
+class UntrustedResult(ActionFailed):
+    """A result can only travel as a pickle and the caller did not say `trusted=True`."""
