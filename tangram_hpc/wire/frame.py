@@ -1,0 +1,112 @@
+"""Pure. Frames: many messages and their payloads in one write, without copying the payloads.
+
+Layout (little endian): u32 length of the rest, u32 length of the meta part, meta, payloads.
+The meta part is msgpack `[[message, ...], [payload length, ...]]`; a message with `n = 1` owns the
+next payload in order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+
+from ..errors import ProtocolError
+from .message import AnyMessage, Message
+
+FRAME_MAX = 256 * 1024 * 1024
+_HEAD = struct.Struct("<II")
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[list[AnyMessage], list[int]])
+
+Buffer = bytes | bytearray | memoryview
+Parcel = tuple[AnyMessage, memoryview | None]
+
+
+class Outbox:
+    """Collects messages until the next flush; not thread-safe."""
+
+    __slots__ = ("bytes", "messages", "payloads")
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.payloads: list[Buffer] = []
+        self.bytes = 0
+
+    def put(self, message: Message, payload: Buffer | None = None) -> None:
+        """Adds a message; `payload` must be given exactly when the message has `n = 1`."""
+        assert (payload is not None) == bool(getattr(message, "n", 0)), message
+        self.messages.append(message)
+        if payload is not None:
+            self.payloads.append(payload)
+            self.bytes += len(payload)
+
+    def take(self) -> list[Buffer]:
+        """One frame with all that was put, as buffers for a gathering write; [] when empty."""
+        if not self.messages:
+            return []
+        lengths = [len(p) for p in self.payloads]
+        meta = _encoder.encode((self.messages, lengths))
+        head = _HEAD.pack(4 + len(meta) + self.bytes, len(meta))
+        frame: list[Buffer] = [head + meta, *self.payloads]
+        self.messages, self.payloads, self.bytes = [], [], 0
+        return frame
+
+
+class Inbox:
+    """Turns a stream of bytes into frames; keeps what is incomplete."""
+
+    __slots__ = ("_kept", "_need")
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._need = 8
+
+    def feed(self, data: bytes) -> Iterator[Parcel]:
+        """Yields each message with its payload (a view that lives as long as it is held).
+
+        Raises:
+            ProtocolError: the bytes are not frames.
+        """
+        if self._kept:
+            self._kept += data
+            if len(self._kept) < self._need:
+                return
+            data = bytes(self._kept)
+            self._kept = bytearray()
+        view, at, end = memoryview(data), 0, len(data)
+        while end - at >= 8:
+            rest, meta = _HEAD.unpack_from(view, at)
+            if rest > FRAME_MAX or meta + 4 > rest:
+                raise ProtocolError(f"a frame of {rest} bytes is not in the protocol")
+            if end - at < 4 + rest:
+                break
+            yield from open_frame(view[at + 4 : at + 4 + rest])
+            at += 4 + rest
+        if at < end:
+            self._kept = bytearray(view[at:])
+            self._need = 4 + _HEAD.unpack_from(view, at)[0] if end - at >= 8 else 8
+
+
+def open_frame(body: memoryview) -> Iterator[Parcel]:
+    """The messages of one frame's body (all after the first length).
+
+    Raises:
+        ProtocolError: the body is not a frame's.
+    """
+    meta_len = int.from_bytes(body[:4], "little")
+    try:
+        messages, lengths = _decoder.decode(body[4 : 4 + meta_len])
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"a message is not in the protocol: {error}") from None
+    at, next_payload = 4 + meta_len, iter(lengths)
+    for message in messages:
+        if getattr(message, "n", 0):
+            size = next(next_payload, -1)
+            if size < 0 or at + size > len(body):
+                raise ProtocolError("a frame lacks a payload that it announces")
+            yield message, body[at : at + size]
+            at += size
+        else:
+            yield message, None

@@ -1,0 +1,309 @@
+"""Pure. Every message that passes between client, broker and worker.
+
+Law: one `Struct` a message, tagged by a small int, encoded as an array. A message that carries a
+payload says so by `n = 1`; the payload itself travels beside the messages of a frame
+(`wire/frame.py`) and is never decoded by the broker. A new field goes to the end with a default;
+anything else needs a new `PROTOCOL_VERSION`.
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+from ..domain.action import Action
+from ..domain.node import NodeSpec
+from ..domain.outcome import Outcome
+from ..domain.session import SessionSpec
+from ..domain.states import ActionState
+
+PROTOCOL_VERSION = 1
+INLINE_MAX = 64 * 1024  # bytes; a larger payload goes by digest through the job's store
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="t"):
+    """The common head of all messages."""
+
+
+# ---- both ways -------------------------------------------------------------------------------
+
+
+class Ping(Message, frozen=True, tag=1):
+    """Are you there? `stamp` comes back in the Pong."""
+
+    stamp: int = 0
+
+
+class Pong(Message, frozen=True, tag=2):
+    """I am."""
+
+    stamp: int = 0
+
+
+class Refused(Message, frozen=True, tag=3):
+    """The peer ends the conversation: a wrong version, job or role. `text` is for a person."""
+
+    text: str
+
+
+# ---- client -> broker ------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True, tag=10):
+    """First message of a client. `uid` stays the same when it reconnects; rank and size are its
+    place in its MPI world (-1, 0 without one)."""
+
+    version: int
+    job: str
+    uid: str
+    name: str = ""
+    rank: int = -1
+    size: int = 0
+    via: str = "socket"
+
+
+class Submit(Message, frozen=True, tag=11):
+    """An action; the payload is for its worker. Submitting an id again is harmless."""
+
+    action: Action
+    n: int = 1
+
+
+class Cancel(Message, frozen=True, tag=12):
+    """The client no longer wants these actions."""
+
+    actions: tuple[int, ...]
+
+
+class RequestSession(Message, frozen=True, tag=13):
+    """Open a session. Requesting an id again is harmless."""
+
+    spec: SessionSpec
+
+
+class ReleaseSession(Message, frozen=True, tag=14):
+    """Close a session; what still runs in it is killed."""
+
+    session: int
+
+
+class Ack(Message, frozen=True, tag=15):
+    """The client holds these results: the broker may forget them."""
+
+    actions: tuple[int, ...]
+
+
+class Ask(Message, frozen=True, tag=16):
+    """A question about the broker's state (`info`, `nodes`, `pending`); answered by Answer."""
+
+    request: int
+    what: str
+    argument: str = ""
+
+
+class Bye(Message, frozen=True, tag=17):
+    """The client ends: no grace is needed."""
+
+
+class Shutdown(Message, frozen=True, tag=18):
+    """Asks the broker to end (`tangram shutdown`), and the broker's worker to end."""
+
+    reason: str = ""
+
+
+# ---- broker -> client ------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True, tag=30):
+    """First answer: the client's number, and what it must know of the job."""
+
+    client: int
+    job: str
+    store: str
+    placer: str
+    sync: str
+    grace_s: float
+    fresh: bool = True  # False: known from before, its open actions are still known
+
+
+class Result(Message, frozen=True, tag=31):
+    """An action's outcome, with the worker's payload. Times in ns by the broker's clock."""
+
+    action: int
+    outcome: Outcome
+    node: str
+    cores: tuple[int, ...]
+    attempt: int
+    queue_ns: int
+    held_ns: int
+    n: int = 0
+
+
+class Rejected(Message, frozen=True, tag=32):
+    """The action or session can never run; `text` names the field and the remedy. `lost`: it
+    could have, but its session is gone."""
+
+    id: int
+    text: str
+    lost: bool = False
+
+
+class SessionUp(Message, frozen=True, tag=33):
+    """The session's sandbox stands on `node`; it waited `wait_ns` for admission."""
+
+    session: int
+    node: str
+    wait_ns: int = 0
+
+
+class SessionDown(Message, frozen=True, tag=34):
+    """The session is gone; `reason` is empty after an orderly end."""
+
+    session: int
+    reason: str
+
+
+class Output(Message, frozen=True, tag=35):
+    """A piece of a streamed action's output; stream 1 is stdout, 2 stderr."""
+
+    id: int  # broker -> client: the action; worker -> broker: the lease
+    stream: int
+    n: int = 1
+
+
+class Answer(Message, frozen=True, tag=36):
+    """Answers Ask: the payload is JSON."""
+
+    request: int
+    n: int = 1
+
+
+# ---- worker -> broker ------------------------------------------------------------------------
+
+
+class WorkerHello(Message, frozen=True, tag=50):
+    """First message of a worker: what it lends."""
+
+    version: int
+    job: str
+    spec: NodeSpec
+
+
+class Started(Message, frozen=True, tag=51):
+    """These leases' processes run (sent on the worker's beat, for those still running)."""
+
+    leases: tuple[int, ...]
+
+
+class Finished(Message, frozen=True, tag=52):
+    """An attempt's outcome is known. `clean`: its units are free too. `n`: a payload for the
+    client comes with it."""
+
+    lease: int
+    outcome: Outcome
+    clean: bool = True
+    n: int = 0
+
+
+class Released(Message, frozen=True, tag=53):
+    """What a lease's processes left behind is gone: its units are free."""
+
+    lease: int
+
+
+class SandboxUp(Message, frozen=True, tag=54):
+    """A session's sandbox stands."""
+
+    session: int
+
+
+class SandboxDown(Message, frozen=True, tag=55):
+    """A session's sandbox is gone. `reason` is empty when that was asked for."""
+
+    session: int
+    reason: str = ""
+
+
+# ---- broker -> worker ------------------------------------------------------------------------
+
+
+class WorkerWelcome(Message, frozen=True, tag=70):
+    """First answer to a worker."""
+
+    node: int
+    store: str
+    kill_wait_s: float = 2.0
+    output_max: int = 1 << 20
+
+
+class Start(Message, frozen=True, tag=71):
+    """Run an action under a lease on these units; the payload is the client's."""
+
+    lease: int
+    action: Action
+    cores: tuple[int, ...]
+    gpus: tuple[int, ...] = ()
+    n: int = 1
+
+
+class Kill(Message, frozen=True, tag=72):
+    """End what runs under a lease and report `state`."""
+
+    lease: int
+    state: ActionState
+    reason: str = ""
+
+
+class Resize(Message, frozen=True, tag=73):
+    """The lease's units from now on."""
+
+    lease: int
+    cores: tuple[int, ...]
+
+
+class OpenSandbox(Message, frozen=True, tag=74):
+    """Build a session's sandbox."""
+
+    spec: SessionSpec
+
+
+class CloseSandbox(Message, frozen=True, tag=75):
+    """Take a session's sandbox down."""
+
+    session: int
+
+
+AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
+    Ping,
+    Pong,
+    Refused,
+    Hello,
+    Submit,
+    Cancel,
+    RequestSession,
+    ReleaseSession,
+    Ack,
+    Ask,
+    Bye,
+    Shutdown,
+    Welcome,
+    Result,
+    Rejected,
+    SessionUp,
+    SessionDown,
+    Output,
+    Answer,
+    WorkerHello,
+    Started,
+    Finished,
+    Released,
+    SandboxUp,
+    SandboxDown,
+    WorkerWelcome,
+    Start,
+    Kill,
+    Resize,
+    OpenSandbox,
+    CloseSandbox,
+]

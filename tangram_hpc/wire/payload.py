@@ -1,0 +1,116 @@
+"""Pure. What clients and workers put into payloads; the broker never decodes one.
+
+Law: msgpack and raw array buffers only. Nothing here unpickles; a pickle is bytes that only the
+function runner (its call) or a client that said `trusted=True` (its result) opens. A payload over
+`INLINE_MAX` travels as a `Stored` reference: the bytes lie in the job's store under their digest.
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+
+class Payload(msgspec.Struct, frozen=True, array_like=True, tag_field="p"):
+    """The common head of all payloads."""
+
+
+class Stored(Payload, frozen=True, tag=1):
+    """The real payload lies in the store, `size` bytes under this sha256 hex digest."""
+
+    digest: str
+    size: int
+
+
+class ExecCall(Payload, frozen=True, tag=2):
+    """A command for a sandbox.
+
+    `argv` runs as it is, or `shell` through /bin/sh -c (exactly one is set). `env` adds to the
+    sandbox's own. `cwd` is relative to the session's directory unless absolute. `files` are
+    written before the start (path -> bytes). `stream` sends output while it runs.
+    """
+
+    argv: tuple[str, ...] = ()
+    shell: str = ""
+    env: dict[str, str] = {}
+    cwd: str = ""
+    stdin: bytes = b""
+    files: dict[str, bytes] = {}
+    stream: bool = False
+    clean_env: bool = True  # False: `env` is the whole environment
+
+
+class FileCall(Payload, frozen=True, tag=3):
+    """Read (`data` is None) or write one file of a session's sandbox."""
+
+    path: str
+    data: bytes | None = None
+    mode: int = 0o644
+
+
+class FunctionCall(Payload, frozen=True, tag=4):
+    """A Python function: `digest` names its cloudpickle in the store; `arguments` is a pickle of
+    (args, kwargs). `pickled` allows the result to travel as a pickle."""
+
+    digest: str
+    arguments: bytes
+    pickled: bool = False
+
+
+class ExecReturn(Payload, frozen=True, tag=10):
+    """A command's output, capped; `cut` counts the bytes that were dropped of each stream."""
+
+    stdout: bytes = b""
+    stderr: bytes = b""
+    cut: tuple[int, int] = (0, 0)
+
+
+class FileReturn(Payload, frozen=True, tag=11):
+    """A file's content."""
+
+    data: bytes = b""
+
+
+class ValueReturn(Payload, frozen=True, tag=12):
+    """A function's result as msgpack, or as a pickle when `pickled`."""
+
+    data: bytes
+    pickled: bool = False
+
+
+class ErrorReturn(Payload, frozen=True, tag=13):
+    """A function's exception, as text only."""
+
+    kind: str
+    text: str
+    trace: str = ""
+
+
+AnyPayload = Union[  # noqa: UP007
+    Stored,
+    ExecCall,
+    FileCall,
+    FunctionCall,
+    ExecReturn,
+    FileReturn,
+    ValueReturn,
+    ErrorReturn,
+]
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AnyPayload)
+
+
+def encode(payload: Payload) -> bytes:
+    """The payload's bytes."""
+    return _encoder.encode(payload)
+
+
+def decode(data: bytes | memoryview) -> AnyPayload:
+    """The payload in these bytes.
+
+    Raises:
+        msgspec.DecodeError: they are not a payload.
+    """
+    return _decoder.decode(data)

@@ -1,0 +1,104 @@
+"""Pure. A function's result as msgpack and raw array buffers: what may travel without a pickle.
+
+Law: decoding builds only the types listed here, whatever the bytes say: None, bool, int, float,
+str, bytes, list, tuple, dict, numpy arrays and scalars of plain dtypes. numpy is imported only when
+an array is met.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import msgspec
+
+_TUPLE, _ARRAY, _SCALAR, _BIG = 1, 2, 3, 4
+_PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
+_DTYPE = re.compile(r"[<>|=][biufcSUVmM?]\d*(\[\w+\])?")
+_Ext = msgspec.msgpack.Ext
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_value(value: Any) -> bytes:
+    """The value's bytes.
+
+    Raises:
+        TypeError: it holds something that cannot travel so; the text names its type.
+    """
+    try:
+        return _encoder.encode(_portable(value))
+    except RecursionError:
+        raise TypeError(f"a {type(value).__name__} that is nested too deep") from None
+
+
+def decode_value(data: bytes | bytearray | memoryview) -> Any:
+    """The value in these bytes; arrays are writable and own their memory.
+
+    Raises:
+        msgspec.DecodeError: they are not a value.
+    """
+    try:
+        return _decoder.decode(data)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from None
+
+
+def _portable(value: Any) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        if kind is int and not -(1 << 63) <= value < 1 << 64:
+            return _Ext(_BIG, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+        return value
+    if kind is list:
+        return [_portable(item) for item in value]
+    if kind is tuple:
+        return _Ext(_TUPLE, _encoder.encode([_portable(item) for item in value]))
+    if kind is dict:
+        return {_key(name): _portable(item) for name, item in value.items()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        return _array(numpy, value)
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."))
+
+
+def _key(name: Any) -> Any:
+    if type(name) in (str, bytes, float) or (type(name) is int and -(1 << 63) <= name < 1 << 64):
+        return name
+    if type(name) in (bool, type(None)):
+        return name
+    raise TypeError(f"a dict with a key of type {type(name).__name__}")
+
+
+def _array(numpy: Any, value: Any) -> Any:
+    """Layout: one byte with the length of the head, the head (dtype and shape), the raw buffer."""
+    array = numpy.asarray(value)
+    exact = type(value) is numpy.ndarray or isinstance(value, numpy.generic)
+    if not exact or array.dtype.names or not _DTYPE.fullmatch(array.dtype.str):
+        raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} "
+                        f"of dtype {array.dtype}")
+    head = _encoder.encode((array.dtype.str, array.shape))
+    code = _ARRAY if type(value) is numpy.ndarray else _SCALAR
+    return _Ext(code, bytes((len(head),)) + head + array.tobytes())
+
+
+def _open(code: int, data: memoryview) -> Any:
+    if code == _TUPLE:
+        return tuple(_list_decoder.decode(data))
+    if code == _BIG:
+        return int.from_bytes(data, "little", signed=True)
+    if code in (_ARRAY, _SCALAR):
+        import numpy
+
+        split = 1 + data[0]
+        name, shape = _head_decoder.decode(data[1:split])
+        if not _DTYPE.fullmatch(name):
+            raise ValueError(f"an array of dtype {name!r}")
+        array = numpy.frombuffer(bytearray(data[split:]), numpy.dtype(name)).reshape(shape)
+        return array if code == _ARRAY else array[()]
+    raise ValueError(f"an extension of code {code}")
+
+
+_decoder = msgspec.msgpack.Decoder(ext_hook=_open)
+_list_decoder = msgspec.msgpack.Decoder(list, ext_hook=_open)
+_head_decoder = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...]])
