@@ -1,0 +1,142 @@
+"""Pure. The broker's whole state: clients, nodes, sessions, actions and leases.
+
+Law: changed only by `Scheduler.handle`; Σ lent + free = capacity on every node, which `check()`
+proves. Iteration is over insertion-ordered dicts keyed by ids, so the same events give the same
+state everywhere.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from ..domain.action import Action
+from ..domain.node import NodeSpec
+from ..domain.outcome import Outcome
+from ..domain.session import SessionSpec
+from ..domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
+from .core_sets import CoreSet
+from .queue import ReadyQueue
+
+
+@dataclass(slots=True)
+class ClientEntry:
+    """A client; `expires_at` is 0 while it is connected."""
+
+    client: int
+    uid: str
+    name: str
+    expires_at: int = 0
+    actions: dict[int, None] = field(default_factory=dict)  # not yet acknowledged
+    sessions: dict[int, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class NodeEntry:
+    """A node and what of it is free."""
+
+    node: int
+    spec: NodeSpec
+    cores: CoreSet
+    gpus: CoreSet
+    free_mem_mib: int
+    state: NodeState = NodeState.UP
+    sessions: dict[int, None] = field(default_factory=dict)
+    leases: dict[int, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SessionEntry:
+    """A session; `cores` are those it reserves (none but under `static:K`)."""
+
+    spec: SessionSpec
+    requested_at: int
+    state: SessionState = SessionState.WAITING
+    node: int = 0
+    cores: tuple[int, ...] = ()
+    placed_at: int = 0
+    lease: int = 0
+    waiting: deque[int] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class ActionEntry:
+    """An action; `lease` is 0 unless one attempt is under way."""
+
+    action: Action
+    submitted_at: int
+    state: ActionState = ActionState.PENDING
+    lease: int = 0
+    attempt: int = 0
+    doomed: ActionState | None = None  # how it shall end when its lease does
+    outcome: Outcome | None = None
+
+
+@dataclass(slots=True)
+class LeaseEntry:
+    """What is lent to one attempt of an action; the fencing key."""
+
+    lease: int
+    action: int
+    node: int
+    cores: tuple[int, ...]
+    gpus: tuple[int, ...]
+    mem_mib: int
+    session: int
+    reserved: bool  # its cores are its session's own
+    granted_at: int
+    state: LeaseState = LeaseState.GRANTED
+
+
+@dataclass(slots=True)
+class Ledger:
+    """All of it."""
+
+    clients: dict[int, ClientEntry] = field(default_factory=dict)
+    by_uid: dict[str, int] = field(default_factory=dict)
+    nodes: dict[int, NodeEntry] = field(default_factory=dict)
+    sessions: dict[int, SessionEntry] = field(default_factory=dict)
+    opening: dict[int, None] = field(default_factory=dict)  # sessions not placed, in order
+    actions: dict[int, ActionEntry] = field(default_factory=dict)
+    leases: dict[int, LeaseEntry] = field(default_factory=dict)
+    ready: ReadyQueue = field(default_factory=ReadyQueue)
+    complete: bool = False  # all expected nodes have joined
+    next_lease: int = 1
+    next_node: int = 1
+    next_client: int = 1
+
+    def up_nodes(self) -> list[NodeEntry]:
+        """The nodes that can be lent from, in order of joining."""
+        return [n for n in self.nodes.values() if n.state is NodeState.UP]
+
+    def check(self) -> None:
+        """Proves the laws; an AssertionError names the one that is broken. O(everything)."""
+        for node in self.nodes.values():
+            self._check_node(node)
+        for action_id, entry in self.actions.items():
+            pending = entry.state is ActionState.PENDING
+            assert pending or action_id not in self.ready, f"{entry} waits and does not"
+            assert (entry.lease != 0) == (not pending and entry.state not in ENDED), f"{entry}"
+        for lease in self.leases.values():
+            assert lease.node in self.nodes, f"{lease} on no node"
+        for session_id, session in self.sessions.items():
+            waits = session.state is SessionState.WAITING
+            assert waits == (session_id in self.opening), f"{session} waits and does not"
+
+    def _check_node(self, node: NodeEntry) -> None:
+        if node.state is NodeState.DOWN:
+            return
+        held, gpus, mem = [], [], 0
+        for lease_id in node.leases:
+            lease = self.leases[lease_id]
+            held += [] if lease.reserved else list(lease.cores)
+            gpus += list(lease.gpus)
+            mem += lease.mem_mib
+        for session_id in node.sessions:
+            held += list(self.sessions[session_id].cores)
+            mem += self.sessions[session_id].spec.mem_mib
+        assert len(set(held)) == len(held), f"a core of {node.spec.name} is lent twice: {held}"
+        assert len(held) + node.cores.free == len(node.cores.units), f"cores of {node.spec.name}"
+        assert len(gpus) + node.gpus.free == len(node.gpus.units), f"GPUs of {node.spec.name}"
+        assert mem + node.free_mem_mib == node.spec.mem_mib, f"memory of {node.spec.name}"
+        assert node.free_mem_mib >= 0, f"memory of {node.spec.name} is overdrawn"

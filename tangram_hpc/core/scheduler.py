@@ -1,0 +1,513 @@
+"""Pure. The one deterministic scheduler: events in, decisions out.
+
+Law: `handle(event)` is the only thing that changes the ledger; it never plans. `plan(now)` only
+reads; each of its decisions is an event that the driver journals and hands back to `handle`, so a
+replay of the journal never plans and cannot diverge. `consequences(fact)` says which other facts a
+fact entails (a node's loss ends its leases), so that every end of an action is an event of its own
+and accounting is a plain fold.
+"""
+
+from __future__ import annotations
+
+from ..domain import event as ev
+from ..domain.action import Action
+from ..domain.decision import (
+    AnnounceSession,
+    AnnounceSessionEnd,
+    CloseSession,
+    Decision,
+    KillLease,
+    OpenSession,
+    Reply,
+    ResizeLease,
+    StartLease,
+)
+from ..domain.ids import client_of, show
+from ..domain.outcome import Outcome
+from ..domain.session import SessionSpec
+from ..domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
+from .core_sets import CoreSet
+from .ledger import ActionEntry, ClientEntry, LeaseEntry, Ledger, NodeEntry, SessionEntry
+from .placers.base import Placement, Placer
+from .snapshot import snapshot
+from .transitions import ACTION_MOVES, LEASE_MOVES, NODE_MOVES, SESSION_MOVES, move
+
+_OPEN_SESSION = (SessionState.WAITING, SessionState.OPENING, SessionState.IDLE, SessionState.BUSY)
+
+
+class Scheduler:
+    """One ledger and one placer."""
+
+    def __init__(self, placer: Placer) -> None:
+        self.placer = placer
+        self.ledger = Ledger()
+        self.dirty = False  # something happened since the last plan that may let someone start
+        self._handlers = {
+            ev.ClientJoined: self._client_joined,
+            ev.ClientLeft: self._client_left,
+            ev.ClientExpired: self._client_expired,
+            ev.NodeJoined: self._node_joined,
+            ev.NodeLost: self._node_lost,
+            ev.NodesComplete: self._nodes_complete,
+            ev.SessionRequested: self._session_requested,
+            ev.SessionPlaced: self._session_placed,
+            ev.SessionReady: self._session_ready,
+            ev.SessionClosing: self._session_closing,
+            ev.SessionClosed: self._session_closed,
+            ev.ActionSubmitted: self._action_submitted,
+            ev.ActionCancelled: self._action_cancelled,
+            ev.ActionAcknowledged: self._action_acknowledged,
+            ev.LeaseGranted: self._lease_granted,
+            ev.LeaseStarted: self._lease_started,
+            ev.LeaseResized: self._lease_resized,
+            ev.LeaseFinished: self._lease_finished,
+            ev.LeaseReleased: self._lease_released,
+        }
+
+    # ---- the three verbs ---------------------------------------------------------------------
+
+    def handle(self, event: ev.Event) -> list[Decision]:
+        """Applies one fact to the ledger and returns the orders that follow from it. O(1)."""
+        handler = self._handlers.get(type(event))
+        return handler(event) if handler is not None else []  # type: ignore[operator]
+
+    def plan(self, now: int) -> list[ev.Event]:
+        """What to do now, as events to journal and handle in this order. Changes nothing."""
+        events: list[ev.Event] = []
+        for client in self.ledger.clients.values():
+            if client.expires_at and client.expires_at <= now:
+                events += self._expire(client, now)
+        if events or not self.dirty:
+            return events
+        return self._as_events(self.placer.place(snapshot(self.ledger, now)), now)
+
+    def next_deadline(self) -> int:
+        """When `plan` has something to do although nothing happens (epoch ns); 0 for never."""
+        return min((c.expires_at for c in self.ledger.clients.values() if c.expires_at), default=0)
+
+    def consequences(self, fact: ev.Event) -> list[ev.Event]:
+        """The fact, and all other facts that it entails, in the order in which to handle them."""
+        match fact:
+            case ev.NodeLost():
+                return self._loss_of_node(fact)
+            case ev.NodesComplete():
+                return [fact, *self._never_feasible(fact.at)]
+            case ev.SessionClosing():
+                return self._end_of_session(fact)
+            case ev.SessionClosed():
+                return [*self._end_waiting(fact.session, fact.at, fact.reason), fact]
+        return [fact]
+
+    # ---- questions ---------------------------------------------------------------------------
+
+    def refusal(self, action: Action) -> str:
+        """Why this action can never run here, naming the field; empty when it can (or when not
+        all expected nodes have joined yet, so that nobody knows)."""
+        if not action.degrees or list(action.degrees) != sorted(set(action.degrees)):
+            return f"cpus: {action.degrees} must be ascending whole numbers"
+        if action.session:
+            session = self.ledger.sessions.get(action.session)
+            if session is None or session.state not in _OPEN_SESSION:
+                return f"session: {show(action.session)} is closed"
+            reserve = getattr(self.placer, "reserve", 0)
+            if reserve and action.degrees[0] > reserve:
+                return (f"cpus: {action.degrees[0]} asked for, {self.placer.name} gives each "
+                        f"session {reserve}")
+            nodes = [self.ledger.nodes[session.node]] if session.node else self.ledger.up_nodes()
+        else:
+            nodes = self.ledger.up_nodes()
+        return _misfit(action, nodes) if self.ledger.complete else ""
+
+    def refusal_of_session(self, spec: SessionSpec) -> str:
+        """Why this session can never open here; empty when it can or nobody knows yet."""
+        mem, component = spec.mem_mib, spec.component
+        if not self.ledger.complete:
+            return ""
+        nodes = [n for n in self.ledger.up_nodes() if component in ("", n.spec.component)]
+        if not nodes:
+            return f"component: no node is in {component!r}"
+        largest = max(n.spec.mem_mib for n in nodes)
+        if mem > largest:
+            return f"mem: {mem} MiB asked for, the largest node has {largest} MiB"
+        reserve = getattr(self.placer, "reserve", 0)
+        if reserve > max(len(n.cores.units) for n in nodes):
+            return f"placer: {self.placer.name} reserves more CPUs than any node has"
+        return ""
+
+    def reason(self, entry: ActionEntry) -> str:
+        """Why a pending action waits, in Slurm's words where it has one."""
+        session = self.ledger.sessions.get(entry.action.session)
+        if session is not None and session.state is SessionState.WAITING:
+            return "SessionAdmission"
+        if session is not None and session.state is SessionState.OPENING:
+            return "SessionOpening"
+        if session is not None and entry.action.id not in self.ledger.ready:
+            return "SessionBusy"
+        if not self.ledger.up_nodes():
+            return "ReqNodeNotAvail"
+        return "Resources"
+
+    # ---- plan: a placement as events ---------------------------------------------------------
+
+    def _as_events(self, placement: Placement, now: int) -> list[ev.Event]:
+        ledger, events = self.ledger, list[ev.Event]()
+        masks = {n.node: [n.cores.free_mask, n.gpus.free_mask] for n in ledger.up_nodes()}
+        for opening in placement.openings:
+            node = ledger.nodes[opening.node]
+            cores, masks[opening.node][0] = node.cores.choose(
+                opening.reserve, masks[opening.node][0])
+            events.append(ev.SessionPlaced(now, opening.session, opening.node, cores))
+        for number, granted in enumerate(placement.grants, ledger.next_lease):
+            entry, node = ledger.actions[granted.action], ledger.nodes[granted.node]
+            free = masks[granted.node]
+            session = ledger.sessions.get(entry.action.session)
+            if session is not None and session.cores:
+                cores = session.cores[: granted.units]
+            else:
+                cores, free[0] = node.cores.choose(granted.units, free[0])
+            gpus, free[1] = node.gpus.choose(entry.action.gpus, free[1])
+            events.append(ev.LeaseGranted(now, number, granted.action, granted.node,
+                                          entry.attempt + 1, cores, gpus))
+        return events
+
+    def _expire(self, client: ClientEntry, now: int) -> list[ev.Event]:
+        why = "its client went away"
+        events: list[ev.Event] = [ev.ClientExpired(now, client.client)]
+        for session in client.sessions:
+            if self.ledger.sessions[session].state in _OPEN_SESSION:
+                events += self._end_of_session(ev.SessionClosing(now, session, why))
+        for action in client.actions:
+            entry = self.ledger.actions[action]
+            if entry.state not in ENDED and not entry.action.session:
+                events.append(ev.ActionCancelled(now, action, why))
+        return events
+
+    # ---- clients -----------------------------------------------------------------------------
+
+    def _client_joined(self, event: ev.ClientJoined) -> list[Decision]:
+        ledger = self.ledger
+        entry = ledger.clients.get(event.client)
+        if entry is None:
+            ledger.clients[event.client] = ClientEntry(event.client, event.uid, event.name)
+            ledger.by_uid[event.uid] = event.client
+            ledger.next_client = max(ledger.next_client, event.client + 1)
+        else:
+            entry.expires_at = 0
+        return []
+
+    def _client_left(self, event: ev.ClientLeft) -> list[Decision]:
+        self.ledger.clients[event.client].expires_at = event.expires_at
+        return []
+
+    def _client_expired(self, event: ev.ClientExpired) -> list[Decision]:
+        entry = self.ledger.clients[event.client]
+        entry.expires_at = 0
+        del self.ledger.by_uid[entry.uid]
+        for action in [a for a in entry.actions if self.ledger.actions[a].state in ENDED]:
+            self._forget(action)
+        if not entry.actions and not entry.sessions:
+            del self.ledger.clients[event.client]
+        else:
+            entry.uid = ""  # nobody can come back as this one; it goes with its last lease
+        return []
+
+    def _forget(self, action: int) -> None:
+        del self.ledger.actions[action]
+        owner = self.ledger.clients[client_of(action)]
+        del owner.actions[action]
+        self._drop_if_gone(owner)
+
+    def _drop_if_gone(self, owner: ClientEntry) -> None:
+        if not owner.uid and not owner.actions and not owner.sessions:
+            self.ledger.clients.pop(owner.client, None)
+
+    # ---- nodes -------------------------------------------------------------------------------
+
+    def _node_joined(self, event: ev.NodeJoined) -> list[Decision]:
+        spec = event.spec
+        self.ledger.nodes[event.node] = NodeEntry(
+            event.node, spec, CoreSet(spec.cores), CoreSet(spec.gpus), spec.mem_mib)
+        self.ledger.next_node = max(self.ledger.next_node, event.node + 1)
+        self.dirty = True
+        return []
+
+    def _node_lost(self, event: ev.NodeLost) -> list[Decision]:
+        node = self.ledger.nodes[event.node]
+        node.state = move(NODE_MOVES, node.state, NodeState.DOWN, event)
+        return []
+
+    def _loss_of_node(self, fact: ev.NodeLost) -> list[ev.Event]:
+        node = self.ledger.nodes[fact.node]
+        outcome = Outcome(ActionState.NODE_FAIL, reason=f"node {node.spec.name}: {fact.reason}")
+        events: list[ev.Event] = [fact]
+        for lease in node.leases:
+            if self.ledger.leases[lease].state is LeaseState.RELEASING:
+                events.append(ev.LeaseReleased(fact.at, lease))
+            else:
+                events.append(ev.LeaseFinished(fact.at, lease, outcome, True))
+        for session in node.sessions:
+            events += self._end_waiting(session, fact.at, outcome.reason)
+            events.append(ev.SessionClosed(fact.at, session, outcome.reason))
+        return events
+
+    def _nodes_complete(self, event: ev.NodesComplete) -> list[Decision]:
+        self.ledger.complete = True
+        return []
+
+    def _never_feasible(self, now: int) -> list[ev.Event]:
+        events: list[ev.Event] = []
+        for entry in self.ledger.actions.values():
+            if entry.state is ActionState.PENDING:
+                why = _misfit(entry.action, self.ledger.up_nodes())
+                if why:
+                    events.append(ev.ActionCancelled(now, entry.action.id, why,
+                                                     ActionState.FAILED))
+        return events
+
+    # ---- sessions ----------------------------------------------------------------------------
+
+    def _session_requested(self, event: ev.SessionRequested) -> list[Decision]:
+        spec = event.spec
+        self.ledger.sessions[spec.id] = SessionEntry(spec, event.at)
+        self.ledger.opening[spec.id] = None
+        self.ledger.clients[client_of(spec.id)].sessions[spec.id] = None
+        self.dirty = True
+        return []
+
+    def _session_placed(self, event: ev.SessionPlaced) -> list[Decision]:
+        session, node = self.ledger.sessions[event.session], self.ledger.nodes[event.node]
+        session.state = move(SESSION_MOVES, session.state, SessionState.OPENING, event)
+        session.node, session.cores, session.placed_at = event.node, event.cores, event.at
+        del self.ledger.opening[event.session]
+        node.sessions[event.session] = None
+        node.cores.take(event.cores)
+        node.free_mem_mib -= session.spec.mem_mib
+        return [OpenSession(event.node, session.spec)]
+
+    def _session_ready(self, event: ev.SessionReady) -> list[Decision]:
+        session = self.ledger.sessions.get(event.session)
+        if session is None or session.state is not SessionState.OPENING:
+            return []
+        session.state = move(SESSION_MOVES, session.state, SessionState.IDLE, event)
+        self._promote(session)
+        return [AnnounceSession(event.session, session.node)]
+
+    def _session_closing(self, event: ev.SessionClosing) -> list[Decision]:
+        session = self.ledger.sessions[event.session]
+        if session.state is SessionState.WAITING:
+            return []  # SessionClosed follows at once
+        for action in list(session.waiting)[:1]:
+            if action in self.ledger.ready:
+                self.ledger.ready.remove(action)
+        session.state = move(SESSION_MOVES, session.state, SessionState.CLOSING, event)
+        if session.lease and session.lease in self.ledger.leases:
+            entry = self.ledger.actions[self.ledger.leases[session.lease].action]
+            entry.doomed = entry.doomed or ActionState.CANCELLED
+        return [CloseSession(session.node, event.session)]
+
+    def _session_closed(self, event: ev.SessionClosed) -> list[Decision]:
+        session = self.ledger.sessions.pop(event.session, None)
+        if session is None:
+            return []
+        if session.state is SessionState.WAITING:
+            del self.ledger.opening[event.session]
+        else:
+            node = self.ledger.nodes[session.node]
+            del node.sessions[event.session]
+            node.cores.give(session.cores)
+            node.free_mem_mib += session.spec.mem_mib
+        owner = self.ledger.clients[client_of(event.session)]
+        del owner.sessions[event.session]
+        self._drop_if_gone(owner)
+        self.dirty = True
+        return [AnnounceSessionEnd(event.session, event.reason)]
+
+    def _end_of_session(self, fact: ev.SessionClosing) -> list[ev.Event]:
+        session = self.ledger.sessions.get(fact.session)
+        if session is None or session.state not in _OPEN_SESSION:
+            return []
+        events = [fact, *self._end_waiting(fact.session, fact.at, fact.reason)]
+        if session.state is SessionState.WAITING:
+            events.append(ev.SessionClosed(fact.at, fact.session, fact.reason))
+        return events
+
+    def _end_waiting(self, session_id: int, now: int, reason: str) -> list[ev.Event]:
+        session = self.ledger.sessions.get(session_id)
+        if session is None:
+            return []
+        why = f"session {show(session_id)} ended" + (f": {reason}" if reason else "")
+        return [ev.ActionCancelled(now, action, why) for action in session.waiting]
+
+    def _promote(self, session: SessionEntry) -> None:
+        """Lets the first waiting action of an idle session compete for units."""
+        if session.waiting and session.state is SessionState.IDLE:
+            head = session.waiting[0]
+            if head not in self.ledger.ready:
+                own = session.spec.id if session.cores else 0
+                self.ledger.ready.push(self.ledger.actions[head].action, session.node, own)
+                self.dirty = True
+
+    # ---- actions -----------------------------------------------------------------------------
+
+    def _action_submitted(self, event: ev.ActionSubmitted) -> list[Decision]:
+        action = event.action
+        assert action.id not in self.ledger.actions, f"{action} was submitted twice"
+        self.ledger.actions[action.id] = ActionEntry(action, event.at)
+        self.ledger.clients[client_of(action.id)].actions[action.id] = None
+        self._enqueue(action)
+        return []
+
+    def _enqueue(self, action: Action) -> None:
+        if action.session:
+            session = self.ledger.sessions[action.session]
+            session.waiting.append(action.id)
+            self._promote(session)
+        else:
+            self.ledger.ready.push(action, 0, 0)
+            self.dirty = True
+
+    def _dequeue(self, action: Action) -> None:
+        if action.id in self.ledger.ready:
+            self.ledger.ready.remove(action.id)
+        session = self.ledger.sessions.get(action.session)
+        if session is not None and action.id in session.waiting:
+            session.waiting.remove(action.id)
+            self._promote(session)
+
+    def _action_cancelled(self, event: ev.ActionCancelled) -> list[Decision]:
+        entry = self.ledger.actions.get(event.action)
+        if entry is None or entry.state in ENDED:
+            return []
+        if entry.state is ActionState.PENDING:
+            self._dequeue(entry.action)
+            outcome = Outcome(event.state, reason=event.reason)
+            queue_ns = event.at - entry.submitted_at
+            return self._end(entry, outcome, Reply(event.action, outcome, 0, (), entry.attempt,
+                                                   queue_ns, 0))
+        entry.doomed = event.state
+        lease = self.ledger.leases[entry.lease]
+        return [KillLease(lease.node, lease.lease, event.state, event.reason)]
+
+    def _action_acknowledged(self, event: ev.ActionAcknowledged) -> list[Decision]:
+        for action in event.actions:
+            entry = self.ledger.actions.get(action)
+            if entry is not None and entry.state in ENDED:
+                self._forget(action)
+        return []
+
+    def _end(self, entry: ActionEntry, outcome: Outcome, reply: Reply) -> list[Decision]:
+        entry.state = move(ACTION_MOVES, entry.state, outcome.state, entry)
+        entry.outcome, entry.lease = outcome, 0
+        owner = self.ledger.clients[client_of(entry.action.id)]
+        if not owner.uid:
+            self._forget(entry.action.id)
+        return [reply]
+
+    # ---- leases ------------------------------------------------------------------------------
+
+    def _lease_granted(self, event: ev.LeaseGranted) -> list[Decision]:
+        ledger = self.ledger
+        entry, node = ledger.actions[event.action], ledger.nodes[event.node]
+        session = ledger.sessions.get(entry.action.session)
+        reserved = session is not None and bool(session.cores)
+        lease = LeaseEntry(event.lease, event.action, event.node, event.cores, event.gpus,
+                           entry.action.mem_mib, entry.action.session, reserved, event.at)
+        ledger.ready.remove(event.action)
+        if session is not None:
+            assert session.waiting[0] == event.action, f"{event} is not the head of its session"
+            session.waiting.popleft()
+            session.state = move(SESSION_MOVES, session.state, SessionState.BUSY, event)
+            session.lease = event.lease
+        if not reserved:
+            node.cores.take(event.cores)
+        node.gpus.take(event.gpus)
+        node.free_mem_mib -= lease.mem_mib
+        assert node.free_mem_mib >= 0, f"{event} overdraws the memory of {node.spec.name}"
+        node.leases[event.lease] = None
+        ledger.leases[event.lease] = lease
+        ledger.next_lease = event.lease + 1
+        entry.state = move(ACTION_MOVES, entry.state, ActionState.CONFIGURING, event)
+        entry.lease, entry.attempt = event.lease, event.attempt
+        return [StartLease(event.node, event.lease, event.action, event.cores, event.gpus)]
+
+    def _lease_started(self, event: ev.LeaseStarted) -> list[Decision]:
+        lease = self.ledger.leases.get(event.lease)
+        if lease is not None and lease.state is LeaseState.GRANTED:
+            lease.state = move(LEASE_MOVES, lease.state, LeaseState.ACTIVE, event)
+            entry = self.ledger.actions[lease.action]
+            entry.state = move(ACTION_MOVES, entry.state, ActionState.RUNNING, event)
+        return []
+
+    def _lease_resized(self, event: ev.LeaseResized) -> list[Decision]:
+        lease = self.ledger.leases[event.lease]
+        node = self.ledger.nodes[lease.node]
+        assert not lease.reserved, f"{event}: the cores are its session's own"
+        node.cores.give(lease.cores)
+        node.cores.take(event.cores)
+        lease.cores = event.cores
+        self.dirty = True
+        return [ResizeLease(lease.node, lease.lease, event.cores)]
+
+    def _lease_finished(self, event: ev.LeaseFinished) -> list[Decision]:
+        lease = self.ledger.leases.get(event.lease)
+        if lease is None or lease.state not in (LeaseState.GRANTED, LeaseState.ACTIVE):
+            return []  # fenced: a late word of an older attempt
+        entry, outcome = self.ledger.actions[lease.action], event.outcome
+        if event.clean:
+            self._release(lease)
+        else:
+            lease.state = move(LEASE_MOVES, lease.state, LeaseState.RELEASING, event)
+        again = outcome.state is ActionState.NODE_FAIL and entry.doomed is None
+        if again and entry.attempt < entry.action.attempts_max and not entry.action.session:
+            entry.state = move(ACTION_MOVES, entry.state, ActionState.PENDING, event)
+            entry.lease = 0
+            self._enqueue(entry.action)
+            return []
+        reply = Reply(lease.action, outcome, lease.node, lease.cores, entry.attempt,
+                      lease.granted_at - entry.submitted_at, event.at - lease.granted_at)
+        return self._end(entry, outcome, reply)
+
+    def _lease_released(self, event: ev.LeaseReleased) -> list[Decision]:
+        lease = self.ledger.leases.get(event.lease)
+        if lease is not None and lease.state is LeaseState.RELEASING:
+            self._release(lease)
+        return []
+
+    def _release(self, lease: LeaseEntry) -> None:
+        node = self.ledger.nodes[lease.node]
+        lease.state = move(LEASE_MOVES, lease.state, LeaseState.RELEASED, lease)
+        if not lease.reserved:
+            node.cores.give(lease.cores)
+        node.gpus.give(lease.gpus)
+        node.free_mem_mib += lease.mem_mib
+        del node.leases[lease.lease]
+        del self.ledger.leases[lease.lease]
+        session = self.ledger.sessions.get(lease.session)
+        if session is not None and session.lease == lease.lease:
+            session.lease = 0
+            if session.state is SessionState.BUSY:
+                session.state = move(SESSION_MOVES, session.state, SessionState.IDLE, lease)
+                self._promote(session)
+        self.dirty = True
+
+
+def _misfit(action: Action, nodes: list[NodeEntry]) -> str:
+    """Which field of an action no node can ever satisfy, and the remedy; empty if one can."""
+    nodes = [n for n in nodes if action.component in ("", n.spec.component)]
+    if not nodes:
+        return f"component: no node is in {action.component!r}" if action.component else ""
+    need, most = action.degrees[0], max(len(n.cores.units) for n in nodes)
+    if need > most:
+        return f"cpus: {need} asked for, the largest node has {most}"
+    most = max(n.spec.mem_mib for n in nodes)
+    if action.mem_mib > most:
+        return f"mem: {action.mem_mib} MiB asked for, the largest node has {most} MiB"
+    most = max(len(n.gpus.units) for n in nodes)
+    if action.gpus > most:
+        return f"gpus: {action.gpus} asked for, the largest node has {most}"
+    for n in nodes:
+        if (need <= len(n.cores.units) and action.mem_mib <= n.spec.mem_mib
+                and action.gpus <= len(n.gpus.units)):
+            return ""
+    return (f"cpus, mem, gpus: no single node has {need} CPUs, {action.mem_mib} MiB and "
+            f"{action.gpus} GPUs")
