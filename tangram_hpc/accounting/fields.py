@@ -1,0 +1,140 @@
+"""Pure. The columns of `tangram acct`: sacct's names and formats where sacct has the column.
+
+Law: one table (name, width, printer, value); everything about a column is in its line. `value` is
+what `--json` shows: whole numbers in ns, MiB or KiB, and names that end in the unit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..domain.ids import show
+from ..errors import InvalidInput
+from .record import ActionRecord
+
+
+class Field(NamedTuple):
+    """One column; `text` prints it as sacct does."""
+
+    name: str
+    width: int
+    text: Callable[[ActionRecord], str]
+    about: str
+
+
+def stamp(ns: int) -> str:
+    """Epoch ns as `YYYY-MM-DDTHH:MM:SS.mmm` local time; `Unknown` for 0, as sacct."""
+    if not ns:
+        return "Unknown"
+    seconds, rest = divmod(ns, 10**9)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds)) + f".{rest // 10**6:03d}"
+
+
+def duration(ns: int) -> str:
+    """`[D-]HH:MM:SS.mmm`."""
+    ms = ns // 10**6
+    days, ms = divmod(ms, 86_400_000)
+    text = f"{ms // 3_600_000:02d}:{ms // 60_000 % 60:02d}:{ms // 1000 % 60:02d}.{ms % 1000:03d}"
+    return f"{days}-{text}" if days else text
+
+
+def job_id(r: ActionRecord) -> str:
+    """`JOB.CLIENT.COUNTER`."""
+    return f"{r.job}.{show(r.action.id)}"
+
+
+def _exit_code(r: ActionRecord) -> str:
+    return f"{r.outcome.exit_code}:{r.outcome.signal}" if r.outcome else "0:0"
+
+
+def _tres(cpus: int, mem: int, gpus: int) -> str:
+    parts = [f"cpu={cpus}"]
+    if mem:
+        parts.append(f"mem={mem}M")
+    if gpus:
+        parts.append(f"gres/gpu={gpus}")
+    return ",".join(parts)
+
+
+def _of(r: ActionRecord, name: str) -> Any:
+    return getattr(r.outcome, name) if r.outcome is not None else 0
+
+
+FIELDS = (
+    Field("JobID", 22, job_id, "job, client and the client's own counter"),
+    Field("JobName", 16, lambda r: r.action.name, "the action's class"),
+    Field("User", 10, lambda r: r.user, "who ran the job"),
+    Field("Partition", 10, lambda r: r.node.component if r.node else "", "component of the node"),
+    Field("NodeList", 14, lambda r: r.node.name if r.node else "None assigned", "where it ran"),
+    Field("State", 14, lambda r: r.state.value, "Slurm's state words"),
+    Field("ExitCode", 8, _exit_code, "exit code:signal"),
+    Field("Submit", 23, lambda r: stamp(r.submit_ns), "when it was submitted"),
+    Field("Start", 23, lambda r: stamp(r.start_ns), "when its units were lent"),
+    Field("End", 23, lambda r: stamp(r.end_ns), "when its result was known"),
+    Field("Elapsed", 13, lambda r: duration(r.elapsed_ns), "Start to End"),
+    Field("Planned", 13, lambda r: duration(r.planned_ns), "Submit to Start"),
+    Field("ExecTime", 13, lambda r: duration(_of(r, "exec_ns")), "run time on the node"),
+    Field("ReqCPUS", 8, lambda r: str(r.action.degrees[0]), "the fewest CPUs it asked for"),
+    Field("NCPUS", 6, lambda r: str(r.cpus), "the most CPUs it held"),
+    Field("CPUTime", 13, lambda r: duration(r.cpu_held_ns), "CPUs held x time"),
+    Field("TotalCPU", 13, lambda r: duration(_of(r, "cpu_ns")), "user + system time used"),
+    Field("MaxRSS", 10, lambda r: f"{_of(r, 'maxrss_kib')}K", "largest resident set"),
+    Field("ReqMem", 8, lambda r: f"{r.action.mem_mib}M", "memory asked for"),
+    Field("ReqTRES", 24, lambda r: _tres(r.action.degrees[0], r.action.mem_mib, r.action.gpus),
+          "what it asked for"),
+    Field("AllocTRES", 24, lambda r: _tres(r.cpus, r.action.mem_mib, len(r.gpus)),
+          "what it held"),
+    Field("Timelimit", 13, lambda r: duration(r.action.timeout_ns) if r.action.timeout_ns
+          else "UNLIMITED", "limit on run time"),
+    Field("Restarts", 8, lambda r: str(max(0, r.attempt - 1)), "attempts beyond the first"),
+    Field("Reason", 30, lambda r: (r.outcome.reason if r.outcome else "") or "None",
+          "why it ended so"),
+    Field("Session", 10, lambda r: show(r.action.session), "the session it ran in"),
+    Field("Rank", 5, lambda r: str(r.rank) if r.rank >= 0 else "", "MPI rank of its client"),
+    Field("Isolation", 10, lambda r: str(_of(r, "isolation") or ""), "isolation it really had"),
+    Field("Enforcement", 12, lambda r: str(_of(r, "enforcement") or ""), "how units were enforced"),
+)
+DEFAULT = "JobID,JobName,NodeList,NCPUS,State,ExitCode,Planned,Elapsed,TotalCPU"
+_BY_NAME = {f.name.lower(): f for f in FIELDS}
+
+
+def choose(text: str) -> list[tuple[Field, int]]:
+    """The columns of a format such as `JobID%20,State`; width < 0 aligns left.
+
+    Raises:
+        InvalidInput: a column is not known, or a width is not a number.
+    """
+    chosen = []
+    for part in text.split(","):
+        name, _, width = part.strip().partition("%")
+        known = _BY_NAME.get(name.lower())
+        if known is None:
+            raise InvalidInput(f"--format: {name!r} is not a column; see `tangram acct -e`")
+        try:
+            chosen.append((known, int(width) if width else known.width))
+        except ValueError:
+            raise InvalidInput(f"--format: {part!r}: the width is not a number") from None
+    return chosen
+
+
+def as_json(r: ActionRecord) -> dict[str, Any]:
+    """A record with whole numbers and units in the names, for machines."""
+    o = r.outcome
+    return {
+        "job_id": job_id(r), "job": r.job, "action": show(r.action.id), "name": r.action.name,
+        "kind": r.action.kind.value, "user": r.user, "session": show(r.action.session),
+        "rank": r.rank, "node": r.node.name if r.node else "",
+        "host": r.node.host if r.node else "", "component": r.node.component if r.node else "",
+        "state": r.state.value, "exit_code": o.exit_code if o else 0,
+        "signal": o.signal if o else 0, "reason": o.reason if o else "",
+        "submit_ns": r.submit_ns, "start_ns": r.start_ns, "end_ns": r.end_ns,
+        "planned_ns": r.planned_ns, "elapsed_ns": r.elapsed_ns,
+        "exec_ns": o.exec_ns if o else 0, "cpu_ns": o.cpu_ns if o else 0,
+        "maxrss_kib": o.maxrss_kib if o else 0, "req_cpus": r.action.degrees[0],
+        "ncpus": r.cpus, "cpu_held_ns": r.cpu_held_ns, "mem_mib": r.action.mem_mib,
+        "gpus": list(r.gpus), "attempt": r.attempt,
+        "grants": [[at, list(cores)] for at, cores in r.grants],
+        "isolation": o.isolation if o else "", "enforcement": o.enforcement if o else "",
+    }

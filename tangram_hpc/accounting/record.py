@@ -1,0 +1,168 @@
+"""Pure. `ActionRecord`s and `Usage`: the journal's events folded into a row an action.
+
+Law: nothing is guessed; what an event did not say stays empty. The fold is one pass, O(events).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..domain import event as ev
+from ..domain.action import Action
+from ..domain.ids import client_of
+from ..domain.node import NodeSpec
+from ..domain.outcome import Outcome
+from ..domain.states import ActionState
+
+
+@dataclass(slots=True)
+class ActionRecord:
+    """One action's story. Times are epoch ns by the broker's clock, 0 for "not yet"."""
+
+    job: str
+    user: str
+    action: Action
+    submit_ns: int
+    rank: int = -1
+    start_ns: int = 0  # of the last attempt
+    end_ns: int = 0
+    node: NodeSpec | None = None
+    attempt: int = 0
+    outcome: Outcome | None = None
+    state: ActionState = ActionState.PENDING
+    grants: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    gpus: tuple[int, ...] = ()
+
+    @property
+    def elapsed_ns(self) -> int:
+        """Grant to result."""
+        return self.end_ns - self.start_ns if self.start_ns and self.end_ns else 0
+
+    @property
+    def planned_ns(self) -> int:
+        """Submit to (last) grant, or to the end of one that never started."""
+        return (self.start_ns or self.end_ns or self.submit_ns) - self.submit_ns
+
+    @property
+    def cpus(self) -> int:
+        """The most CPUs that it held."""
+        return max((len(cores) for _, cores in self.grants), default=0)
+
+    @property
+    def cpu_held_ns(self) -> int:
+        """Σ CPUs held x time, resizes counted."""
+        ends = [at for at, _ in self.grants[1:]] + [self.end_ns]
+        return sum(len(cores) * max(0, end - at)
+                   for (at, cores), end in zip(self.grants, ends, strict=True))
+
+
+@dataclass(slots=True)
+class Usage:
+    """What a whole job held and used, in unit-ns: CPUs of its nodes while they were joined, CPUs
+    that sessions reserved, CPUs lent to actions, CPU time that actions burnt."""
+
+    held_ns: int = 0
+    reserved_ns: int = 0
+    lent_ns: int = 0
+    burnt_ns: int = 0
+
+
+class Fold:
+    """Takes events in order; `records` holds a row an action, in order of submission."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, ActionRecord] = {}
+        self.job = ""
+        self.placer = ""
+        self.sync = ""
+        self.usage = Usage()
+        self._user = ""
+        self._ranks: dict[int, int] = {}
+        self._nodes: dict[int, tuple[NodeSpec, int]] = {}
+        self._gone: set[int] = set()
+        self._reserved: dict[int, tuple[int, int]] = {}  # session -> (since, cores)
+        self._by_lease: dict[int, ActionRecord] = {}
+        self.last_ns = 0
+
+    def add(self, event: ev.Event) -> None:
+        """One event."""
+        self.last_ns = event.at
+        match event:
+            case ev.BrokerStarted():
+                self.job, self._user = event.job, event.user
+                self.placer, self.sync = event.placer, event.sync
+            case ev.ClientJoined():
+                self._ranks[event.client] = event.rank
+            case ev.NodeJoined():
+                self._nodes[event.node] = (event.spec, event.at)
+            case ev.NodeLost():
+                self._leave(event.node, event.at)
+            case ev.SessionPlaced():
+                self._reserved[event.session] = (event.at, len(event.cores))
+            case ev.SessionClosed():
+                since, cores = self._reserved.pop(event.session, (event.at, 0))
+                self.usage.reserved_ns += cores * (event.at - since)
+            case ev.ActionSubmitted():
+                owner = self._ranks.get(client_of(event.action.id), -1)
+                self.records[event.action.id] = ActionRecord(
+                    self.job, self._user, event.action, event.at, owner)
+            case ev.ActionCancelled():
+                self._cancelled(event)
+            case ev.LeaseGranted():
+                self._granted(event)
+            case ev.LeaseStarted() if event.lease in self._by_lease:
+                self._by_lease[event.lease].state = ActionState.RUNNING
+            case ev.LeaseResized() if event.lease in self._by_lease:
+                self._by_lease[event.lease].grants.append((event.at, event.cores))
+            case ev.LeaseFinished():
+                self._finished(event)
+
+    def close(self) -> None:
+        """The job is over, or this is all there is: amounts still held end with the last event."""
+        for node in self._nodes:
+            if node not in self._gone:
+                self._leave(node, self.last_ns)
+        for since, cores in self._reserved.values():
+            self.usage.reserved_ns += cores * (self.last_ns - since)
+        self._reserved.clear()
+
+    def _leave(self, node: int, at: int) -> None:
+        spec, since = self._nodes[node]
+        self._gone.add(node)
+        self.usage.held_ns += len(spec.cores) * (at - since)
+
+    def _cancelled(self, event: ev.ActionCancelled) -> None:
+        record = self.records.get(event.action)
+        if record is not None and record.state is ActionState.PENDING:
+            record.state, record.end_ns = event.state, event.at
+            record.outcome = Outcome(event.state, reason=event.reason)
+
+    def _granted(self, event: ev.LeaseGranted) -> None:
+        record = self.records[event.action]
+        record.start_ns, record.attempt = event.at, event.attempt
+        record.node, record.gpus = self._nodes[event.node][0], event.gpus
+        record.grants = [(event.at, event.cores)]
+        record.state = ActionState.CONFIGURING
+        self._by_lease[event.lease] = record
+
+    def _finished(self, event: ev.LeaseFinished) -> None:
+        record = self._by_lease.pop(event.lease, None)
+        if record is None:
+            return
+        record.end_ns, record.outcome, record.state = event.at, event.outcome, event.outcome.state
+        self.usage.lent_ns += record.cpu_held_ns
+        self.usage.burnt_ns += event.outcome.cpu_ns
+        again = (event.outcome.state is ActionState.NODE_FAIL and not record.action.session
+                 and record.attempt < record.action.attempts_max)
+        if again:
+            record.state = ActionState.PENDING
+
+
+def fold(events: Iterable[ev.Event]) -> Fold:
+    """All events folded."""
+    result = Fold()
+    for event in events:
+        result.add(event)
+    result.close()
+    return result

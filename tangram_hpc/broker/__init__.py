@@ -1,0 +1,1 @@
+"""The broker: a dumb driver around the scheduler. Ports only; no MPI, no Slurm, no pickle."""

@@ -1,0 +1,379 @@
+"""The broker's driver: messages become facts, facts go to journal and scheduler, decisions go out.
+
+Law: every fact is appended to the journal before the scheduler handles it; planning happens once a
+beat, so a burst of submissions costs one pass; orders to workers leave at the end of the beat,
+words to clients when the journal is as safe as its mode promises. Payloads pass through unread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..core.liveness import Liveness
+from ..core.scheduler import Scheduler
+from ..domain import decision as de
+from ..domain import event as ev
+from ..domain.ids import client_of, show
+from ..domain.session import SessionSpec
+from ..ports import Buffer, Clock, Journal, Link, Timer
+from ..wire import message as ms
+from .status import info, nodes, pending
+
+SILENCE_S = 30.0  # a worker that says nothing for so long is lost
+_WATCH_S = 2.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a broker is told at its start. `nodes` is how many workers are expected."""
+
+    job: str
+    store: str
+    nodes: int = 1
+    grace_s: float = 30.0
+    join_s: float = 120.0
+    kill_wait_s: float = 2.0
+    output_max: int = 1 << 20
+    user: str = ""
+    version: str = ""
+
+
+@dataclass(slots=True)
+class Talk:
+    """One conversation: the link, and who it turned out to be."""
+
+    link: Link
+    client: int = 0
+    node: int = 0
+    said_bye: bool = False
+
+
+class Broker:
+    """Fills nothing, owns nothing but tables of who is on which link and whose payload is where."""
+
+    def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock, timer: Timer,
+                 settings: Settings, on_end: Callable[[], None]) -> None:
+        self.scheduler, self.settings = scheduler, settings
+        self._journal, self._clock, self._timer, self._on_end = journal, clock, timer, on_end
+        self._clients: dict[int, Talk] = {}
+        self._workers: dict[int, Talk] = {}
+        self._payloads: dict[int, Buffer] = {}  # by action, until its result is known
+        self._results: dict[int, tuple[ms.Result, Buffer | None]] = {}  # until acknowledged
+        self._replies: list[tuple[int, ms.Message, Buffer | None]] = []  # (client, word)
+        self._touched: dict[int, Link] = {}  # links to flush at the end of the beat
+        self._liveness = Liveness(int(SILENCE_S * 1e9))
+        self._beat_due = False
+        self._wake_at = 0
+        self.ended = False
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Writes the first event and begins to watch."""
+        s = self.settings
+        self._happen(ev.BrokerStarted(self._now(), s.job, self.scheduler.placer.name,
+                                      self._journal.mode, s.user, s.version))
+        self._timer.after(s.join_s, self._stop_waiting_for_nodes)
+        self._timer.after(_WATCH_S, self._watch)
+        self._touch()
+
+    def stop(self, reason: str) -> None:
+        """Ends in order: workers are told, the journal is closed. Twice is harmless."""
+        if self.ended:
+            return
+        self._beat()
+        self.ended = True
+        self._happen(ev.BrokerStopped(self._now(), reason))
+        for talk in [*self._workers.values(), *self._clients.values()]:
+            talk.link.send(ms.Shutdown(reason))
+            talk.link.flush()
+        self._journal.close()
+        self._on_end()
+
+    def accept(self, link: Link) -> Talk:
+        """A new authenticated link; hand its messages to `receive` with the Talk."""
+        return Talk(link)
+
+    # ---- what comes in -----------------------------------------------------------------------
+
+    def receive(self, talk: Talk, message: ms.Message, payload: Buffer | None) -> None:
+        """One message of a conversation."""
+        if self.ended:
+            return
+        if talk.client:
+            self._from_client(talk, message, payload)
+        elif talk.node:
+            self._from_worker(talk, message, payload)
+        elif isinstance(message, ms.Hello):
+            self._join_client(talk, message)
+        elif isinstance(message, ms.WorkerHello):
+            self._join_worker(talk, message)
+        else:
+            self._refuse(talk, "say Hello first")
+        self._touch()
+
+    def lost(self, talk: Talk, reason: str) -> None:
+        """The link is gone."""
+        if talk.client and self._clients.get(talk.client) is talk and not self.ended:
+            del self._clients[talk.client]
+            grace = 0 if talk.said_bye else int(self.settings.grace_s * 1e9)
+            now = self._now()
+            self._happen(ev.ClientLeft(now, talk.client, talk.said_bye, now + grace))
+        elif talk.node and self._workers.get(talk.node) is talk and not self.ended:
+            del self._workers[talk.node]
+            self._liveness.forget(talk.node)
+            self._happen(ev.NodeLost(self._now(), talk.node, reason))
+        self._touch()
+
+    def _refuse(self, talk: Talk, text: str) -> None:
+        talk.link.send(ms.Refused(text))
+        talk.link.flush()
+        talk.link.close()
+
+    def _mismatch(self, version: int, job: str) -> str:
+        if version != ms.PROTOCOL_VERSION:
+            return (f"protocol version {version} is not the broker's {ms.PROTOCOL_VERSION}: "
+                    "install the same tangram_hpc on both sides")
+        return "" if job == self.settings.job else f"this is job {self.settings.job}, not {job}"
+
+    def _join_client(self, talk: Talk, hello: ms.Hello) -> None:
+        if why := self._mismatch(hello.version, hello.job):
+            return self._refuse(talk, why)
+        ledger = self.scheduler.ledger
+        known = ledger.by_uid.get(hello.uid, 0)
+        talk.client = known or ledger.next_client
+        old = self._clients.get(talk.client)
+        if old is not None:
+            old.link.close()  # the same client on a new way: the old one is dead
+        self._clients[talk.client] = talk
+        self._happen(ev.ClientJoined(self._now(), talk.client, hello.uid, hello.name, hello.rank,
+                                     hello.size, hello.via))
+        s = self.settings
+        self._say(talk.client, ms.Welcome(talk.client, s.job, s.store, self.scheduler.placer.name,
+                                          self._journal.mode, s.grace_s, not known))
+        for action, (result, payload) in self._results.items():
+            if known and client_of(action) == talk.client:
+                self._say(talk.client, result, payload)
+
+    def _join_worker(self, talk: Talk, hello: ms.WorkerHello) -> None:
+        if why := self._mismatch(hello.version, hello.job):
+            return self._refuse(talk, why)
+        s, now = self.settings, self._now()
+        talk.node = self.scheduler.ledger.next_node
+        self._workers[talk.node] = talk
+        self._liveness.hear(talk.node, now)
+        self._happen(ev.NodeJoined(now, talk.node, hello.spec))
+        self._tell(talk.node, ms.WorkerWelcome(talk.node, s.store, s.kill_wait_s, s.output_max))
+        if len(self._workers) >= s.nodes:
+            self._stop_waiting_for_nodes()
+
+    def _stop_waiting_for_nodes(self) -> None:
+        if not self.scheduler.ledger.complete and not self.ended:
+            self._happen(ev.NodesComplete(self._now(), len(self._workers)))
+            self._touch()
+
+    def _from_client(self, talk: Talk, message: ms.Message, payload: Buffer | None) -> None:
+        match message:
+            case ms.Submit():
+                self._submit(talk, message, payload)
+            case ms.Ack(actions=actions):
+                for action in actions:
+                    self._results.pop(action, None)
+                self._happen(ev.ActionAcknowledged(self._now(), actions))
+            case ms.RequestSession(spec=spec):
+                self._request_session(talk, spec)
+            case ms.ReleaseSession(session=session):
+                self._happen(ev.SessionClosing(self._now(), session, ""))
+            case ms.Cancel(actions=actions):
+                for action in actions:
+                    if client_of(action) == talk.client and action in self.scheduler.ledger.actions:
+                        self._happen(ev.ActionCancelled(self._now(), action, "by its client"))
+            case ms.Ask():
+                self._answer(talk, message)
+            case ms.Ping(stamp=stamp):
+                self._say(talk.client, ms.Pong(stamp))
+            case ms.Bye():
+                talk.said_bye = True
+            case ms.Shutdown(reason=reason):
+                self._timer.after(0, lambda: self.stop(reason or "asked to by a client"))
+
+    def _submit(self, talk: Talk, message: ms.Submit, payload: Buffer | None) -> None:
+        action = message.action
+        if action.id in self.scheduler.ledger.actions:
+            return  # submitted again after a reconnect: it is on its way
+        if client_of(action.id) != talk.client:
+            why = f"id: {show(action.id)} is not this client's"
+        else:
+            why = self.scheduler.refusal(action)
+        if why:
+            self._say(talk.client, ms.Rejected(action.id, why, why.startswith("session:")))
+            return
+        assert payload is not None
+        self._payloads[action.id] = payload
+        self._happen(ev.ActionSubmitted(self._now(), action))
+
+    def _request_session(self, talk: Talk, spec: SessionSpec) -> None:
+        if spec.id in self.scheduler.ledger.sessions:
+            return
+        why = self.scheduler.refusal_of_session(spec)
+        if client_of(spec.id) != talk.client:
+            why = f"id: {show(spec.id)} is not this client's"
+        if why:
+            self._say(talk.client, ms.Rejected(spec.id, why))
+        else:
+            self._happen(ev.SessionRequested(self._now(), spec))
+
+    def _from_worker(self, talk: Talk, message: ms.Message, payload: Buffer | None) -> None:
+        now = self._now()
+        self._liveness.hear(talk.node, now)
+        match message:
+            case ms.Finished(lease=lease, outcome=outcome, clean=clean):
+                if self._owns(talk, lease):
+                    self._happen(ev.LeaseFinished(now, lease, outcome, clean), payload)
+            case ms.Released(lease=lease):
+                if self._owns(talk, lease):
+                    self._happen(ev.LeaseReleased(now, lease))
+            case ms.Started(leases=leases):
+                for lease in leases:
+                    if self._owns(talk, lease):
+                        self._happen(ev.LeaseStarted(now, lease))
+            case ms.Output(id=lease, stream=stream):
+                if self._owns(talk, lease):
+                    action = self.scheduler.ledger.leases[lease].action
+                    self._say(client_of(action), ms.Output(action, stream), payload)
+            case ms.SandboxUp(session=session):
+                self._happen(ev.SessionReady(now, session))
+            case ms.SandboxDown(session=session, reason=reason):
+                if session in self.scheduler.ledger.sessions:
+                    self._happen(ev.SessionClosed(now, session, reason))
+            case ms.Ping(stamp=stamp):
+                self._tell(talk.node, ms.Pong(stamp))
+
+    def _owns(self, talk: Talk, lease: int) -> bool:
+        """Fencing: a word about a lease counts only from the node that holds it now."""
+        entry = self.scheduler.ledger.leases.get(lease)
+        return entry is not None and entry.node == talk.node
+
+    def _answer(self, talk: Talk, ask: ms.Ask) -> None:
+        views = {"info": info, "nodes": nodes, "pending": pending}
+        view = views.get(ask.what)
+        told = view(self.scheduler, self.settings.job, self._now()) if view else {
+            "error": f"{ask.what!r} is not a question; ask {', '.join(views)}"}
+        self._say(talk.client, ms.Answer(ask.request), json.dumps(told).encode())
+
+    # ---- facts and orders --------------------------------------------------------------------
+
+    def _happen(self, fact: ev.Event, payload: Buffer | None = None) -> None:
+        facts = self.scheduler.consequences(fact)
+        self._journal.append(facts)
+        for each in facts:
+            for order in self.scheduler.handle(each):
+                self._perform(order, payload)
+            if isinstance(each, ev.ClientExpired):
+                for action in [a for a in self._results if client_of(a) == each.client]:
+                    del self._results[action]
+
+    def _perform(self, order: de.Decision, payload: Buffer | None) -> None:
+        match order:
+            case de.StartLease():
+                action = self.scheduler.ledger.actions[order.action].action
+                self._tell(order.node, ms.Start(order.lease, action, order.cores, order.gpus),
+                           self._payloads[order.action])
+            case de.Reply():
+                self._reply(order, payload)
+            case de.KillLease():
+                self._tell(order.node, ms.Kill(order.lease, order.state, order.reason))
+            case de.ResizeLease():
+                self._tell(order.node, ms.Resize(order.lease, order.cores))
+            case de.OpenSession():
+                self._tell(order.node, ms.OpenSandbox(order.spec))
+            case de.CloseSession():
+                self._tell(order.node, ms.CloseSandbox(order.session))
+            case de.AnnounceSession():
+                entry = self.scheduler.ledger.sessions[order.session]
+                node = self.scheduler.ledger.nodes[order.node].spec.name
+                self._say(client_of(order.session), ms.SessionUp(
+                    order.session, node, entry.placed_at - entry.requested_at))
+            case de.AnnounceSessionEnd():
+                self._say(client_of(order.session), ms.SessionDown(order.session, order.reason))
+
+    def _reply(self, order: de.Reply, payload: Buffer | None) -> None:
+        action, ledger = order.action, self.scheduler.ledger
+        self._payloads.pop(action, None)
+        node = ledger.nodes[order.node].spec.name if order.node else ""
+        result = ms.Result(action, order.outcome, node, order.cores, order.attempt,
+                           order.queue_ns, order.held_ns, 0 if payload is None else 1)
+        if action in ledger.actions:  # its client may still come back for it
+            self._results[action] = (result, payload)
+        self._say(client_of(action), result, payload)
+
+    def _tell(self, node: int, message: ms.Message, payload: Buffer | None = None) -> None:
+        talk = self._workers.get(node)
+        if talk is not None:
+            talk.link.send(message, payload)
+            self._touched[id(talk.link)] = talk.link
+
+    def _say(self, client: int, message: ms.Message, payload: Buffer | None = None) -> None:
+        self._replies.append((client, message, payload))
+
+    # ---- the beat ----------------------------------------------------------------------------
+
+    def _touch(self) -> None:
+        if not self._beat_due and not self.ended:
+            self._beat_due = True
+            self._timer.after(0, self._beat)
+
+    def _beat(self) -> None:
+        self._beat_due = False
+        if self.ended:
+            return
+        while events := self._planned():
+            for event in events:
+                self._happen(event)
+        touched, self._touched = self._touched, {}
+        for link in touched.values():
+            link.flush()
+        replies, self._replies = self._replies, []
+        self._journal.commit(lambda: self._send(replies))
+        self._arm()
+
+    def _planned(self) -> list[ev.Event]:
+        events = self.scheduler.plan(self._now())
+        self.scheduler.dirty = False
+        return events
+
+    def _send(self, replies: list[tuple[int, ms.Message, Buffer | None]]) -> None:
+        touched: dict[int, Link] = {}
+        for client, message, payload in replies:
+            talk = self._clients.get(client)
+            if talk is not None:
+                talk.link.send(message, payload)
+                touched[client] = talk.link
+        for link in touched.values():
+            link.flush()
+
+    def _arm(self) -> None:
+        """Asks to be woken when a client's grace ends."""
+        deadline = self.scheduler.next_deadline()
+        if deadline and not (self._wake_at and self._wake_at <= deadline):
+            self._wake_at = deadline
+            self._timer.after(max(0.0, (deadline - self._now()) / 1e9) + 0.001, self._wake)
+
+    def _wake(self) -> None:
+        self._wake_at = 0
+        self._touch()
+
+    def _watch(self) -> None:
+        if self.ended:
+            return
+        for node in self._liveness.silent(self._now()):
+            talk = self._workers.get(node)
+            if talk is not None:
+                talk.link.close()
+                self.lost(talk, f"silent for {SILENCE_S:.0f} s")
+        self._timer.after(_WATCH_S, self._watch)
+
+    def _now(self) -> int:
+        return self._clock.now_ns()

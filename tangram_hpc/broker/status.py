@@ -1,0 +1,61 @@
+"""Pure. Answers to questions about a broker's state, as plain values for JSON. Changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ..core.scheduler import Scheduler
+from ..domain.ids import show
+from ..domain.states import ActionState, NodeState
+
+
+def info(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
+    """The job at a glance: amounts held and lent, actions by state."""
+    ledger = scheduler.ledger
+    up = ledger.up_nodes()
+    states = Counter(entry.state.value for entry in ledger.actions.values())
+    return {
+        "job": job,
+        "placer": scheduler.placer.name,
+        "nodes": len(up),
+        "cpus": sum(len(n.cores.units) for n in up),
+        "cpus_free": sum(n.cores.free for n in up),
+        "gpus": sum(len(n.gpus.units) for n in up),
+        "gpus_free": sum(n.gpus.free for n in up),
+        "mem_mib": sum(n.spec.mem_mib for n in up),
+        "mem_mib_free": sum(n.free_mem_mib for n in up),
+        "clients": len(ledger.clients),
+        "sessions": len(ledger.sessions),
+        "sessions_waiting": len(ledger.opening),
+        "leases_granted": ledger.next_lease - 1,
+        "actions": dict(sorted(states.items())),
+    }
+
+
+def nodes(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
+    """Every node that ever joined."""
+    return {
+        "nodes": [
+            {
+                "node": n.node, "name": n.spec.name, "host": n.spec.host, "state": n.state.value,
+                "component": n.spec.component, "cpus": len(n.cores.units),
+                "cpus_free": n.cores.free if n.state is NodeState.UP else 0,
+                "gpus": len(n.gpus.units), "mem_mib": n.spec.mem_mib,
+                "sessions": len(n.sessions), "leases": len(n.leases),
+                "enforcement": "affinity" if n.spec.pinned else "counted",
+            }
+            for n in scheduler.ledger.nodes.values()
+        ]
+    }
+
+
+def pending(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
+    """Every action that waits, why, and for how long."""
+    return {
+        "pending": [
+            {"id": show(e.action.id), "name": e.action.name, "reason": scheduler.reason(e),
+             "waited_s": (now - e.submitted_at) / 1e9, "cpus": e.action.degrees[0]}
+            for e in scheduler.ledger.actions.values() if e.state is ActionState.PENDING
+        ]
+    }

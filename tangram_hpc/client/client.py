@@ -1,0 +1,443 @@
+"""`Client`: submits actions, holds what is open, hands results to futures.
+
+Law: one background thread owns the channel and ends futures; any thread may submit. What is open is
+kept until its result is here, so that a lost way costs nothing: the client comes back by another
+and says everything again under the same ids, and nothing runs twice.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ..domain.action import Action, Kind, Profile
+from ..domain.ids import mint
+from ..domain.session import SessionSpec
+from ..errors import BrokerUnreachable, InvalidInput, TangramError
+from ..ports import Channel, ChannelLost, Dial, Store
+from ..wire import message as ms
+from ..wire import payload as pl
+from ..wire.frame import Buffer, Outbox
+from .future import Future
+from .request import Cpus, FunctionBook, Options, Work, exec_call, make_action, mib_of
+from .results import Pending, Streams, conclude, refuse
+from .session import Session
+
+_PING_S = 2.0
+_ACK_AFTER = 128
+
+
+class Client:
+    """A way to a broker; see `tangram_hpc.connect`. Use it as a context manager, or `close()`.
+
+    Args:
+        dials: ways to the broker, best first; each returns a fresh Channel or raises a
+            TangramError. After a loss they are tried again until the broker's grace is over.
+        make_store: the job's store from its name in the Welcome.
+    """
+
+    def __init__(self, dials: Sequence[Dial], job: str, make_store: Callable[[str], Store],
+                 name: str = "", rank: int = -1, size: int = 0, connect_s: float = 30.0) -> None:
+        self.job, self.name, self.rank, self.size = job, name, rank, size
+        self.welcome: ms.Welcome | None = None
+        self._dials, self._make_store = list(dials), make_store
+        self._uid = uuid.uuid4().hex
+        self._lock = threading.Lock()
+        self._outbox = Outbox()
+        self._woken = False
+        self._counter = 0
+        self._pending: dict[int, Pending] = {}
+        self._sessions: dict[int, Session] = {}
+        self._answers: dict[int, concurrent.futures.Future[Any]] = {}
+        self._acks: list[int] = []
+        self._closing = False
+        self._failure: TangramError | None = None
+        self._channel: Channel | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tangram-client", daemon=True)
+        self._thread.start()
+        self._await_welcome(connect_s)
+        self._book = FunctionBook(lambda data: self._store.put(data))
+
+    def _await_welcome(self, connect_s: float) -> None:
+        if not self._ready.wait(connect_s):
+            self._failure = self._failure or BrokerUnreachable(
+                f"job {self.job}: no answer from the broker within {connect_s:.0f} s")
+            self._closing = True
+        if self._failure is not None:
+            raise self._failure
+        assert self.welcome is not None
+        self._store = self._make_store(self.welcome.store)
+
+    # ---- actions -----------------------------------------------------------------------------
+
+    def submit(self, work: Work, *args: Any, cpus: Cpus = 1, mem: int | str = 0, gpus: int = 0,
+               session: Session | None = None, timeout: float | None = None, name: str = "",
+               retries: int | None = None, resizable: bool = True, component: str = "",
+               profile: Profile | None = None, kwargs: Mapping[str, Any] | None = None,
+               trusted: bool = False, cwd: str = "", env: Mapping[str, str] | None = None,
+               stdin: bytes | str = b"", files: Mapping[str, bytes | str] | None = None,
+               on_output: Callable[[int, bytes], None] | None = None,
+               clean_env: bool = True) -> Future:
+        """Submits one action; returns at once.
+
+        Args:
+            work: an argv list, a shell string, or a Python function (called with `args` and
+                `kwargs` in a runner process; shipped once, as it is at its first use).
+            cpus: units: `4`, `(1, 8)` for any number in between, `[1, 2, 4]` for these.
+            mem: memory held while it runs, beyond its session's: MiB, or "2G".
+            timeout: seconds of run time; waiting never counts.
+            retries: how often to start again when nodes fail (2; in a session 0, its state is
+                gone with its node).
+            trusted: a function's result may come back as a pickle and is unpickled here. A
+                function that runs a model's code can forge one: say so only if it does not.
+            cwd, env, stdin, files: for commands. `files` are written before the start.
+            on_output: called with (1 or 2, bytes) while a command runs, by the client's thread.
+
+        Returns:
+            A Future of an ExecResult (a command; a failing one is a result, not an exception) or
+            of the function's value. It raises RemoteError when the function raised, ActionFailed
+            when the action could not be served, InfeasibleRequest when it never can be.
+
+        Raises:
+            InvalidInput: an argument is wrong; names it.
+        """
+        options = Options(cpus, mem, gpus, timeout, name, retries, resizable, component, profile)
+        if callable(work):
+            call: pl.Payload = self._book.call(work, args, dict(kwargs or {}), trusted)
+            kind, what = Kind.FUNCTION, getattr(work, "__name__", "function")
+        else:
+            if args or kwargs:
+                raise InvalidInput("args: only a function takes arguments; put them into argv")
+            call, what = exec_call(work, cwd=cwd, env=env, stdin=stdin, files=files,
+                                   stream=on_output is not None, clean_env=clean_env)
+            kind = Kind.EXEC
+        return self._send_action(kind, options, session, what, call, trusted, on_output)
+
+    def map(self, work: Work, *iterables: Iterable[Any], **options: Any) -> Iterator[Any]:
+        """`submit(work, *items, **options)` for each tuple of items; yields results in order.
+
+        All are submitted at once. With a command, `work` is called on the items to make it:
+        pass a function for Python work, `submit` in a loop for commands.
+        """
+        futures = [self.submit(work, *items, **options) for items in zip(*iterables, strict=False)]
+
+        def results() -> Iterator[Any]:
+            try:
+                for future in futures:
+                    yield future.result()
+            finally:
+                for future in futures:
+                    future.cancel()
+
+        return results()
+
+    def session(self, *, mem: int | str = 0, name: str = "", component: str = "") -> Session:
+        """A stateful sandbox: holds memory from open to close, cores only while an action runs.
+
+        Use it as `with client.session() as s:` (or `async with`), which waits for its admission.
+        """
+        with self._lock:
+            spec = SessionSpec(self._mint(), name, mib_of(mem), component)
+            session = Session(self, spec)
+            self._sessions[spec.id] = session
+            self._put(ms.RequestSession(spec))
+        return session
+
+    def ask(self, what: str, argument: str = "", timeout_s: float = 10.0) -> Any:
+        """The broker's answer to a question (`info`, `nodes`, `pending`), as plain values."""
+        answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        with self._lock:
+            request = self._mint()
+            self._answers[request] = answer
+            self._put(ms.Ask(request, what, argument))
+        try:
+            return answer.result(timeout_s)
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            raise BrokerUnreachable(f"job {self.job}: no answer within {timeout_s:.0f} s"
+                                    ) from None
+
+    def shutdown_broker(self, reason: str = "") -> None:
+        """Asks the broker to end in order; what still runs is killed."""
+        with self._lock:
+            self._put(ms.Shutdown(reason))
+
+    def close(self) -> None:
+        """Says goodbye; what is still open is cancelled, its futures too."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            self._put(ms.Bye())  # the broker cancels what is open
+        self._thread.join(10)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def via(self) -> str:
+        """The way in use: `socket` or `mpi`."""
+        return self._channel.via if self._channel is not None else ""
+
+    # ---- for Session and Future --------------------------------------------------------------
+
+    def _send_action(self, kind: Kind, options: Options, session: Session | None, what: str,
+                     call: pl.Payload, trusted: bool = False,
+                     on_output: Callable[[int, bytes], None] | None = None) -> Future:
+        in_session = session.spec.id if session is not None else 0
+        action = make_action(0, kind, options, in_session, what)
+        payload = pl.encode(call)
+        if len(payload) > ms.INLINE_MAX:
+            payload = pl.encode(pl.Stored(self._store.put(payload), len(payload)))
+        with self._lock:
+            if self._closing or self._failure is not None:
+                raise self._failure or BrokerUnreachable("the client is closed")
+            action = _with_id(action, self._mint())
+            future = Future(action.id, self._cancel)
+            self._pending[action.id] = Pending(action, payload, future, trusted,
+                                               time.monotonic_ns(), on_output)
+            self._put(ms.Submit(action), payload)
+        return future
+
+    def _cancel(self, action: int) -> None:
+        with self._lock:
+            pending = self._pending.get(action)
+            if pending is not None:
+                pending.cancelled = True
+                self._put(ms.Cancel((action,)))
+
+    def _release(self, session: int) -> None:
+        with self._lock:
+            if session in self._sessions:
+                self._put(ms.ReleaseSession(session))
+
+    def _mint(self) -> int:
+        assert self.welcome is not None
+        self._counter += 1
+        return mint(self.welcome.client, self._counter)
+
+    def _put(self, message: ms.Message, payload: Buffer | None = None) -> None:
+        """Queues a message and wakes the thread once for all that is queued; lock held."""
+        self._outbox.put(message, payload)
+        if not self._woken and self._channel is not None:
+            self._woken = True
+            self._channel.wake()
+
+    # ---- the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._serve(self._open(first=True))
+        except TangramError as error:
+            self._fail(error)
+        finally:
+            if self._channel is not None:
+                self._channel.close()
+            self._ready.set()
+
+    def _serve(self, channel: Channel) -> None:
+        last_ping = time.monotonic()
+        while True:
+            try:
+                self._send_outbox(channel)
+                if self._closing:
+                    self._fail(BrokerUnreachable("the client was closed"))
+                    return
+                for message, payload in channel.wait(_PING_S, bool(self._pending)):
+                    self._receive(message, payload)
+                if self._acks and (len(self._acks) >= _ACK_AFTER or not self._pending):
+                    self._send_acks()
+                now = time.monotonic()
+                if now - last_ping >= _PING_S:
+                    last_ping = now
+                    with self._lock:
+                        self._outbox.put(ms.Ping(0))
+            except ChannelLost as error:
+                if self._closing:
+                    self._fail(BrokerUnreachable("the client was closed"))
+                    return
+                channel.close()
+                channel = self._open(first=False, because=str(error))
+
+    def _send_outbox(self, channel: Channel) -> None:
+        with self._lock:
+            self._woken = False
+            frame = self._outbox.take()
+        if frame:
+            channel.send(frame)
+
+    def _send_acks(self) -> None:
+        with self._lock:
+            acks, self._acks = self._acks, []
+            self._outbox.put(ms.Ack(tuple(acks)))
+
+    def _open(self, first: bool, because: str = "") -> Channel:
+        """A channel whose broker has welcomed us; tries all ways until the grace is over.
+
+        Raises:
+            TangramError: none could be opened; the last reason.
+        """
+        grace_s = self.welcome.grace_s if self.welcome is not None else 0.0
+        deadline, pause = time.monotonic() + grace_s, 0.05
+        while True:
+            problem: TangramError = BrokerUnreachable(f"job {self.job}: {because or 'no way'}")
+            for dial in self._dials:
+                try:
+                    channel = dial()
+                except TangramError as error:
+                    problem = error
+                    continue
+                try:
+                    self._greet(channel, first)
+                    return channel
+                except _Forgotten:
+                    channel.close()
+                    raise
+                except (ChannelLost, TangramError) as error:
+                    channel.close()
+                    problem = error if isinstance(error, TangramError) else problem
+            if time.monotonic() >= deadline or self._closing:
+                raise problem
+            time.sleep(pause)
+            pause = min(1.0, pause * 2)
+
+    def _greet(self, channel: Channel, first: bool) -> None:
+        hello = Outbox()
+        hello.put(ms.Hello(ms.PROTOCOL_VERSION, self.job, self._uid, self.name or _own_name(),
+                           self.rank, self.size, channel.via))
+        channel.send(hello.take())
+        deadline = time.monotonic() + 10.0
+        later = []
+        welcome: ms.Welcome | None = None
+        while welcome is None:
+            if time.monotonic() > deadline:
+                raise ChannelLost("no welcome within 10 s")
+            for message, payload in channel.wait(0.1, True):
+                if isinstance(message, ms.Refused):
+                    raise InvalidInput(f"job {self.job}: the broker refused us: {message.text}")
+                if isinstance(message, ms.Welcome):
+                    welcome = message
+                else:
+                    later.append((message, payload))
+        with self._lock:
+            self._adopt(channel, welcome, first)
+        for message, payload in later:
+            self._receive(message, payload)
+        self._ready.set()
+
+    def _adopt(self, channel: Channel, welcome: ms.Welcome, first: bool) -> None:
+        """Makes this channel ours and says again all that is open; lock held."""
+        if not first and self.welcome is not None and welcome.client != self.welcome.client:
+            raise _Forgotten(f"job {self.job}: the broker no longer knows this client; its "
+                             "sessions are gone")
+        self._channel, self.welcome = channel, welcome
+        if first:
+            return
+        self._outbox.take()  # rebuilt from what is open
+        for session in self._sessions.values():
+            self._outbox.put(ms.RequestSession(session.spec))
+        for pending in self._pending.values():
+            self._outbox.put(ms.Submit(pending.action), pending.payload)
+            if pending.cancelled:
+                self._outbox.put(ms.Cancel((pending.action.id,)))
+
+    def _receive(self, message: ms.Message, payload: memoryview | None) -> None:
+        match message:
+            case ms.Result(action=action):
+                self._acks.append(action)
+                pending = self._take(action)
+                if pending is not None:
+                    conclude(pending, message, payload, self._store)
+            case ms.Output(id=action, stream=stream):
+                open_one = self._pending.get(action)
+                if open_one is not None and open_one.on_output is not None and payload is not None:
+                    Streams.give(open_one, stream, bytes(payload))
+            case ms.SessionUp(session=session_id):
+                session = self._sessions.get(session_id)
+                if session is not None:
+                    session._up(message)
+            case ms.SessionDown(session=session_id, reason=reason):
+                with self._lock:
+                    session = self._sessions.pop(session_id, None)
+                if session is not None:
+                    session._down(reason)
+            case ms.Rejected():
+                self._rejected(message)
+            case ms.Answer(request=request):
+                answer = self._answers.pop(request, None)
+                if answer is not None and payload is not None:
+                    answer.set_result(json.loads(bytes(payload)))
+            case ms.Shutdown(reason=reason):
+                raise BrokerUnreachable(f"job {self.job}: the broker ended: {reason}")
+
+    def _take(self, action: int) -> Pending | None:
+        with self._lock:
+            return self._pending.pop(action, None)
+
+    def _rejected(self, message: ms.Rejected) -> None:
+        pending = self._take(message.id)
+        if pending is not None:
+            refuse(pending, message)
+            return
+        with self._lock:
+            session = self._sessions.pop(message.id, None)
+        if session is not None:
+            session._down(message.text, never=True)
+
+    def _fail(self, error: TangramError) -> None:
+        """Ends everything that is open with this error."""
+        with self._lock:
+            self._failure = error
+            open_now, self._pending = list(self._pending.values()), {}
+            sessions, self._sessions = list(self._sessions.values()), {}
+            answers, self._answers = list(self._answers.values()), {}
+        for pending in open_now:
+            if self._closing:
+                pending.future.end_cancelled()
+            else:
+                pending.future.set_exception(error)
+        for session in sessions:
+            session._down(str(error))
+        for answer in answers:
+            answer.set_exception(error)
+
+
+class _Forgotten(BrokerUnreachable):
+    """The broker answers, but its grace for this client is over."""
+
+
+def _with_id(action: Action, new_id: int) -> Action:
+    return msgspec.structs.replace(action, id=new_id)
+
+
+def _own_name() -> str:
+    return f"{os.uname().nodename}:{os.getpid()}"
+
+
+def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Iterator[Future]:
+    """The futures as they end; see `concurrent.futures.as_completed`."""
+    return concurrent.futures.as_completed(futures, timeout)  # type: ignore[return-value]
+
+
+async def as_completed_async(futures: Iterable[Future]) -> AsyncIterator[Future]:
+    """The futures as they end, for `async for`."""
+    import asyncio
+
+    waiting = {asyncio.wrap_future(f): f for f in futures}
+    while waiting:
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            yield waiting.pop(each)
+
+

@@ -1,0 +1,124 @@
+"""`Future`: one action's result, for threads and for asyncio; and the results themselves.
+
+Law: a future ends exactly once, by the client's own thread. It is a `concurrent.futures.Future`
+(`result`, `exception`, `add_done_callback`, `as_completed`, `wait`) that can also be awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from ..domain.ids import show
+from ..domain.outcome import Outcome
+from ..domain.states import ActionState
+from ..errors import ActionFailed
+
+
+@dataclass(frozen=True)
+class Details:
+    """How an action was served. Times in seconds: `queue_s` submitted -> granted and `held_s`
+    granted -> finished by the broker's clock, `exec_s` run time on the node, `act_s` submit ->
+    result as the client saw it."""
+
+    id: str
+    state: ActionState
+    node: str
+    cores: tuple[int, ...]
+    attempt: int
+    queue_s: float
+    held_s: float
+    exec_s: float
+    act_s: float
+    cpu_s: float
+    maxrss_kib: int
+    isolation: str
+    enforcement: str
+    reason: str
+
+    @property
+    def system_s(self) -> float:
+        """What was neither waiting for units nor running."""
+        return max(0.0, self.act_s - self.queue_s - self.exec_s)
+
+
+@dataclass(frozen=True)
+class ExecResult:
+    """A command's end. `state` is COMPLETED (exit code 0), FAILED, TIMEOUT or OUT_OF_MEMORY."""
+
+    state: ActionState
+    exit_code: int
+    signal: int
+    stdout: bytes
+    stderr: bytes
+    cut: tuple[int, int]
+    reason: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended with exit code 0."""
+        return self.state is ActionState.COMPLETED
+
+    @property
+    def text(self) -> str:
+        """stdout as text; bytes that are not UTF-8 are replaced."""
+        return self.stdout.decode(errors="replace")
+
+    @property
+    def returncode(self) -> int:
+        """As `subprocess` has it: the exit code, or minus the signal."""
+        return -self.signal if self.signal else self.exit_code
+
+    def check(self) -> ExecResult:
+        """Itself if `ok`.
+
+        Raises:
+            ActionFailed: it is not; the message holds the reason and the end of stderr.
+        """
+        if self.ok:
+            return self
+        tail = self.stderr.decode(errors="replace")[-400:].strip()
+        end = f"signal {self.signal}" if self.signal else f"exit code {self.exit_code}"
+        raise ActionFailed(f"{self.state.value} ({end}) {self.reason} {tail}".strip(), self)
+
+
+class Future(concurrent.futures.Future[Any]):
+    """One action's result to come. `details` tells how it was served, once it is done."""
+
+    def __init__(self, action: int, cancel: Callable[[int], None]) -> None:
+        super().__init__()
+        self.action = action
+        self.details: Details | None = None
+        self._cancel = cancel
+
+    @property
+    def id(self) -> str:
+        """The action's id as commands and accounting show it."""
+        return show(self.action)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.wrap_future(self).__await__()
+
+    def cancel(self) -> bool:
+        """Asks the broker to cancel it, running or not. True unless it is done already; the
+        future ends when the broker has confirmed."""
+        if self.done():
+            return False
+        self._cancel(self.action)
+        return True
+
+    def end_cancelled(self) -> None:
+        """The broker confirmed a cancellation (the client's thread only)."""
+        if super().cancel():
+            self.set_running_or_notify_cancel()
+
+
+def details_of(action: int, outcome: Outcome, node: str, cores: tuple[int, ...], attempt: int,
+               queue_ns: int, held_ns: int, act_ns: int) -> Details:
+    """Details from what the broker said, in seconds."""
+    return Details(show(action), outcome.state, node, cores, attempt, queue_ns / 1e9,
+                   held_ns / 1e9, outcome.exec_ns / 1e9, act_ns / 1e9, outcome.cpu_ns / 1e9,
+                   outcome.maxrss_kib, outcome.isolation, outcome.enforcement, outcome.reason)

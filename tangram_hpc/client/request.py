@@ -1,0 +1,159 @@
+"""Pure but for pickling functions: what a caller wrote, checked, as Action and payload.
+
+Law: a wrong argument is an InvalidInput that names it, before anything is sent. The only place on
+the client that pickles; nothing here unpickles.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..domain.action import Action, Kind, Profile
+from ..errors import InvalidInput
+from ..wire import payload as pl
+
+_UNITS = {"": 1, "m": 1, "mb": 1, "mib": 1, "g": 1024, "gb": 1024, "gib": 1024,
+          "t": 1024 * 1024, "k": 1 / 1024}
+
+FUNCTIONS_MAX = 1024  # shipped functions that are remembered
+
+Cpus = int | Sequence[int]
+Work = Callable[..., Any] | Sequence[str] | str
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an action shall be served; see `Client.submit`."""
+
+    cpus: Cpus = 1
+    mem: int | str = 0
+    gpus: int = 0
+    timeout: float | None = None
+    name: str = ""
+    retries: int | None = None
+    resizable: bool = True
+    component: str = ""
+    profile: Profile | None = None
+
+
+def degrees_of(cpus: Cpus) -> tuple[int, ...]:
+    """`n` -> (n,), a pair -> every whole number from min to max, more or a list -> as given.
+
+    Raises:
+        InvalidInput: not ascending whole numbers >= 1.
+    """
+    degrees: tuple[int, ...] = ()
+    try:
+        if isinstance(cpus, int):
+            degrees = (cpus,)
+        elif isinstance(cpus, tuple) and len(cpus) == 2:
+            degrees = tuple(range(cpus[0], cpus[1] + 1))
+        else:
+            degrees = tuple(int(d) for d in cpus)
+    except (TypeError, ValueError):
+        pass  # said below
+    if not degrees or degrees[0] < 1 or list(degrees) != sorted(set(degrees)):
+        raise InvalidInput(f"cpus: {cpus!r} is not a whole number >= 1, a pair (min, max) or a "
+                           "list of ascending degrees")
+    return degrees
+
+
+def mib_of(mem: int | str, field: str = "mem") -> int:
+    """MiB: an int is MiB, a string may say K, M, G or T (binary).
+
+    Raises:
+        InvalidInput: it is neither, or negative.
+    """
+    if isinstance(mem, int) and not isinstance(mem, bool) and mem >= 0:
+        return mem
+    text = str(mem).strip().lower()
+    digits = text.rstrip("kmgtib")
+    try:
+        return int(-(-float(digits) * _UNITS[text[len(digits):]] // 1))
+    except (ValueError, KeyError):
+        raise InvalidInput(f"{field}: {mem!r} is not an amount of memory; write 512 (MiB), "
+                           "'512M' or '2G'") from None
+
+
+def make_action(action: int, kind: Kind, options: Options, session: int, what: str) -> Action:
+    """The action for these options; `what` names it when the caller did not."""
+    timeout = options.timeout
+    if timeout is not None and not timeout > 0:
+        raise InvalidInput(f"timeout: {timeout!r} is not a number of seconds > 0")
+    if options.gpus < 0:
+        raise InvalidInput(f"gpus: {options.gpus!r} is not a whole number >= 0")
+    retries = options.retries if options.retries is not None else (0 if session else 2)
+    return Action(
+        id=action, name=options.name or what, kind=kind,
+        degrees=(0,) if kind is Kind.FILE else degrees_of(options.cpus),
+        mem_mib=mib_of(options.mem), gpus=options.gpus, session=session,
+        timeout_ns=round(timeout * 1e9) if timeout is not None else 0,
+        attempts_max=1 + retries, resizable=options.resizable, component=options.component,
+        profile=options.profile)
+
+
+def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str] | None = None,
+              stdin: bytes | str = b"", files: Mapping[str, bytes | str] | None = None,
+              stream: bool = False, clean_env: bool = True) -> tuple[pl.ExecCall, str]:
+    """A command's payload, and the name of its program.
+
+    Raises:
+        InvalidInput: an empty command, or a field of the wrong type.
+    """
+    shell = work if isinstance(work, str) else ""
+    argv = () if isinstance(work, str) else tuple(str(word) for word in work)
+    if not (shell.strip() if isinstance(work, str) else argv):
+        raise InvalidInput("work: the command is empty")
+    raw = {path: _bytes(data, f"files[{path!r}]") for path, data in (files or {}).items()}
+    call = pl.ExecCall(argv=argv, shell=shell, env={k: str(v) for k, v in (env or {}).items()},
+                       cwd=str(cwd), stdin=_bytes(stdin, "stdin"), files=raw, stream=stream,
+                       clean_env=clean_env)
+    program = (shell.split() or argv)[0]
+    return call, program.rsplit("/", 1)[-1]
+
+
+def _bytes(data: bytes | str, field: str) -> bytes:
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    raise InvalidInput(f"{field}: {type(data).__name__} is neither bytes nor str")
+
+
+class FunctionBook:
+    """Functions that were shipped: each is pickled once and stored once, by digest."""
+
+    def __init__(self, store: Callable[[bytes], str]) -> None:
+        self._store = store
+        self._digests: dict[int, tuple[Callable[..., Any], str]] = {}  # by id(), oldest first
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+             pickled: bool) -> pl.FunctionCall:
+        """The payload of one call.
+
+        Raises:
+            InvalidInput: the function or an argument cannot be pickled.
+        """
+        known = self._digests.get(id(function))
+        if known is None or known[0] is not function:
+            known = (function, self._store(_cloudpickled(function, "function")))
+            if len(self._digests) >= FUNCTIONS_MAX:
+                del self._digests[next(iter(self._digests))]
+            self._digests[id(function)] = known
+        try:
+            arguments = pickle.dumps((args, kwargs), protocol=5)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            arguments = _cloudpickled((args, kwargs), "arguments")
+        return pl.FunctionCall(known[1], arguments, pickled)
+
+
+def _cloudpickled(value: Any, field: str) -> bytes:
+    import cloudpickle  # only function actions need it
+
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InvalidInput(f"{field}: cannot be pickled ({error})") from None

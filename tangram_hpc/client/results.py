@@ -1,0 +1,115 @@
+"""What comes back: a broker's Result and its payload become a future's value or exception.
+
+Law: nothing is unpickled unless the caller said `trusted=True` for this very action.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..domain.action import Action, Kind
+from ..domain.states import ActionState
+from ..errors import (
+    ActionFailed,
+    InfeasibleRequest,
+    RemoteError,
+    SessionLost,
+    TangramError,
+    UntrustedResult,
+)
+from ..ports import Store
+from ..wire import message as ms
+from ..wire import payload as pl
+from ..wire.value import decode_value
+from .future import ExecResult, Future, details_of
+
+_RESULTS = (ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT,
+            ActionState.OUT_OF_MEMORY)
+
+
+@dataclass(slots=True)
+class Pending:
+    """An action that is open: all that is needed to say it again, and whom to tell."""
+
+    action: Action
+    payload: bytes
+    future: Future
+    trusted: bool
+    submitted_ns: int
+    on_output: Callable[[int, bytes], None] | None = None
+    cancelled: bool = False
+
+
+class Streams:
+    """Hands pieces of output to the caller's function."""
+
+    @staticmethod
+    def give(pending: Pending, stream: int, data: bytes) -> None:
+        """Calls `on_output`; what it raises ends the stream, not the client."""
+        assert pending.on_output is not None
+        try:
+            pending.on_output(stream, data)
+        except Exception:  # noqa: BLE001 - the caller's own code, on our thread
+            pending.on_output = None
+
+
+def conclude(pending: Pending, result: ms.Result, payload: memoryview | None, store: Store
+             ) -> None:
+    """Ends the future with what the result says."""
+    act_ns = time.monotonic_ns() - pending.submitted_ns
+    future, outcome = pending.future, result.outcome
+    future.details = details_of(result.action, outcome, result.node, result.cores,
+                                result.attempt, result.queue_ns, result.held_ns, act_ns)
+    if outcome.state is ActionState.CANCELLED:
+        future.end_cancelled()
+        return
+    try:
+        value = _value(pending, result, payload, store)
+    except TangramError as error:
+        future.set_exception(error)
+    else:
+        future.set_result(value)
+
+
+def _value(pending: Pending, result: ms.Result, payload: memoryview | None, store: Store) -> Any:
+    outcome = result.outcome
+    told = pl.decode(payload) if payload is not None else None
+    if isinstance(told, pl.Stored):
+        told = pl.decode(store.get(told.digest))
+    what = f"action {pending.future.id} ({pending.action.name})"
+    if isinstance(told, pl.ErrorReturn):
+        kind = UntrustedResult if told.kind == "UntrustedResult" else RemoteError
+        text = told.text if kind is UntrustedResult else f"{told.kind}: {told.text}"
+        raise kind(f"{what}: {text}" + (f"\n{told.trace}" if told.trace else ""), told)
+    if pending.action.kind is Kind.EXEC and outcome.state in _RESULTS:
+        told = told if isinstance(told, pl.ExecReturn) else pl.ExecReturn()
+        return ExecResult(outcome.state, outcome.exit_code, outcome.signal, told.stdout,
+                          told.stderr, told.cut, outcome.reason)
+    if outcome.state is not ActionState.COMPLETED:
+        raise ActionFailed(f"{what}: {outcome.state.value}"
+                           + (f": {outcome.reason}" if outcome.reason else ""), told)
+    if isinstance(told, pl.FileReturn):
+        return told.data
+    if isinstance(told, pl.ValueReturn):
+        return _returned(told, pending.trusted, what)
+    return None
+
+
+def _returned(told: pl.ValueReturn, trusted: bool, what: str) -> Any:
+    if not told.pickled:
+        return decode_value(told.data)
+    if not trusted:
+        raise UntrustedResult(f"{what}: its result came as a pickle and `trusted=True` was not "
+                              "said")
+    return pickle.loads(told.data)
+
+
+def refuse(pending: Pending, rejected: ms.Rejected) -> None:
+    """Ends the future of an action that the broker did not take."""
+    error: TangramError = (SessionLost(rejected.text) if rejected.lost
+                           else InfeasibleRequest(rejected.text))
+    pending.future.set_exception(error)

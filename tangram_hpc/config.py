@@ -1,0 +1,107 @@
+"""Everything a person may set, with its default, its bounds and where it came from.
+
+Law: defaults < config file < `TANGRAM_*` environment < command line. An unknown key is an error
+with a suggestion; every error is one line that names the field, the source and the remedy. The file
+is TOML: `$TANGRAM_CONFIG`, or `tangram.toml` where the command is started.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .core.placers.registry import make_placer
+from .errors import InvalidInput
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ENV_PREFIX = "TANGRAM_"
+
+
+class Config(BaseModel):
+    """All settings. Seconds end in `_s`, MiB in `_mib`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    placer: str = Field("first-fit", description="first-fit, fcfs:K or static:K")
+    sync: Literal["none", "batch", "always"] = Field(
+        "none", description="journal: none survives the broker's death, batch and always the node's"
+    )
+    grace_s: float = Field(30.0, ge=0, le=86400, description="how long a lost client may be away")
+    join_s: float = Field(120.0, gt=0, description="how long to wait for all expected workers")
+    kill_wait_s: float = Field(2.0, ge=0, le=600, description="SIGTERM to SIGKILL")
+    output_max: int = Field(1 << 20, ge=1024, le=1 << 30, description="bytes kept of each stream")
+    bind: str = Field("", description="address to listen on besides the Unix socket; empty for "
+                                      "the host's own, `none` for no TCP")
+    cpus: int = Field(0, ge=0, le=65536, description="CPUs a worker lends; 0 for all it may use")
+    mem_mib: int = Field(0, ge=0, description="memory a worker lends; 0 for what the job has")
+    scratch: str = Field("", description="node-local folder for sandboxes; empty for TMPDIR")
+    gateway_spin_us: int = Field(200, ge=0, le=100000,
+                                 description="how long an MPI wait spins before it sleeps")
+
+
+# Read by other parts, not settings: they say where things are.
+_NOT_SETTINGS = {"ACCESS", "CONFIG", "HOME", "JOB", "GATEWAY", "WORLD_SIZE", "RUN_DIR", "DEMO"}
+
+
+def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None,
+                folder: Path | None = None) -> Config:
+    """The settings in force.
+
+    Raises:
+        InvalidInput: a field is unknown or wrong; one line.
+    """
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    named = environ.get("TANGRAM_CONFIG")
+    path = Path(named) if named else (folder or Path.cwd()) / "tangram.toml"
+    if named or path.exists():
+        for key, value in _read_toml(path).items():
+            values[key], origin[key] = value, str(path)
+    for name, text in environ.items():
+        key = name.removeprefix(ENV_PREFIX)
+        if name.startswith(ENV_PREFIX) and key not in _NOT_SETTINGS:
+            field = key.lower()
+            if field in Config.model_fields:
+                values[field], origin[field] = text, name
+    for key, value in (overrides or {}).items():
+        if value is not None:
+            values[key], origin[key] = value, f"--{key.replace('_', '-')}"
+    return _checked(values, origin)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InvalidInput(f"config file {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(f"config file {path}: {error}") from None
+
+
+def _checked(values: dict[str, Any], origin: dict[str, str]) -> Config:
+    try:
+        config = Config(**values)
+        make_placer(config.placer)
+        return config
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        where = origin.get(key, "default")
+        if first["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(key, Config.model_fields, n=1)
+            hint = f"; did you mean `{near[0]}`?" if near else ""
+            raise InvalidInput(f"config field `{key}` ({where}) is not known{hint}") from None
+        raise InvalidInput(f"config field `{key}` ({where}): {first['msg']}, got "
+                           f"{first['input']!r}") from None
+    except InvalidInput as error:
+        raise InvalidInput(f"config field `placer` ({origin.get('placer', 'default')}): {error}"
+                           ) from None

@@ -1,0 +1,181 @@
+"""Holes: what the drivers need of the outside world. Protocols only, no behaviour.
+
+Law: a driver sees these and nothing of what fills them; only `assemble.py` (and `local.py`, through
+it) knows which filling goes into which hole. The simulator fills the same holes with models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from .domain.event import Event
+from .domain.outcome import Outcome
+from .domain.session import SessionSpec
+from .domain.states import ActionState
+from .wire.frame import Buffer, Parcel
+from .wire.message import Message, Start
+
+
+class Clock(Protocol):
+    """The time, handed in."""
+
+    def now_ns(self) -> int:
+        """Epoch ns that never run backwards within a process."""
+        ...
+
+
+class Link(Protocol):
+    """One conversation with one peer."""
+
+    def send(self, message: Message, payload: Buffer | None = None) -> None:
+        """Queues a message; it leaves at the next flush."""
+        ...
+
+    def flush(self) -> None:
+        """Hands all that was queued to the transport as one frame."""
+        ...
+
+    def close(self) -> None:
+        """Ends the conversation after what was flushed."""
+        ...
+
+
+class Timer(Protocol):
+    """Calls back on the driver's own loop."""
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> object:
+        """Calls `call` once after `delay_s` seconds (0: on the next turn of the loop)."""
+        ...
+
+
+class Journal(Protocol):
+    """The one truth: an append-only log of events."""
+
+    mode: str
+
+    def append(self, events: Iterable[Event]) -> int:
+        """Queues events for the next commit; returns the number of the last one."""
+        ...
+
+    def commit(self, then: Callable[[], None]) -> None:
+        """Writes what was appended; calls `then` when it is as safe as `mode` promises
+        (at once for `none`)."""
+        ...
+
+    def close(self) -> None:
+        """Commits and closes."""
+        ...
+
+
+class Reports(Protocol):
+    """What an executor tells its worker; facts go up."""
+
+    def started(self, lease: int) -> None:
+        """The lease's process runs."""
+        ...
+
+    def finished(
+        self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool
+    ) -> None:
+        """The attempt's outcome; with `clean` its units are free too."""
+        ...
+
+    def released(self, lease: int) -> None:
+        """Nothing of a lease that finished without `clean` is left."""
+        ...
+
+    def output(self, lease: int, stream: int, data: bytes) -> None:
+        """A piece of a streamed command's output."""
+        ...
+
+    def session_up(self, session: int) -> None:
+        """The session's sandbox stands."""
+        ...
+
+    def session_down(self, session: int, reason: str) -> None:
+        """The session's sandbox is gone; `reason` is empty when that was asked for."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs actions on a node; orders come down. Never blocks; answers through `Reports`."""
+
+    def open_session(self, spec: SessionSpec) -> None:
+        """Builds a sandbox; `session_up` or `session_down` follows."""
+        ...
+
+    def close_session(self, session: int) -> None:
+        """Takes a sandbox and all that runs in it down; `session_down` follows."""
+        ...
+
+    def start(self, order: Start, payload: memoryview) -> None:
+        """Runs an action; `finished` follows, whatever happens."""
+        ...
+
+    def kill(self, lease: int, state: ActionState, reason: str) -> None:
+        """Ends what runs under a lease; `finished` follows with that state. Unknown: ignored."""
+        ...
+
+    def resize(self, lease: int, cores: tuple[int, ...]) -> None:
+        """Moves what runs under a lease to these units. Unknown: ignored."""
+        ...
+
+    def close(self) -> None:
+        """Ends everything and leaves nothing behind; returns when that is so."""
+        ...
+
+
+class Store(Protocol):
+    """Payloads too large for a frame, under their sha256."""
+
+    def put(self, data: Buffer) -> str:
+        """Stores the bytes; returns their hex digest."""
+        ...
+
+    def get(self, digest: str) -> bytes:
+        """The bytes under a digest.
+
+        Raises:
+            InvalidInput: they are not there or do not match their digest.
+        """
+        ...
+
+
+class ChannelLost(Exception):
+    """The way to the broker is gone; another may be open. Never reaches a user."""
+
+
+class Channel(Protocol):
+    """A client's way to the broker. Every call but `wake` comes from one thread, the client's own;
+    MPI allows nothing else."""
+
+    via: str
+
+    def send(self, frame: list[Buffer]) -> None:
+        """Queues one frame; it leaves during this call or the next `wait`.
+
+        Raises:
+            ChannelLost: the way is gone.
+        """
+        ...
+
+    def wait(self, timeout_s: float, busy: bool) -> Iterable[Parcel]:
+        """What came in; returns when something did, when woken, or after `timeout_s`. `busy`
+        says that answers are awaited, which a polling transport may spend CPU on.
+
+        Raises:
+            ChannelLost: the way is gone.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Ends a `wait`; from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Ends the conversation."""
+        ...
+
+
+Dial = Callable[[], Channel]
