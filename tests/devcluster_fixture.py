@@ -1,0 +1,131 @@
+"""A real Slurm for tests: `running_cluster` boots one and takes it down. The law:
+
+- it drives slurm/devcluster/devcluster from outside, as a person would;
+- where this machine cannot boot one, the test is skipped with the reason, never passed;
+- it takes down only the cluster that it booted, whatever the test did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+DEVCLUSTER = Path(__file__).resolve().parent.parent / "slurm" / "devcluster" / "devcluster"
+COUNT = itertools.count()
+
+
+def reason_to_skip() -> str | None:
+    if os.geteuid() != 0:
+        return "a Slurm cluster can only be booted by root"
+    if not shutil.which("apt-get") and not shutil.which("slurmctld"):
+        return "no apt-get and no slurmctld: this is not a Debian machine"
+    return None
+
+
+def devcluster(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run the executable; the caller looks at returncode, stdout and stderr."""
+    return subprocess.run(
+        [sys.executable, str(DEVCLUSTER), *args],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+
+
+@dataclass
+class RunningCluster:
+    name: str
+    prefix: Path
+    conf: Path
+    user: str
+    home: Path
+    cpu_nodes: list[str]
+    gpu_nodes: list[str]
+    trainer_nodes: list[str]
+    boot_seconds: float
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The clean environment of the cluster's user."""
+        return {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(self.home), "USER": self.user, "LOGNAME": self.user,
+            "LANG": "C.UTF-8", "SLURM_CONF": str(self.conf),
+        }  # fmt: skip
+
+    def as_user(self) -> dict:
+        """Keyword arguments with which subprocess runs something as the user, in its home."""
+        who = pwd.getpwnam(self.user)
+        return {
+            "user": who.pw_uid, "group": who.pw_gid, "cwd": self.home, "env": self.env,
+            "extra_groups": os.getgrouplist(self.user, who.pw_gid), "umask": 0o022,
+        }  # fmt: skip
+
+    def run_as_user(
+        self, cmd: list[str] | str, *, timeout: float = 60, check: bool = False, **kw
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command (a string is a bash script); `env` in `kw` adds to the clean one."""
+        argv = ["bash", "-c", cmd] if isinstance(cmd, str) else [str(word) for word in cmd]
+        env = self.env | kw.pop("env", {})
+        options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+        if "input" in kw:
+            del options["stdin"]
+        options |= self.as_user() | kw | {"env": env}
+        return subprocess.run(argv, timeout=timeout, check=check, **options)
+
+    def status(self) -> dict:
+        return json.loads(devcluster("status", "--prefix", str(self.prefix)).stdout)
+
+    def pid_of(self, daemon: str) -> int:
+        """The pid of `slurmctld`, `slurmdbd`, `slurmd-NODE`, ... as `up` started it."""
+        return self.status()["daemons"][daemon]["pid"]
+
+
+def option(key: str, value: object) -> list[str]:
+    flag = "--" + key.replace("_", "-")
+    if isinstance(value, bool):
+        return [flag] if value else []
+    values = value if isinstance(value, list) else [value]
+    return [f"{flag}={v}" for v in values]
+
+
+@contextlib.contextmanager
+def running_cluster(
+    tmp_path_factory: pytest.TempPathFactory, **kw: object
+) -> Iterator[RunningCluster]:
+    """A cluster for the time of a `with`; `kw` are options of `up` (cpu_nodes=1, no_dbd=True).
+
+    Afterwards its logs lie in a directory of `tmp_path_factory`.
+    """
+    if reason := reason_to_skip():
+        pytest.skip(reason)
+    name = str(kw.pop("name", f"t{os.getpid()}{chr(97 + next(COUNT) % 26)}"))
+    prefix = str(kw.pop("prefix", f"/tmp/devcluster-{name}"))
+    where = ["--name", name, "--prefix", prefix]
+    words = [word for key, value in kw.items() for word in option(key, value)]
+    done = devcluster("install", timeout=900)
+    assert done.returncode == 0, done.stderr
+    done = devcluster("up", *where, *words)
+    assert done.returncode == 0, done.stderr
+    up = json.loads(done.stdout)
+    try:
+        yield RunningCluster(
+            name=up["name"], prefix=Path(up["prefix"]), conf=Path(up["conf"]), user=up["user"],
+            home=Path(up["home"]), cpu_nodes=up["cpu_nodes"], gpu_nodes=up["gpu_nodes"],
+            trainer_nodes=up["trainer_nodes"], boot_seconds=up["boot_seconds"],
+        )  # fmt: skip
+    finally:
+        with contextlib.suppress(OSError):
+            logs = tmp_path_factory.mktemp(f"slurm-log-{name}")
+            shutil.copytree(Path(prefix) / "log", logs, dirs_exist_ok=True)
+        done = devcluster("down", *where)
+        assert done.returncode == 0, done.stderr
