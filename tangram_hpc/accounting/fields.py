@@ -6,8 +6,8 @@ what `--json` shows: whole numbers in ns, MiB or KiB, and names that end in the 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from ..domain.ids import show
@@ -28,8 +28,7 @@ def stamp(ns: int) -> str:
     """Epoch ns as `YYYY-MM-DDTHH:MM:SS.mmm` local time; `Unknown` for 0, as sacct."""
     if not ns:
         return "Unknown"
-    seconds, rest = divmod(ns, 10**9)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds)) + f".{rest // 10**6:03d}"
+    return datetime.fromtimestamp(ns / 1e9).isoformat(timespec="milliseconds")
 
 
 def duration(ns: int) -> str:

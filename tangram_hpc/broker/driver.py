@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..core.admission import refusal, refusal_of_session
 from ..core.liveness import Liveness
 from ..core.scheduler import Scheduler
 from ..domain import decision as de
@@ -206,7 +207,7 @@ class Broker:
         if client_of(action.id) != talk.client:
             why = f"id: {show(action.id)} is not this client's"
         else:
-            why = self.scheduler.refusal(action)
+            why = refusal(self.scheduler.ledger, self.scheduler.placer, action)
         if why:
             self._say(talk.client, ms.Rejected(action.id, why, why.startswith("session:")))
             return
@@ -217,7 +218,7 @@ class Broker:
     def _request_session(self, talk: Talk, spec: SessionSpec) -> None:
         if spec.id in self.scheduler.ledger.sessions:
             return
-        why = self.scheduler.refusal_of_session(spec)
+        why = refusal_of_session(self.scheduler.ledger, self.scheduler.placer, spec)
         if client_of(spec.id) != talk.client:
             why = f"id: {show(spec.id)} is not this client's"
         if why:

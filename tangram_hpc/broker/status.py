@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from ..core.admission import reason
 from ..core.scheduler import Scheduler
 from ..domain.ids import show
 from ..domain.states import ActionState, NodeState
@@ -28,6 +29,7 @@ def info(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
         "clients": len(ledger.clients),
         "sessions": len(ledger.sessions),
         "sessions_waiting": len(ledger.opening),
+        "sessions_ended": ledger.sessions_seen - len(ledger.sessions),
         "leases_granted": ledger.next_lease - 1,
         "actions": dict(sorted(states.items())),
     }
@@ -54,7 +56,7 @@ def pending(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
     """Every action that waits, why, and for how long."""
     return {
         "pending": [
-            {"id": show(e.action.id), "name": e.action.name, "reason": scheduler.reason(e),
+            {"id": show(e.action.id), "name": e.action.name, "reason": reason(scheduler.ledger, e),
              "waited_s": (now - e.submitted_at) / 1e9, "cpus": e.action.degrees[0]}
             for e in scheduler.ledger.actions.values() if e.state is ActionState.PENDING
         ]

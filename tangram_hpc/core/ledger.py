@@ -104,6 +104,7 @@ class Ledger:
     next_lease: int = 1
     next_node: int = 1
     next_client: int = 1
+    sessions_seen: int = 0
 
     def up_nodes(self) -> list[NodeEntry]:
         """The nodes that can be lent from, in order of joining."""

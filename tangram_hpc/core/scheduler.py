@@ -24,15 +24,13 @@ from ..domain.decision import (
 )
 from ..domain.ids import client_of, show
 from ..domain.outcome import Outcome
-from ..domain.session import SessionSpec
 from ..domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
+from .admission import OPEN_SESSION, misfit
 from .core_sets import CoreSet
 from .ledger import ActionEntry, ClientEntry, LeaseEntry, Ledger, NodeEntry, SessionEntry
 from .placers.base import Placement, Placer
 from .snapshot import snapshot
 from .transitions import ACTION_MOVES, LEASE_MOVES, NODE_MOVES, SESSION_MOVES, move
-
-_OPEN_SESSION = (SessionState.WAITING, SessionState.OPENING, SessionState.IDLE, SessionState.BUSY)
 
 
 class Scheduler:
@@ -98,55 +96,6 @@ class Scheduler:
                 return [*self._end_waiting(fact.session, fact.at, fact.reason), fact]
         return [fact]
 
-    # ---- questions ---------------------------------------------------------------------------
-
-    def refusal(self, action: Action) -> str:
-        """Why this action can never run here, naming the field; empty when it can (or when not
-        all expected nodes have joined yet, so that nobody knows)."""
-        if not action.degrees or list(action.degrees) != sorted(set(action.degrees)):
-            return f"cpus: {action.degrees} must be ascending whole numbers"
-        if action.session:
-            session = self.ledger.sessions.get(action.session)
-            if session is None or session.state not in _OPEN_SESSION:
-                return f"session: {show(action.session)} is closed"
-            reserve = getattr(self.placer, "reserve", 0)
-            if reserve and action.degrees[0] > reserve:
-                return (f"cpus: {action.degrees[0]} asked for, {self.placer.name} gives each "
-                        f"session {reserve}")
-            nodes = [self.ledger.nodes[session.node]] if session.node else self.ledger.up_nodes()
-        else:
-            nodes = self.ledger.up_nodes()
-        return _misfit(action, nodes) if self.ledger.complete else ""
-
-    def refusal_of_session(self, spec: SessionSpec) -> str:
-        """Why this session can never open here; empty when it can or nobody knows yet."""
-        mem, component = spec.mem_mib, spec.component
-        if not self.ledger.complete:
-            return ""
-        nodes = [n for n in self.ledger.up_nodes() if component in ("", n.spec.component)]
-        if not nodes:
-            return f"component: no node is in {component!r}"
-        largest = max(n.spec.mem_mib for n in nodes)
-        if mem > largest:
-            return f"mem: {mem} MiB asked for, the largest node has {largest} MiB"
-        reserve = getattr(self.placer, "reserve", 0)
-        if reserve > max(len(n.cores.units) for n in nodes):
-            return f"placer: {self.placer.name} reserves more CPUs than any node has"
-        return ""
-
-    def reason(self, entry: ActionEntry) -> str:
-        """Why a pending action waits, in Slurm's words where it has one."""
-        session = self.ledger.sessions.get(entry.action.session)
-        if session is not None and session.state is SessionState.WAITING:
-            return "SessionAdmission"
-        if session is not None and session.state is SessionState.OPENING:
-            return "SessionOpening"
-        if session is not None and entry.action.id not in self.ledger.ready:
-            return "SessionBusy"
-        if not self.ledger.up_nodes():
-            return "ReqNodeNotAvail"
-        return "Resources"
-
     # ---- plan: a placement as events ---------------------------------------------------------
 
     def _as_events(self, placement: Placement, now: int) -> list[ev.Event]:
@@ -174,7 +123,7 @@ class Scheduler:
         why = "its client went away"
         events: list[ev.Event] = [ev.ClientExpired(now, client.client)]
         for session in client.sessions:
-            if self.ledger.sessions[session].state in _OPEN_SESSION:
+            if self.ledger.sessions[session].state in OPEN_SESSION:
                 events += self._end_of_session(ev.SessionClosing(now, session, why))
         for action in client.actions:
             entry = self.ledger.actions[action]
@@ -258,7 +207,7 @@ class Scheduler:
         events: list[ev.Event] = []
         for entry in self.ledger.actions.values():
             if entry.state is ActionState.PENDING:
-                why = _misfit(entry.action, self.ledger.up_nodes())
+                why = misfit(entry.action, self.ledger.up_nodes())
                 if why:
                     events.append(ev.ActionCancelled(now, entry.action.id, why,
                                                      ActionState.FAILED))
@@ -270,6 +219,7 @@ class Scheduler:
         spec = event.spec
         self.ledger.sessions[spec.id] = SessionEntry(spec, event.at)
         self.ledger.opening[spec.id] = None
+        self.ledger.sessions_seen += 1
         self.ledger.clients[client_of(spec.id)].sessions[spec.id] = None
         self.dirty = True
         return []
@@ -324,7 +274,7 @@ class Scheduler:
 
     def _end_of_session(self, fact: ev.SessionClosing) -> list[ev.Event]:
         session = self.ledger.sessions.get(fact.session)
-        if session is None or session.state not in _OPEN_SESSION:
+        if session is None or session.state not in OPEN_SESSION:
             return []
         events = [fact, *self._end_waiting(fact.session, fact.at, fact.reason)]
         if session.state is SessionState.WAITING:
@@ -489,25 +439,3 @@ class Scheduler:
                 session.state = move(SESSION_MOVES, session.state, SessionState.IDLE, lease)
                 self._promote(session)
         self.dirty = True
-
-
-def _misfit(action: Action, nodes: list[NodeEntry]) -> str:
-    """Which field of an action no node can ever satisfy, and the remedy; empty if one can."""
-    nodes = [n for n in nodes if action.component in ("", n.spec.component)]
-    if not nodes:
-        return f"component: no node is in {action.component!r}" if action.component else ""
-    need, most = action.degrees[0], max(len(n.cores.units) for n in nodes)
-    if need > most:
-        return f"cpus: {need} asked for, the largest node has {most}"
-    most = max(n.spec.mem_mib for n in nodes)
-    if action.mem_mib > most:
-        return f"mem: {action.mem_mib} MiB asked for, the largest node has {most} MiB"
-    most = max(len(n.gpus.units) for n in nodes)
-    if action.gpus > most:
-        return f"gpus: {action.gpus} asked for, the largest node has {most}"
-    for n in nodes:
-        if (need <= len(n.cores.units) and action.mem_mib <= n.spec.mem_mib
-                and action.gpus <= len(n.gpus.units)):
-            return ""
-    return (f"cpus, mem, gpus: no single node has {need} CPUs, {action.mem_mib} MiB and "
-            f"{action.gpus} GPUs")

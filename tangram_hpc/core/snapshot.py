@@ -35,9 +35,10 @@ class Snapshot:
     ledger: Ledger
 
     def fits(self, view: NodeView, shape: Shape, units: int) -> bool:
-        """Whether an action of this shape can start with `units` on this node now."""
+        """Whether an action of this shape can start with `units` on this node now; the units of
+        one whose session reserves its own are there already."""
         return (
-            units <= view.free_cpus
+            (bool(shape.session) or units <= view.free_cpus)
             and shape.gpus <= view.free_gpus
             and shape.mem_mib <= view.free_mem_mib
             and (not shape.component or shape.component == view.component)

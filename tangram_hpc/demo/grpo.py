@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tangram_hpc.errors import InvalidInput
+from ..errors import InvalidInput
 
 EPS = 1e-6
 _FLAT = 1e-12  # a variance below this share of the mean square is rounding, not spread

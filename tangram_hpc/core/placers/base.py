@@ -46,9 +46,10 @@ class Placement:
 
 
 class Placer(Protocol):
-    """The interface of placement."""
+    """The interface of placement. `reserve`: CPUs that each session holds while it is open."""
 
     name: str
+    reserve: int
 
     def place(self, view: Snapshot) -> Placement:
         """Who starts now; nobody is an answer."""

@@ -20,6 +20,7 @@ class Fcfs:
         self.name = f"fcfs:{degree_max}" if strict else "first-fit"
         self._degree_max = degree_max
         self._strict = strict
+        self.reserve = 0
 
     def place(self, view: Snapshot) -> Placement:
         """Walks the queue once; O(grants x nodes + shapes)."""

@@ -27,13 +27,10 @@ class Static:
         while (head := walk.head()) is not None:
             action, shape = head
             units = largest(shape.degrees, self.reserve)
-            if shape.session and units <= self.reserve:
-                grant(view, placement, action, shape, view.nodes[shape.node], units)
-                walk.next()
-                continue
-            node = find_node(view, shape, units) if not (blocked and units) else None
+            wants = units > 0 and not shape.session  # one of the CPUs that nobody reserved
+            node = find_node(view, shape, units) if not (blocked and wants) else None
             if node is None:
-                blocked = blocked or units > 0
+                blocked = blocked or wants
                 walk.skip_shape()
                 continue
             grant(view, placement, action, shape, node, units)

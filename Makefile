@@ -1,0 +1,47 @@
+# Two commands: `make run` (the main job, embedded) and `make test` (everything, a real Slurm too).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install run test test-long lint bench clean system
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "tangram: error: $(PYTHON) is older than 3.10; set PYTHON=..." >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { [ "$$(id -u)" = 0 ] && \
+	  command -v apt-get >/dev/null && apt-get update -q && \
+	  apt-get install -q -y --no-install-recommends python3-venv; } || \
+	  { echo "tangram: error: $(PYTHON) has no ensurepip; install python3-venv" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade pip
+	$(BIN)/pip install -q -e '.[dev]'
+	@touch $@
+
+run: install
+	$(BIN)/tangram demo
+
+# What only root can install on Debian: Slurm, munge and MariaDB for the real-Slurm tests.
+system:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  slurm/devcluster/devcluster install; \
+	else echo "tangram: not root on Debian: the real-Slurm tests will be skipped" >&2; fi
+
+test: install system lint
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: install system lint
+	$(BIN)/python -m pytest -m "long"
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: install
+	@for b in bench/bench_*.py; do $(BIN)/python $$b || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,264 @@
+"""Wiring: the only place that knows which filling goes into which hole.
+
+Law: no behaviour of its own beyond putting parts together, starting them and ending them in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .backends.access import Access, mark_ended, read_access, write_access
+from .backends.clock import SystemClock
+from .backends.cpu import affinity
+from .backends.journal import FileJournal
+from .backends.loop import LoopTimer, die_on_broken_law, watch_lifeline
+from .backends.rundir import home, job_dir, make_job_dir, make_scratch
+from .backends.sandbox.executor import SandboxExecutor
+from .backends.slurm.environ import slurm_place
+from .backends.store import FolderStore
+from .backends.transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
+from .backends.transport.channel import SocketChannel
+from .backends.transport.dial import dial
+from .broker.driver import Broker, Settings
+from .client.client import Client
+from .config import Config
+from .core.placers.registry import make_placer
+from .core.scheduler import Scheduler
+from .domain.node import NodeSpec
+from .errors import AccessError, BrokerUnreachable, InvalidInput
+from .ports import Dial, Executor, Reports
+from .version import VERSION
+from .wire.message import WorkerWelcome
+from .worker.driver import WorkerDriver
+
+# ---- broker ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BrokerPlan:
+    """What `serve_broker` starts: the job, how many workers it waits for, and who holds its life
+    (`lifeline`: a pipe whose end ends it, -1 for none)."""
+
+    job: str
+    nodes: int
+    config: Config
+    lifeline: int = -1
+
+
+async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
+    """Runs a broker until it is told to end; leaves the journal and a tombstone of its access."""
+    loop, config = asyncio.get_running_loop(), plan.config
+    die_on_broken_law(loop, "broker")
+    folder = make_job_dir(environ, plan.job)
+    scratch = make_scratch(environ, config.scratch, "broker")
+    ended = asyncio.Event()
+    journal = FileJournal(folder / "journal", config.sync, loop.call_soon_threadsafe)
+    settings = Settings(
+        job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
+        join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
+        user=getpass.getuser(), version=VERSION)
+    broker = Broker(Scheduler(make_placer(config.placer)), journal, SystemClock(),
+                    LoopTimer(loop), settings, ended.set)
+    key = os.urandom(32)
+    sockets = [listen_unix(str(scratch / "broker.sock"))]
+    addresses = [f"unix:{scratch / 'broker.sock'}"]
+    if config.bind != "none":
+        sockets.append(_listen_tcp(config.bind))
+        host, port = sockets[-1].getsockname()[:2]
+        addresses.append(f"tcp:{host}:{port}")
+    listeners = [Listener(sock, key, plan.job, lambda link: _converse(broker, link))
+                 for sock in sockets]
+    broker.start()
+    access = folder / "access.json"
+    write_access(access, Access(plan.job, tuple(addresses), key, settings.store,
+                                socket.gethostname(), os.getpid()))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, broker.stop, f"signal {number.name}")
+    if plan.lifeline >= 0:
+        watch_lifeline(loop, plan.lifeline, lambda: broker.stop("its parent ended"))
+    await ended.wait()
+    for listener in listeners:
+        listener.close()
+    mark_ended(access, plan.job, time.strftime("%Y-%m-%dT%H:%M:%S"))
+    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.rmtree(folder / "store", ignore_errors=True)
+    await asyncio.sleep(0.05)  # the last frames leave
+
+
+def _converse(broker: Broker, link: SocketLink) -> None:
+    talk = broker.accept(link)
+    link.attach(lambda parcel: broker.receive(talk, *parcel), lambda: None,
+                lambda reason: broker.lost(talk, reason))
+
+
+def _listen_tcp(bind: str) -> socket.socket:
+    try:
+        return listen_tcp(bind or own_address())
+    except OSError as error:
+        raise InvalidInput(f"config field `bind`: cannot listen on {bind or own_address()} "
+                           f"({error.strerror})") from None
+
+
+def own_address() -> str:
+    """The address that this host's name stands for; loopback when it stands for none."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+# ---- the way to a broker -----------------------------------------------------------------------
+
+
+def find_access(environ: Mapping[str, str], job: str = "") -> Path:
+    """The access file to use: of this job, `TANGRAM_ACCESS`, `TANGRAM_JOB`, or the Slurm job we
+    are in.
+
+    Raises:
+        AccessError: nothing names one.
+    """
+    if job:
+        return job_dir(environ, job) / "access.json"
+    if environ.get("TANGRAM_ACCESS"):
+        return Path(environ["TANGRAM_ACCESS"])
+    place = slurm_place(environ)
+    named = environ.get("TANGRAM_JOB") or (place.job if place is not None else "")
+    if named:
+        return job_dir(environ, named) / "access.json"
+    raise AccessError("no way to a broker: set TANGRAM_ACCESS to an access file or TANGRAM_JOB to "
+                      f"a job below {home(environ)}, or start one with LocalCluster")
+
+
+def socket_dial(access: Access) -> Dial:
+    """A way to the broker over its sockets."""
+    return lambda: SocketChannel(dial(access.addresses, access.key, access.job))
+
+
+def connect(access: str | Path | None = None, *, job: str = "", address: str = "",
+            name: str = "") -> Client:
+    """A client of the broker of this job; finds the way by itself.
+
+    An MPI world with a gateway rank (`TANGRAM_GATEWAY` is set by whoever started it) is used when
+    this process is in one: then the call is collective over the world, and `tangram_hpc.comm` is
+    the trainers' own communicator. Otherwise, and when that way is lost, the broker's socket:
+    `access` or `TANGRAM_ACCESS` names the access file, else `job`, `TANGRAM_JOB` or the Slurm job
+    we are in. `address` (`unix:PATH` or `tcp:HOST:PORT`) overrides those in the access file.
+
+    Raises:
+        AccessError: no access file, or one that must not be trusted; one clear line.
+        BrokerUnreachable: the broker does not answer.
+        WrongWorld: the MPI world is not the one that was launched.
+    """
+    environ = os.environ
+    if access is None and not job and not address and environ.get("TANGRAM_GATEWAY"):
+        from .backends.transport import mpi
+
+        return mpi.connect(environ, name, _fallback)
+    path = Path(access) if access is not None else find_access(environ, job)
+    known = read_access(path)
+    if address:
+        known = replace(known, addresses=(address,))
+    return Client([socket_dial(known)], known.job, FolderStore, name)
+
+
+def _fallback(path: str) -> Dial:
+    """The socket's way when MPI's is lost; the access file is read then, not before."""
+    def again() -> SocketChannel:
+        known = read_access(Path(path))
+        return SocketChannel(dial(known.addresses, known.key, known.job))
+    return again
+
+
+def await_access(path: Path, timeout_s: float, alive: Callable[[], bool] = lambda: True) -> Access:
+    """The access file's content as soon as it is there.
+
+    Raises:
+        BrokerUnreachable: it did not appear in time, or `alive` says that it never will.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        if path.exists():
+            return read_access(path)
+        if not alive() or time.monotonic() > deadline:
+            raise BrokerUnreachable(f"access file {path}: the broker did not write it within "
+                                    f"{timeout_s:.0f} s")
+        time.sleep(0.005)
+
+
+# ---- worker ------------------------------------------------------------------------------------
+
+
+def node_spec(config: Config, environ: Mapping[str, str], component: str = "",
+              name: str = "") -> NodeSpec:
+    """What this process may lend: Slurm's word where there is one, the machine's otherwise."""
+    place, real = slurm_place(environ), affinity.usable()
+    host = socket.gethostname()
+    count = config.cpus or (place.cpus if place is not None else 0) or len(real)
+    cores = real[:count] if count <= len(real) else tuple(range(count))
+    mem = config.mem_mib or (place.mem_mib if place is not None else 0) or affinity.memory_mib()
+    return NodeSpec(
+        name=name or (place.node if place is not None else "") or host, host=host, cores=cores,
+        mem_mib=mem, gpus=place.gpus if place is not None else (), component=component,
+        pinned=count <= len(real),
+        ends_at_ns=place.ends_at_s * 10**9 if place is not None else 0)
+
+
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """What `serve_worker` starts: whose worker, what it lends, and who holds its life."""
+
+    access: Path
+    config: Config
+    component: str = ""
+    name: str = ""
+    lifeline: int = -1
+
+
+async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
+    """Lends this node until the broker says that it is over (0) or is lost for good (1)."""
+    loop, config = asyncio.get_running_loop(), plan.config
+    die_on_broken_law(loop, "worker")
+    access = read_access(plan.access)
+    spec = node_spec(config, environ, plan.component, plan.name)
+    scratch = make_scratch(environ, config.scratch, "worker")
+    ended: asyncio.Future[str] = loop.create_future()
+    timer = LoopTimer(loop)
+
+    def make_executor(reports: Reports, welcome: WorkerWelcome) -> Executor:
+        return SandboxExecutor(reports, FolderStore(welcome.store), scratch, spec.cores,
+                               pinned=spec.pinned, kill_wait_s=welcome.kill_wait_s,
+                               output_max=welcome.output_max)
+
+    lost = False
+
+    def on_lost(reason: str) -> None:
+        nonlocal lost
+        lost = True
+        driver.lost(reason)
+
+    try:
+        link = SocketLink(dial(access.addresses, access.key, access.job), loop)
+        driver = WorkerDriver(access.job, spec, link, timer, make_executor, ended.set_result)
+        link.attach(lambda parcel: driver.receive(*parcel), lambda: None, on_lost)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, driver.stop, f"signal {number.name}")
+        if plan.lifeline >= 0:
+            watch_lifeline(loop, plan.lifeline, lambda: driver.stop("its parent ended"))
+        driver.start()
+        reason = await ended
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if lost:
+        raise BrokerUnreachable(f"job {access.job}: the broker is gone ({reason})")
+    return 0

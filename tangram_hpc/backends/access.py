@@ -1,0 +1,81 @@
+"""The access file: where a job's broker listens, and its key. Owner-only, on every read.
+
+Law: JSON in a 0600 file of a 0700 folder; the key is in nothing else (no argv, no environment, no
+log). When the broker ends in order, the file stays with `ended` set and without key or addresses,
+so that a late client gets a clear word instead of a dead port.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ..errors import AccessError
+
+FORMAT = "tangram-access/1"
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a client or worker needs to reach a broker."""
+
+    job: str
+    addresses: tuple[str, ...]
+    key: bytes = field(repr=False)
+    store: str
+    host: str = ""
+    pid: int = 0
+
+
+def write_access(path: Path, access: Access) -> None:
+    """Writes the file atomically with mode 0600."""
+    fields = {**asdict(access), "format": FORMAT, "key": access.key.hex(), "ended": ""}
+    _replace(path, fields)
+
+
+def mark_ended(path: Path, job: str, when: str) -> None:
+    """Leaves a tombstone: the job has ended at `when`."""
+    _replace(path, {"format": FORMAT, "job": job, "ended": when})
+
+
+def _replace(path: Path, fields: dict[str, object]) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w") as file:
+        json.dump(fields, file)
+    os.replace(draft, path)
+
+
+def read_access(path: Path) -> Access:
+    """The access file's content.
+
+    Raises:
+        AccessError: it is missing, readable by others, owned by somebody else, not an access
+            file, or its job has ended. One line, with the remedy.
+    """
+    try:
+        info = os.stat(path)
+        text = path.read_text()
+    except OSError as error:
+        raise AccessError(f"access file {path}: {error.strerror}; is the job running, and does "
+                          "TANGRAM_ACCESS name its file?") from None
+    if info.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise AccessError(f"access file {path}: others may read it (mode "
+                          f"{stat.S_IMODE(info.st_mode):04o}); run `chmod 600 {path}` and restart "
+                          "the job, its key is no longer secret")
+    if info.st_uid != os.getuid():
+        raise AccessError(f"access file {path}: it belongs to user {info.st_uid}, not to you")
+    try:
+        fields = json.loads(text)
+        if fields["format"] != FORMAT:
+            raise AccessError(f"access file {path}: format {fields['format']!r} is not {FORMAT}")
+        if fields["ended"]:
+            raise AccessError(f"access file {path}: job {fields['job']} has ended at "
+                              f"{fields['ended']}; start a new one")
+        return Access(fields["job"], tuple(fields["addresses"]), bytes.fromhex(fields["key"]),
+                      fields["store"], fields["host"], fields["pid"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise AccessError(f"access file {path}: not an access file ({error!r})") from None

@@ -1,0 +1,1 @@
+"""What a process may use of this machine's cores, and how running trees are moved on them."""

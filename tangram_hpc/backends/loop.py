@@ -1,0 +1,48 @@
+"""asyncio as a driver's timer, and what a driver's outermost loop does with a broken law."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+
+class LoopTimer:
+    """Fills `ports.Timer` with a running asyncio loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> object:
+        """See `ports.Timer.after`."""
+        return self._loop.call_soon(call) if delay_s <= 0 else self._loop.call_later(delay_s, call)
+
+
+def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str) -> None:
+    """An exception that nobody expected ends the process at once: going on with a state that broke
+    its law could lose or repeat actions; the journal has all that was promised."""
+
+    def die(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        print(f"tangram: {who}: broken: {context.get('message')}", file=sys.stderr)
+        if error is not None:
+            traceback.print_exception(type(error), error, error.__traceback__)
+        sys.stderr.flush()
+        os._exit(70)
+
+    loop.set_exception_handler(die)
+
+
+def watch_lifeline(loop: asyncio.AbstractEventLoop, fd: int, stop: Callable[[], None]) -> None:
+    """Calls `stop` when the process that holds the other end of this pipe is gone."""
+
+    def readable() -> None:
+        if not os.read(fd, 1):
+            loop.remove_reader(fd)
+            stop()
+
+    os.set_blocking(fd, False)
+    loop.add_reader(fd, readable)

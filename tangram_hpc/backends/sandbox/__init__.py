@@ -1,0 +1,1 @@
+"""Rooms of the executor: a worker's hosts, the nursery that forks them, and what runs in them."""

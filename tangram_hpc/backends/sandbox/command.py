@@ -1,0 +1,312 @@
+"""Owns: one running command - how it is started, its output, how it ended. Must not wait: its init
+tells it what happened. Must not end anything but its own process group.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from typing import Any
+
+from ...domain.outcome import Outcome
+from ...domain.states import ActionState
+from ...wire.payload import ExecCall, ExecReturn, encode
+from . import environ
+from .hostwire import Run
+
+_PIECE = 1 << 16
+_DRAIN_MAX = 32  # reads at the end: what leftovers still write must not keep us
+# ignored by Python and so inherited as ignored; a command expects the default
+_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+class Unstartable(Exception):
+    """The command could not be started: an exit code as a shell would give, and why."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+class Command:
+    """A command under a lease.
+
+    `status` is its wait status once it has ended. `state` is what its outcome will say when
+    someone stopped it. `act_at` is when its init must look at it again (monotonic ns, 0: never).
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_cpu_s",
+        "_cut",
+        "_maxrss",
+        "_output_max",
+        "_sizes",
+        "act_at",
+        "call",
+        "enforcement",
+        "pid",
+        "pipes",
+        "reason",
+        "reported",
+        "run",
+        "started_ns",
+        "state",
+        "status",
+    )
+
+    def __init__(self, run: Run, call: ExecCall, output_max: int, enforcement: str) -> None:
+        self.run = run
+        self.call = call
+        self.enforcement = enforcement
+        self.pid = 0
+        self.status: int | None = None
+        self.state: ActionState | None = None
+        self.reason = ""
+        self.reported = False
+        self.act_at = 0
+        self.started_ns = 0
+        self.pipes: tuple[int, ...] = ()
+        self._output_max = output_max
+        self._chunks: tuple[list[bytes], list[bytes]] = ([], [])
+        self._sizes = [0, 0]
+        self._cut = [0, 0]
+        self._cpu_s = 0.0
+        self._maxrss = 0
+
+    def start(self, home: str, base: dict[str, str], devnull: int) -> None:
+        """Starts it, with pipes for its output.
+
+        Raises:
+            Unstartable: it could not be started.
+        """
+        call = self.call
+        argv = ["/bin/sh", "-c", call.shell] if call.shell else list(call.argv)
+        if bool(call.shell) == bool(call.argv):
+            raise Unstartable(126, "argv or shell: exactly one of them must be set")
+        env = self._environment(base)
+        path = "/bin/sh" if call.shell else _find(argv[0], env)
+        out, err = os.pipe(), os.pipe()
+        stdin = devnull
+        try:
+            if call.stdin:
+                stdin = _as_file(call.stdin, home)
+            self.started_ns = time.monotonic_ns()
+            self.pid = _start_in(call.cwd, home, path, argv, env, (stdin, out[1], err[1]))
+        except Unstartable:
+            os.close(out[0])
+            os.close(err[0])
+            raise
+        finally:
+            os.close(out[1])
+            os.close(err[1])
+            if stdin != devnull:
+                os.close(stdin)
+        os.set_blocking(out[0], False)
+        os.set_blocking(err[0], False)
+        self.pipes = (out[0], err[0])
+        if self.run.timeout_ns:
+            self.act_at = self.started_ns + self.run.timeout_ns
+
+    def _environment(self, base: dict[str, str]) -> dict[str, str]:
+        call, run = self.call, self.run
+        if call.clean_env:
+            env = dict(base)
+            env.update(environ.hints(run.units))
+            env.update(call.env)
+        else:
+            env = dict(call.env)
+        environ.grant(env, run.units, run.gpus)
+        return env
+
+    # ---- output ----
+
+    def read(self, fd: int) -> tuple[int, bytes] | None:
+        """Takes what a pipe holds now: (stream, what is kept of it), (0, b"") when that is nothing,
+        None at its end (it is closed then)."""
+        stream = self.pipes.index(fd)
+        try:
+            data = os.read(fd, _PIECE)
+        except BlockingIOError:
+            return 0, b""
+        if not data:
+            self._close(stream)
+            return None
+        return stream + 1, self._keep(stream, data)
+
+    def _keep(self, stream: int, data: bytes) -> bytes:
+        room = self._output_max - self._sizes[stream]
+        if len(data) > room:
+            self._cut[stream] += len(data) - room
+            data = data[:room]
+        self._sizes[stream] += len(data)
+        if data and not self.call.stream:
+            self._chunks[stream].append(data)
+        return data
+
+    def drain(self) -> list[tuple[int, bytes]]:
+        """Takes what the pipes still hold when the command has ended, and closes them."""
+        pieces = []
+        for fd in self.pipes:
+            for _ in range(_DRAIN_MAX if fd >= 0 else 0):
+                piece = self.read(fd)
+                if piece is None or not piece[0]:
+                    break
+                pieces.append(piece)
+        for stream in (0, 1):
+            self._close(stream)
+        return pieces
+
+    def _close(self, stream: int) -> None:
+        fd = self.pipes[stream]
+        if fd >= 0:
+            os.close(fd)
+            self.pipes = (-1, self.pipes[1]) if stream == 0 else (self.pipes[0], -1)
+
+    # ---- its end ----
+
+    def stop(self, state: ActionState, reason: str, kill_wait_ns: int) -> None:
+        """Asks its process group to end; `act_at` is then when it must be made to."""
+        if self.state is not None or self.status is not None:
+            return
+        self.state, self.reason = state, reason
+        with suppress(OSError):
+            os.killpg(self.pid, signal.SIGTERM)
+            os.killpg(self.pid, signal.SIGCONT)
+        self.act_at = time.monotonic_ns() + kill_wait_ns
+
+    def used(self, usage: Any) -> None:
+        """Adds what a process of it used, as wait4 told."""
+        self._cpu_s += usage.ru_utime + usage.ru_stime
+        self._maxrss = max(self._maxrss, usage.ru_maxrss)
+
+    def outcome(self) -> Outcome:
+        """How it ended."""
+        assert self.status is not None
+        number = os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
+        code = os.WEXITSTATUS(self.status) if not number else 0
+        state, reason = self.state, self.reason
+        if state is None:
+            state = ActionState.FAILED if code or number else ActionState.COMPLETED
+            reason = f"ended by {_name(number)}" if number else ""
+        return Outcome(
+            state=state,
+            exit_code=code,
+            signal=number,
+            exec_ns=time.monotonic_ns() - self.started_ns,
+            cpu_ns=round(self._cpu_s * 1e9),
+            maxrss_kib=self._maxrss,
+            reason=reason,
+            isolation="process",
+            enforcement=self.enforcement,
+        )
+
+    def result(self) -> bytes:
+        """Its payload for the client."""
+        out, err = (b"".join(chunks) for chunks in self._chunks)
+        return encode(ExecReturn(out, err, (self._cut[0], self._cut[1])))
+
+
+def _name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _find(name: str, env: dict[str, str]) -> str:
+    """The program's path, by the command's own PATH."""
+    if "\0" in name or "\0" in env.get("PATH", ""):
+        raise Unstartable(126, "argv or env: embedded null byte")
+    if "/" in name:
+        return name
+    denied = False
+    for folder in env.get("PATH", environ.DEFAULT_PATH).split(":") if name else ():
+        path = f"{folder or '.'}/{name}"
+        if os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+        denied = denied or os.path.isfile(path)
+    if denied:
+        raise Unstartable(126, f"argv: cannot run {name!r}: Permission denied")
+    raise Unstartable(127, f"argv: no program {name!r} in PATH")
+
+
+def _as_file(data: bytes, home: str) -> int:
+    """An unnamed file that holds the data, at its start."""
+    try:
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("stdin")
+        else:  # a Python built against an old C library
+            with tempfile.TemporaryFile(dir=home) as file:
+                fd = os.dup(file.fileno())
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.lseek(fd, 0, os.SEEK_SET)
+    except OSError as error:
+        raise Unstartable(126, f"stdin: {error.strerror}") from None
+    return fd
+
+
+def _start_in(
+    cwd: str, home: str, path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int]
+) -> int:
+    """Starts the program in a directory: a spawn has its parent's, so we go there and back."""
+    if not cwd:
+        return _start(path, argv, env, fds)
+    try:
+        os.chdir(os.path.join(home, cwd))
+    except (OSError, ValueError) as error:
+        raise Unstartable(126, f"cwd: {cwd}: {getattr(error, 'strerror', error)}") from None
+    try:
+        return _start(path, argv, env, fds)
+    finally:
+        os.chdir(home)
+
+
+def _start(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int]) -> int:
+    try:
+        try:
+            return _spawn(path, argv, env, fds)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+            # a script without a first line that says by what: as a shell would
+            return _spawn("/bin/sh", ["/bin/sh", path, *argv[1:]], env, fds)
+    except OSError as error:
+        code = 127 if error.errno == errno.ENOENT else 126
+        raise Unstartable(code, f"argv: cannot run {argv[0]!r}: {error.strerror}") from None
+    except (ValueError, TypeError) as error:
+        raise Unstartable(126, f"argv or env: {error}") from None
+
+
+def _spawn(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int]) -> int:
+    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
+    try:
+        return os.posix_spawn(
+            path,
+            argv,
+            env,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_RESTORED,
+        )
+    except NotImplementedError:  # a Python built against a C library without its setsid
+        process = subprocess.Popen(
+            argv,
+            executable=path,
+            env=env,
+            stdin=fds[0],
+            stdout=fds[1],
+            stderr=fds[2],
+            start_new_session=True,
+        )
+        process.returncode = 0  # its init waits for it, not this object
+        return process.pid

@@ -1,0 +1,151 @@
+"""Owns: reading and writing files beneath one directory, whatever stands in it. Must not follow
+anything that leads out of it; a walk holds open descriptors, so a link that is changed meanwhile
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from .hostwire import FILE_MAX
+
+_LINKS_MAX = 40
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Refused(Exception):
+    """The path cannot be used; the text is one line that names it and says why."""
+
+
+def read(home: str, path: str) -> bytes:
+    """A file's content.
+
+    Raises:
+        Refused: it is not there, not a plain file, too large, or outside `home`.
+    """
+    folder, name = _walk(home, path, make=False)
+    try:
+        fd = _open(folder, name, os.O_RDONLY, path)
+    finally:
+        os.close(folder)
+    with open(fd, "rb", buffering=0) as file:
+        size = os.fstat(fd).st_size
+        if size > FILE_MAX:
+            raise Refused(f"{path}: {size} bytes are more than one read may carry ({FILE_MAX})")
+        try:
+            return file.read(FILE_MAX) if size else b""
+        except OSError as error:
+            raise Refused(f"{path}: {error.strerror}") from None
+
+
+def write(home: str, path: str, data: bytes, mode: int) -> None:
+    """Writes a file; directories on the way are made.
+
+    Raises:
+        Refused: it cannot be written, or is outside `home`.
+    """
+    folder, name = _walk(home, path, make=True)
+    try:
+        fd = _open(folder, name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, path)
+    finally:
+        os.close(folder)
+    with open(fd, "wb", buffering=0) as file:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+            os.fchmod(fd, mode & 0o777)  # the host's umask is tighter than what was asked
+        except OSError as error:
+            raise Refused(f"{path}: {error.strerror}") from None
+
+
+def _open(folder: int, name: str, flags: int, path: str) -> int:
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a FIFO must not block
+    try:
+        fd = os.open(name, flags, 0o600, dir_fd=folder)
+    except OSError as error:
+        raise Refused(_why(path, error)) from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise Refused(f"{path}: not a plain file")
+    return fd
+
+
+def _why(path: str, error: OSError) -> str:
+    if error.errno == errno.ENOENT:
+        return f"no such file: {path}"
+    if error.errno == errno.ENXIO:
+        return f"{path}: not a plain file"
+    return f"{path}: {error.strerror}"
+
+
+def _walk(home: str, path: str, make: bool) -> tuple[int, str]:
+    """The open directory that holds the path's last part, and that part, links followed."""
+    if os.path.isabs(path) or ".." in path.split("/") or "\0" in path:
+        raise Refused(f"{path}: leaves the session's directory; use a relative path without '..'")
+    todo = _parts(path)
+    if not todo:
+        raise Refused(f"{path or '.'}: not a plain file")
+    try:
+        held = [os.open(home, _DIRECTORY)]
+    except OSError as error:
+        raise Refused(_why(path, error)) from None
+    links = 0
+    try:
+        while True:
+            name = todo.pop(0)
+            if name == "..":
+                if len(held) == 1:
+                    raise Refused(f"{path}: a link in it leaves the session's directory")
+                os.close(held.pop())
+            elif (target := _link(held[-1], name)) is not None:
+                links += 1
+                if links > _LINKS_MAX:
+                    raise Refused(f"{path}: too many links")
+                todo = _follow(home, path, target, held) + todo
+            elif not todo:
+                return os.dup(held[-1]), name
+            else:
+                held.append(_step(held[-1], name, make, path))
+            if not todo:
+                raise Refused(f"{path}: not a plain file")
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def _link(folder: int, name: str) -> str | None:
+    try:
+        return os.readlink(name, dir_fd=folder)
+    except OSError:
+        return None
+
+
+def _follow(home: str, path: str, target: str, held: list[int]) -> list[str]:
+    """The parts of a link's target; an absolute one must lie beneath `home` and starts there."""
+    if not os.path.isabs(target):
+        return _parts(target)
+    if not target.startswith(home + "/"):
+        raise Refused(f"{path}: a link in it leaves the session's directory")
+    while len(held) > 1:
+        os.close(held.pop())
+    return _parts(target[len(home) :])
+
+
+def _step(folder: int, name: str, make: bool, path: str) -> int:
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=folder)
+    except OSError as error:
+        if not make or error.errno != errno.ENOENT:
+            raise Refused(_why(path, error)) from None
+    try:
+        os.mkdir(name, 0o755, dir_fd=folder)
+        return os.open(name, _DIRECTORY, dir_fd=folder)
+    except OSError as error:
+        raise Refused(_why(path, error)) from None

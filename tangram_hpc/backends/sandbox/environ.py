@@ -1,0 +1,55 @@
+"""Pure. Which environment reaches what runs. Nothing of Slurm's, MPI's or this package's own may.
+
+Law: names that are kept are listed; what is not listed does not pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from functools import lru_cache
+
+_KEPT = ("PATH", "LANG", "LANGUAGE", "TZ", "USER", "LOGNAME", "LD_LIBRARY_PATH")
+_KEPT_BY_RUNNERS = (*_KEPT, "HOME", "SHELL", "VIRTUAL_ENV", "XDG_CACHE_HOME")
+_PREFIXES = ("LC_",)
+_PREFIXES_BY_RUNNERS = (*_PREFIXES, "PYTHON", "CONDA_")
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+def for_hosts(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of a worker's environment its nursery and runners get."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _KEPT_BY_RUNNERS or name.startswith(_PREFIXES_BY_RUNNERS)
+    }
+
+
+def for_commands(environ: Mapping[str, str], home: str) -> dict[str, str]:
+    """What every command in a sandbox starts from."""
+    kept = {n: v for n, v in environ.items() if n in _KEPT or n.startswith(_PREFIXES)}
+    return {
+        "PATH": DEFAULT_PATH,
+        "LANG": "C.UTF-8",
+        **kept,
+        "SHELL": "/bin/sh",
+        "HOME": home,
+        "TMPDIR": f"{home}/tmp",
+    }
+
+
+@lru_cache(maxsize=256)
+def hints(units: int) -> tuple[tuple[str, str], ...]:
+    """How programs are told of their units."""
+    n = str(max(1, units))
+    return (
+        ("TANGRAM_CPUS", n),
+        ("OMP_NUM_THREADS", n),
+        ("MAKEFLAGS", f"-j{n}"),
+        ("PYTEST_XDIST_AUTO_NUM_WORKERS", n),
+    )
+
+
+def grant(env: MutableMapping[str, str], units: int, gpus: tuple[int, ...]) -> None:
+    """Writes what was granted, over whatever stands there."""
+    env["TANGRAM_CPUS"] = str(max(1, units))
+    env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))

@@ -1,0 +1,312 @@
+"""Owns: a worker's side of its nursery and hosts - their sockets on asyncio's loop, and their death
+certificates. Must not know of sessions or pools: it tells whoever owns it what each host said.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+
+from ...errors import ProtocolError
+from . import environ
+from .hostwire import (
+    PACKET_MAX,
+    Clean,
+    Died,
+    End,
+    Ended,
+    Fork,
+    Forked,
+    Frame,
+    Gone,
+    Piece,
+    Unforked,
+    WorkerInbox,
+    decode_from_nursery,
+    frame,
+    packet,
+)
+
+_RECEIVE = 1 << 18
+_CLOSE_S = 12.0
+
+
+class Host:
+    """A forked process that runs actions. `leases` are those it runs or has still to clean."""
+
+    __slots__ = (
+        "_loop",
+        "_nursery",
+        "_unsent",
+        "control",
+        "functions",
+        "inbox",
+        "kind",
+        "leases",
+        "number",
+        "pid",
+        "session",
+    )
+
+    def __init__(self, nursery: NurseryClient, number: int, kind: str) -> None:
+        self._nursery = nursery
+        self._loop = nursery.loop
+        self._unsent = bytearray()
+        self.number = number
+        self.kind = kind
+        self.pid = 0
+        self.control: socket.socket | None = None
+        self.inbox = WorkerInbox()
+        self.leases: set[int] = set()
+        self.functions: dict[str, None] = {}  # the digests it holds, oldest first
+        self.session = 0
+
+    def send(self, message: Frame) -> None:
+        """Sends or queues an order; after its death orders go nowhere."""
+        if self.control is None:
+            return
+        data = frame(message)
+        if self._unsent:
+            self._unsent += data
+            return
+        try:
+            sent = self.control.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # its end comes by Died
+            return
+        if sent < len(data):
+            self._unsent += memoryview(data)[sent:]
+            self._loop.add_writer(self.control.fileno(), self._send_more)
+
+    def _send_more(self) -> None:
+        assert self.control is not None
+        try:
+            sent = self.control.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:
+            sent = len(self._unsent)
+        del self._unsent[:sent]
+        if not self._unsent:
+            self._loop.remove_writer(self.control.fileno())
+
+    def kill(self) -> None:
+        """SIGKILLs it; its owner hears of its death."""
+        self._nursery.tell(End(self.number))
+
+    def hang_up(self) -> None:
+        """Forgets its control socket."""
+        if self.control is not None:
+            self._loop.remove_reader(self.control.fileno())
+            self._loop.remove_writer(self.control.fileno())
+            self.control.close()
+            self.control = None
+
+
+class Owner(Protocol):
+    """Who is told what hosts do."""
+
+    def host_up(self, host: Host) -> None:
+        """It waits for orders."""
+        ...
+
+    def host_failed(self, host: Host, text: str) -> None:
+        """It could not be forked."""
+        ...
+
+    def host_died(self, host: Host, status: int, clean: bool, tail: str) -> None:
+        """It ended with this wait status (-1: not known)."""
+        ...
+
+    def host_clean(self, host: Host) -> None:
+        """What it left when it died has ended too."""
+        ...
+
+    def nursery_lost(self) -> None:
+        """The nursery ended by itself; `host_died` follows for every host."""
+        ...
+
+    def ended(self, host: Host, message: Ended) -> None:
+        """An action's outcome."""
+        ...
+
+    def gone(self, host: Host, message: Gone) -> None:
+        """Nothing of an action is left."""
+        ...
+
+    def piece(self, host: Host, message: Piece) -> None:
+        """A piece of an action's output."""
+        ...
+
+
+class NurseryClient:
+    """Starts the nursery process and speaks to it; at most one per executor."""
+
+    def __init__(self, owner: Owner, root: str, setup: Frame, numbers: Iterator[int]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._owner = owner
+        self._setup = setup
+        self._numbers = numbers
+        self._hosts: dict[int, Host] = {}
+        self._unclean: dict[int, Host] = {}
+        self._unsent: list[bytes] = []
+        self._closed = False
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with there:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"{__package__}.nursery", str(there.fileno()), root],
+                pass_fds=(there.fileno(),),
+                env=environ.for_hosts(os.environ),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._socket = here
+        here.setblocking(False)
+        self.loop.add_reader(here.fileno(), self._on_packet)
+
+    @property
+    def pid(self) -> int:
+        """The nursery's process id."""
+        return self._process.pid
+
+    def fork(self, kind: str) -> Host:
+        """Asks for a host; `host_up` or `host_failed` follows."""
+        host = Host(self, next(self._numbers), kind)
+        self._hosts[host.number] = host
+        self.tell(Fork(host.number, kind))
+        return host
+
+    def tell(self, message: Frame) -> None:
+        """Sends or queues an order to the nursery."""
+        self._unsent.append(packet(message))
+        if len(self._unsent) == 1:
+            self._tell_more()
+
+    def _tell_more(self) -> None:
+        while self._unsent:
+            try:
+                self._socket.send(self._unsent[0])
+            except BlockingIOError:
+                self.loop.add_writer(self._socket.fileno(), self._tell_more)
+                return
+            except OSError:  # it is gone, as its reader will see
+                self._unsent.clear()
+                return
+            del self._unsent[0]
+        self.loop.remove_writer(self._socket.fileno())
+
+    # ---- what it says ----
+
+    def _on_packet(self) -> None:
+        try:
+            size = array.array("i").itemsize
+            data, more, _, _ = self._socket.recvmsg(
+                PACKET_MAX, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return
+        except OSError:
+            data, more = b"", []
+        if not data:
+            return self._lost()
+        fds = array.array("i", b"".join(bytes(item[2]) for item in more))
+        message = decode_from_nursery(data)
+        if isinstance(message, Forked):
+            self._forked(message, fds[0])
+        elif isinstance(message, Unforked):
+            self._owner.host_failed(self._hosts.pop(message.number), message.text)
+        elif isinstance(message, Died):
+            self._died(message)
+        elif isinstance(message, Clean):
+            host = self._unclean.pop(message.number, None)
+            if host is not None:
+                self._owner.host_clean(host)
+
+    def _forked(self, message: Forked, fd: int) -> None:
+        host = self._hosts[message.number]
+        host.pid = message.pid
+        host.control = socket.socket(fileno=fd)
+        host.control.setblocking(False)
+        self.loop.add_reader(fd, self._on_data, host)
+        host.send(self._setup)
+        self._owner.host_up(host)
+
+    def _died(self, message: Died) -> None:
+        host = self._hosts.get(message.number)
+        if host is None:
+            return
+        while host.control is not None and self._on_data(host):
+            pass  # what it said before it died comes first
+        host.hang_up()
+        del self._hosts[message.number]
+        if not message.clean:
+            self._unclean[message.number] = host
+        self._owner.host_died(host, message.status, message.clean, message.tail)
+
+    def _lost(self) -> None:
+        """The nursery itself died: its hosts end by their own signal."""
+        self.loop.remove_reader(self._socket.fileno())
+        self.loop.remove_writer(self._socket.fileno())
+        hosts, self._hosts = list(self._hosts.values()), {}
+        unclean, self._unclean = list(self._unclean.values()), {}
+        for host in hosts:
+            host.hang_up()
+        self._owner.nursery_lost()  # first, as a death asks for a new host
+        for host in hosts:
+            self._owner.host_died(host, -1, True, "")
+        for host in unclean:
+            self._owner.host_clean(host)
+
+    def _on_data(self, host: Host) -> bool:
+        """Handles what a host said; returns whether there may be more."""
+        if host.control is None:
+            return False
+        try:
+            data = host.control.recv(_RECEIVE)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:  # its death certificate follows; a runner may only have closed its socket
+            host.hang_up()
+            host.kill()
+            return False
+        try:
+            for message in host.inbox.feed(data):
+                if isinstance(message, Ended):
+                    self._owner.ended(host, message)
+                elif isinstance(message, Gone):
+                    self._owner.gone(host, message)
+                else:
+                    self._owner.piece(host, message)
+        except (ProtocolError, msgspec.DecodeError):
+            host.hang_up()
+            host.kill()
+            return False
+        return True
+
+    def close(self) -> None:
+        """Ends the nursery and with it every host; returns when they are gone."""
+        if self._closed:
+            return
+        self._closed = True
+        for host in self._hosts.values():
+            host.hang_up()
+        self.loop.remove_reader(self._socket.fileno())
+        self.loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_S)
+        if self._process.returncode is None:
+            self._process.kill()
+            self._process.wait()

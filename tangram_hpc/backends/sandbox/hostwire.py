@@ -1,0 +1,242 @@
+"""Pure. What worker, nursery and hosts say to each other on one machine, and how it is framed.
+
+Law: nothing here is ever sent to another machine or kept. Worker and host: a stream of frames, each
+a little-endian u32 length and one msgpack message. Worker and nursery: one msgpack message a packet
+(a `SOCK_SEQPACKET` pair). A runner runs its user's code, so the worker believes of its messages
+only what concerns the lease that it was given.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Union
+
+import msgspec
+
+from ...domain.outcome import Outcome
+from ...domain.states import ActionState
+from ...errors import ProtocolError
+
+FRAME_MAX = 512 * 1024 * 1024  # bytes
+FILE_MAX = 256 * 1024 * 1024  # bytes; the largest file that one FileCall reads
+PACKET_MAX = 64 * 1024  # bytes
+TAIL = 4096  # bytes; what is kept of a function's own output
+OUTPUT = ".tangram-output"  # where a runner's stdout and stderr go, in its scratch directory
+
+INIT = "init"
+RUNNER = "runner"
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
+    """The common head of all messages of this file."""
+
+
+# ---- worker -> host --------------------------------------------------------------------------
+
+
+class Setup(Frame, frozen=True, tag=1):
+    """First message to a host."""
+
+    kill_wait_ns: int
+    output_max: int
+
+
+class Run(Frame, frozen=True, tag=2):
+    """Carry a client's payload out. `cores` is empty unless they are to be bound to; `units` is
+    what was granted; with `keep` the files stay for the session's next action."""
+
+    lease: int
+    payload: bytes
+    cores: tuple[int, ...]
+    gpus: tuple[int, ...]
+    units: int
+    timeout_ns: int
+    keep: bool
+
+
+class Kill(Frame, frozen=True, tag=3):
+    """End what runs under a lease and report `state`."""
+
+    lease: int
+    state: ActionState
+    reason: str
+
+
+class Cores(Frame, frozen=True, tag=4):
+    """Bind the whole tree of a lease to these cores."""
+
+    lease: int
+    cores: tuple[int, ...]
+
+
+class Load(Frame, frozen=True, tag=5):
+    """A function for a runner to keep under its digest; `drop` is one to forget, or empty."""
+
+    digest: str
+    blob: bytes
+    drop: str
+
+
+class Close(Frame, frozen=True, tag=6):
+    """End all beneath, remove the directory, exit."""
+
+
+# ---- host -> worker --------------------------------------------------------------------------
+
+
+class Ended(Frame, frozen=True, tag=20):
+    """A lease's outcome and the payload for its client; `clean`: nothing of it is left."""
+
+    lease: int
+    outcome: Outcome
+    payload: bytes | None
+    clean: bool
+
+
+class Gone(Frame, frozen=True, tag=21):
+    """Nothing is left of a lease that ended without `clean`."""
+
+    lease: int
+
+
+class Piece(Frame, frozen=True, tag=22):
+    """A piece of a streamed command's output."""
+
+    lease: int
+    stream: int
+    data: bytes
+
+
+# ---- worker -> nursery -----------------------------------------------------------------------
+
+
+class Fork(Frame, frozen=True, tag=40):
+    """Fork a host of this kind under this number."""
+
+    number: int
+    kind: str
+
+
+class End(Frame, frozen=True, tag=41):
+    """SIGKILL a host; Died follows."""
+
+    number: int
+
+
+# ---- nursery -> worker -----------------------------------------------------------------------
+
+
+class Forked(Frame, frozen=True, tag=50):
+    """The host lives; the worker's end of its control socket comes with this packet."""
+
+    number: int
+    pid: int
+
+
+class Unforked(Frame, frozen=True, tag=51):
+    """The host could not be forked."""
+
+    number: int
+    text: str
+
+
+class Died(Frame, frozen=True, tag=52):
+    """A host ended with this wait status. `clean`: so did all that was beneath it. `tail` is the
+    end of a runner's output."""
+
+    number: int
+    status: int
+    clean: bool
+    tail: str
+
+
+class Clean(Frame, frozen=True, tag=53):
+    """All that was beneath a host that died without `clean` has ended."""
+
+    number: int
+
+
+ToHost = Union[Setup, Run, Kill, Cores, Load, Close]  # noqa: UP007 - decoded by tag at run time
+FromHost = Union[Ended, Gone, Piece]  # noqa: UP007
+ToNursery = Union[Fork, End]  # noqa: UP007
+FromNursery = Union[Forked, Unforked, Died, Clean]  # noqa: UP007
+
+_LENGTH = struct.Struct("<I")
+_encoder = msgspec.msgpack.Encoder()
+_to_host = msgspec.msgpack.Decoder(ToHost)
+_from_host = msgspec.msgpack.Decoder(FromHost)
+_to_nursery = msgspec.msgpack.Decoder(ToNursery)
+_from_nursery = msgspec.msgpack.Decoder(FromNursery)
+
+decode_to_nursery = _to_nursery.decode
+decode_from_nursery = _from_nursery.decode
+packet = _encoder.encode
+
+
+def frame(message: Frame) -> bytes:
+    """A message as it goes through a control socket."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class _Inbox:
+    """Cuts a stream into frames; keeps what is incomplete."""
+
+    __slots__ = ("_decode", "_kept")
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder) -> None:
+        self._decode = decoder.decode
+        self._kept = bytearray()
+
+    def _cut(self, data: bytes) -> Iterator:
+        if self._kept:
+            self._kept += data
+            if len(self._kept) < 4 + _LENGTH.unpack_from(self._kept.ljust(4))[0]:
+                return
+            data = bytes(self._kept)
+            self._kept = bytearray()
+        view, at, end = memoryview(data), 0, len(data)
+        while end - at >= 4:
+            size = _LENGTH.unpack_from(view, at)[0]
+            if size > FRAME_MAX:
+                raise ProtocolError(f"a frame of {size} bytes is not in the protocol")
+            if end - at - 4 < size:
+                break
+            try:
+                yield self._decode(view[at + 4 : at + 4 + size])
+            except msgspec.DecodeError as error:
+                raise ProtocolError(f"a message is not in the protocol: {error}") from None
+            at += 4 + size
+        if at < end:
+            self._kept = bytearray(view[at:])
+
+
+class HostInbox(_Inbox):
+    """What a host reads."""
+
+    def __init__(self) -> None:
+        super().__init__(_to_host)
+
+    def feed(self, data: bytes) -> Iterator[ToHost]:
+        """Yields the messages that are complete.
+
+        Raises:
+            ProtocolError: the bytes are not frames.
+        """
+        return self._cut(data)
+
+
+class WorkerInbox(_Inbox):
+    """What a worker reads of a host."""
+
+    def __init__(self) -> None:
+        super().__init__(_from_host)
+
+    def feed(self, data: bytes) -> Iterator[FromHost]:
+        """Yields the messages that are complete.
+
+        Raises:
+            ProtocolError: the bytes are not frames.
+        """
+        return self._cut(data)

@@ -1,0 +1,242 @@
+"""Owns: the hosts of one worker - forking them, waiting for them, and that nothing of a dead one
+stays. Must not run anything of a user's, hold a thread, or import more than its hosts need: each
+host is a fork of it.
+
+Every process beneath is adopted by it when its host dies (it is a subreaper). A child that is not a
+host is therefore an orphan, and is ended. When its worker ends, by its socket or its parent, all
+beneath ends and the scratch directory goes.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from array import array
+from contextlib import suppress
+from types import FrameType
+
+from . import scratch, tree
+from .host import become, guard
+from .hostwire import (
+    INIT,
+    OUTPUT,
+    PACKET_MAX,
+    TAIL,
+    Clean,
+    Died,
+    End,
+    Fork,
+    Forked,
+    Unforked,
+    decode_to_nursery,
+    packet,
+)
+from .init import Init
+
+_AGAIN_MS = 5
+_END_S = 8.0
+
+
+class Nursery:
+    """The parent of all hosts of a worker."""
+
+    def __init__(self, worker: socket.socket, root: str) -> None:
+        self._worker = worker
+        self._root = root
+        self._hosts: dict[int, int] = {}  # pid -> number
+        self._pids: dict[int, int] = {}
+        self._brooms: set[int] = set()
+        self._unclean: list[int] = []
+        self._ending = False
+        self._wake, self._into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._signals()
+
+    def _signals(self) -> None:
+        signal.set_wakeup_fd(self._into, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, where: None)
+        signal.signal(signal.SIGTERM, self._on_term)
+
+    def _on_term(self, number: int, where: FrameType | None) -> None:
+        self._ending = True
+
+    def serve(self) -> None:
+        """Serves until the worker goes; then ends everything."""
+        poll = select.poll()
+        poll.register(self._worker.fileno(), select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        try:
+            while not self._ending:
+                for fd, _ in poll.poll(_AGAIN_MS if self._unclean else None):
+                    if fd == self._wake:
+                        os.read(self._wake, 512)
+                    else:
+                        self._receive()
+                self._reap()
+                if self._unclean:
+                    self._sweep()
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the worker is gone
+        finally:
+            self._end()
+
+    def _receive(self) -> None:
+        data = self._worker.recv(PACKET_MAX)
+        if not data:
+            self._ending = True
+            return
+        order = decode_to_nursery(data)
+        if isinstance(order, Fork):
+            try:
+                self._fork(order)
+            except OSError as error:
+                text = f"cannot start a host ({error.strerror})"
+                self._worker.sendall(packet(Unforked(order.number, text)))
+        elif isinstance(order, End) and order.number in self._pids:
+            os.kill(self._pids[order.number], signal.SIGKILL)
+
+    def _home(self, number: int) -> str:
+        return os.path.join(self._root, str(number))
+
+    def _fork(self, order: Fork) -> None:
+        home = self._home(order.number)
+        scratch.make(home)
+        here, there = socket.socketpair()
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            scratch.remove(home)
+            here.close()
+            there.close()
+            raise
+        if pid == 0:
+            _host(there, home, order.kind, parent)
+        there.close()
+        self._hosts[pid] = order.number
+        self._pids[order.number] = pid
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [here.fileno()]))]
+        self._worker.sendmsg([packet(Forked(order.number, pid))], rights)
+        here.close()
+
+    # ---- what ends ----
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._brooms.discard(pid)
+            number = self._hosts.pop(pid, -1)
+            if number >= 0:
+                del self._pids[number]
+                self._died(number, status)
+
+    def _died(self, number: int, status: int) -> None:
+        clean = not self._kill_orphans()
+        tail = self._tail(number)
+        self._worker.sendall(packet(Died(number, status, clean, tail)))
+        if clean:
+            self._tidy(number)
+        else:
+            self._unclean.append(number)
+
+    def _tail(self, number: int) -> str:
+        try:
+            with open(os.path.join(self._home(number), OUTPUT), "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(0, size - TAIL))
+                return file.read(TAIL).decode(errors="replace")
+        except OSError:
+            return ""
+
+    def _kill_orphans(self) -> bool:
+        return tree.kill_beneath(os.getpid(), frozenset(self._hosts) | self._brooms)
+
+    def _sweep(self) -> None:
+        if self._kill_orphans():
+            return
+        numbers, self._unclean = self._unclean, []
+        for number in numbers:
+            self._worker.sendall(packet(Clean(number)))
+            self._tidy(number)
+
+    def _tidy(self, number: int) -> None:
+        """Removes what a dead host left of its directory; a large one in a child, as we must not
+        be late for others."""
+        home = self._home(number)
+        with suppress(OSError):
+            os.unlink(os.path.join(home, OUTPUT))
+        with suppress(OSError):
+            os.rmdir(os.path.join(home, scratch.TMP))
+        with suppress(OSError):
+            os.rmdir(home)
+        if os.path.lexists(home):
+            try:
+                pid = os.fork()
+            except OSError:
+                pid = -1
+            if pid <= 0:
+                scratch.remove(home)
+            if pid == 0:
+                os._exit(0)
+            if pid > 0:
+                self._brooms.add(pid)
+
+    def _end(self) -> None:
+        deadline = time.monotonic() + _END_S
+        while time.monotonic() < deadline:
+            tree.kill_beneath(os.getpid())
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                break
+            time.sleep(0.001)
+        if not scratch.remove(self._root):
+            shutil.rmtree(self._root, ignore_errors=True)
+
+
+def _host(control: socket.socket, home: str, kind: str, parent: int) -> None:
+    """A host's whole life; never returns."""
+    status = 70
+    try:
+        control = become(control, home, kind, parent)
+        if kind == INIT:
+            Init(control, home).serve()
+        else:
+            from . import runner  # cloudpickle is for runners only
+
+            runner.serve(control, home)
+        status = 0
+    except SystemExit:
+        status = 1
+    except BaseException:  # noqa: BLE001 - the outermost loop of a host: tell, and end
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> None:
+    """`python -m tangram_hpc.backends.sandbox.nursery FD ROOT`."""
+    guard("tangram-nursery", signal.SIGTERM)
+    worker = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(worker.fileno(), False)
+    gc.collect()
+    gc.freeze()  # so that a host's first collection does not copy all that it shares
+    Nursery(worker, sys.argv[2]).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Owns: walking a process tree through /proc, and ending one. Must not wait for a process.
+
+A walk is a photograph: what forks while it is taken can be missed. So whoever ends a tree repeats
+`kill_beneath` until it has no children left, as a subreaper can know.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+
+
+def threads(pid: int) -> list[int]:
+    """The thread ids of a process; [] when it is gone."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    pieces = []
+    try:
+        while piece := os.read(fd, 65536):
+            pieces.append(piece)
+    except OSError:  # it ended between the open and the read
+        pass
+    finally:
+        os.close(fd)
+    return b"".join(pieces)
+
+
+def _parents() -> dict[int, list[int]]:
+    """Children by parent from one pass over /proc: for kernels without `children` files."""
+    found: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (stat := _read(f"/proc/{name}/stat")):
+            parent = int(stat[stat.rindex(b")") + 2 :].split(None, 2)[1])
+            found.setdefault(parent, []).append(int(name))
+    return found
+
+
+def _quick_children(pid: int) -> list[int]:
+    found: list[int] = []
+    for tid in threads(pid):
+        if text := _read(f"/proc/{pid}/task/{tid}/children"):
+            found += map(int, text.split())
+    return found
+
+
+_quick = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+
+
+def children(pid: int) -> list[int]:
+    """The processes whose parent is `pid`."""
+    return _quick_children(pid) if _quick else _parents().get(pid, [])
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes beneath `pid`, parents before their children."""
+    table = None if _quick else _parents()
+    found, todo = [], [pid]
+    while todo:
+        parent = todo.pop()
+        below = _quick_children(parent) if table is None else table.get(parent, [])
+        found += below
+        todo += below
+    return found
+
+
+def kill_beneath(pid: int, spare: frozenset[int] = frozenset()) -> bool:
+    """SIGKILLs all beneath `pid` but the children in `spare` (and what is beneath those); returns
+    whether there was anything."""
+    seen = False
+    for child in children(pid):
+        if child in spare:
+            continue
+        seen = True
+        for victim in (child, *descendants(child)):
+            with suppress(OSError):  # gone meanwhile, or it became another user's
+                os.kill(victim, signal.SIGKILL)
+    return seen

@@ -1,0 +1,62 @@
+"""The one door to `SLURM_*`: what Slurm told this process about its job, step and node.
+
+Law: reads only the mapping it is given; makes no RPC. In every step of a het job `SLURM_JOB_ID` is
+the leader's, and a task gets no het-group variable, so the component is passed by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SlurmPlace:
+    """Where this process runs; zeros and empty strings for what Slurm did not say."""
+
+    job: str
+    node: str
+    cpus: int
+    mem_mib: int
+    gpus: tuple[int, ...]
+    ntasks: int
+    ends_at_s: int
+
+
+def slurm_place(environ: Mapping[str, str]) -> SlurmPlace | None:
+    """What Slurm says, or None outside a job."""
+    job = environ.get("SLURM_JOB_ID")
+    if not job:
+        return None
+    cpus = _int(environ.get("SLURM_CPUS_ON_NODE"))
+    mem = _int(environ.get("SLURM_MEM_PER_NODE")) or cpus * _int(environ.get("SLURM_MEM_PER_CPU"))
+    return SlurmPlace(
+        job=job,
+        node=environ.get("SLURMD_NODENAME", ""),
+        cpus=cpus,
+        mem_mib=mem,
+        gpus=_gpus(environ),
+        ntasks=_int(environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")),
+        ends_at_s=_int(environ.get("SLURM_JOB_END_TIME")),
+    )
+
+
+def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without anything of Slurm or of a process manager in it."""
+    prefixes = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "HYDI_", "MPI_",
+                "OMPI_", "PRTE_", "TANGRAM_")
+    return {k: v for k, v in environ.items() if not k.startswith(prefixes)}
+
+
+def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+    if visible and all(part.strip().isdigit() for part in visible.split(",")):
+        return tuple(int(part) for part in visible.split(","))
+    listed = environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or ""
+    if listed and all(part.strip().isdigit() for part in listed.split(",")):
+        return tuple(range(len(listed.split(","))))
+    return tuple(range(_int(environ.get("SLURM_GPUS_ON_NODE"))))
+
+
+def _int(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else 0

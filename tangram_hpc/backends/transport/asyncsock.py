@@ -1,0 +1,233 @@
+"""Sockets on asyncio's loop, for broker, worker and gateway: links, listeners, dialling.
+
+Law: no listener without authentication: a peer that has not proven the job's key within
+`HANDSHAKE_S` is dropped before any frame is read, and a Unix peer must be the same user. Frames are
+written with one gathering system call and read without copying payloads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+
+from ...errors import AccessError, ProtocolError, TangramError
+from ...wire import auth
+from ...wire.frame import Buffer, Inbox, Outbox, Parcel
+from ...wire.message import Message
+
+HANDSHAKE_S = 5.0
+_CHUNK = 1 << 18
+_IOV = 512  # well under every kernel's IOV_MAX
+
+OnParcel = Callable[[Parcel], None]
+OnLost = Callable[[str], None]
+
+
+class SocketLink:
+    """One authenticated conversation (fills `ports.Link`).
+
+    `on_parcel` gets each message with its payload, `on_turn` is called once after each batch of
+    them, `on_lost` once with the reason when the peer is gone (never after `close`).
+    """
+
+    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        sock.setblocking(False)
+        self._sock: socket.socket | None = sock
+        self._loop = loop
+        self._inbox, self._outbox = Inbox(), Outbox()
+        self._backlog: deque[Buffer] = deque()
+        self._on_parcel: OnParcel = lambda parcel: None
+        self._on_turn: Callable[[], None] = lambda: None
+        self._on_lost: OnLost = lambda reason: None
+
+    def attach(self, on_parcel: OnParcel, on_turn: Callable[[], None], on_lost: OnLost) -> None:
+        """Starts reading."""
+        assert self._sock is not None
+        self._on_parcel, self._on_turn, self._on_lost = on_parcel, on_turn, on_lost
+        self._loop.add_reader(self._sock.fileno(), self._readable)
+
+    def send(self, message: Message, payload: Buffer | None = None) -> None:
+        """See `ports.Link.send`."""
+        self._outbox.put(message, payload)
+
+    def flush(self) -> None:
+        """See `ports.Link.flush`."""
+        frame = self._outbox.take()
+        if frame and self._sock is not None:
+            self.write(frame)
+
+    def write(self, frame: list[Buffer]) -> None:
+        """Sends buffers as they are (a whole frame), after what is still unsent."""
+        if self._sock is None:
+            return
+        waiting = bool(self._backlog)
+        self._backlog.extend(frame)
+        if not waiting:
+            self._drain()
+
+    def close(self) -> None:
+        """See `ports.Link.close`: a last try to send, then the end; `on_lost` is not called."""
+        self.flush()
+        if self._sock is not None and self._backlog:
+            self._sock.settimeout(0.5)
+            try:
+                self._sock.sendall(b"".join(self._backlog))
+            except OSError:
+                pass  # the peer is gone: nothing is left to say
+        self._shut()
+
+    def _shut(self) -> None:
+        if self._sock is not None:
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.remove_writer(self._sock.fileno())
+            self._sock.close()
+            self._sock = None
+
+    def _lose(self, reason: str) -> None:
+        if self._sock is not None:
+            self._shut()
+            self._on_lost(reason)
+
+    def _readable(self) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(f"connection failed: {error.strerror}")
+            return
+        if not data:
+            self._lose("connection closed by the peer")
+            return
+        try:
+            for parcel in self._inbox.feed(data):
+                self._on_parcel(parcel)
+        except ProtocolError as error:
+            self._lose(str(error))
+            return
+        self._on_turn()
+
+    def _drain(self) -> None:
+        assert self._sock is not None
+        try:
+            while self._backlog:
+                sent = self._sock.sendmsg([self._backlog[i] for i in
+                                           range(min(len(self._backlog), _IOV))])
+                consume(self._backlog, sent)
+        except BlockingIOError:
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+            return
+        except OSError as error:
+            # told on the next turn: the caller is in the middle of something
+            self._loop.call_soon(self._lose, f"connection failed: {error.strerror}")
+            return
+
+    def _writable(self) -> None:
+        assert self._sock is not None
+        self._loop.remove_writer(self._sock.fileno())
+        self._drain()
+
+
+def consume(backlog: deque[Buffer], sent: int) -> None:
+    """Drops the first `sent` bytes of a queue of buffers."""
+    while sent:
+        head = backlog.popleft()
+        if sent < len(head):
+            backlog.appendleft(memoryview(head)[sent:])
+            return
+        sent -= len(head)
+
+
+class Listener:
+    """Accepts peers on one socket; each that proves the key becomes a SocketLink."""
+
+    def __init__(self, sock: socket.socket, key: bytes, job: str,
+                 on_link: Callable[[SocketLink], None]) -> None:
+        self._sock, self._key, self._job, self._on_link = sock, key, job, on_link
+        self._loop = asyncio.get_running_loop()
+        self._greeting: set[asyncio.Task[None]] = set()
+        sock.setblocking(False)
+        self._loop.add_reader(sock.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Stops accepting."""
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+        for task in self._greeting:
+            task.cancel()
+
+    def _accept(self) -> None:
+        for _ in range(64):
+            try:
+                peer, _ = self._sock.accept()
+            except OSError:
+                return  # nobody waits, or the peer gave up before we came
+            task = self._loop.create_task(self._greet(peer))
+            self._greeting.add(task)
+            task.add_done_callback(self._greeting.discard)
+
+    async def _greet(self, peer: socket.socket) -> None:
+        peer.setblocking(False)
+        try:
+            if peer.family == socket.AF_UNIX:
+                _check_same_user(peer)
+            await asyncio.wait_for(self._handshake(peer), HANDSHAKE_S)
+        except (OSError, TangramError, asyncio.TimeoutError):
+            peer.close()  # unproven: not a word
+            return
+        tune(peer)
+        self._on_link(SocketLink(peer, self._loop))
+
+    async def _handshake(self, peer: socket.socket) -> None:
+        nonce = os.urandom(auth.NONCE)
+        await self._loop.sock_sendall(peer, auth.MAGIC + nonce)
+        answer = b""
+        while len(answer) < auth.ANSWER:
+            more = await self._loop.sock_recv(peer, auth.ANSWER - len(answer))
+            if not more:
+                raise AccessError("the peer left during the handshake")
+            answer += more
+        theirs, given = answer[: auth.NONCE], answer[auth.NONCE :]
+        if not auth.proven(given, self._key, "peer", nonce, theirs, self._job):
+            raise AccessError("the peer does not hold the key")
+        await self._loop.sock_sendall(
+            peer, auth.proof(self._key, "broker", nonce, theirs, self._job))
+
+
+def _check_same_user(peer: socket.socket) -> None:
+    _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid != os.getuid():
+        raise AccessError(f"a process of user {uid} may not connect")
+
+
+def tune(sock: socket.socket) -> None:
+    """No delay for small frames on TCP; keep-alive so that a dead host is noticed."""
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def listen_unix(path: str) -> socket.socket:
+    """A Unix listener only its owner can reach (the folder must be 0700)."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    old = os.umask(0o177)
+    try:
+        sock.bind(path)
+    finally:
+        os.umask(old)
+    sock.listen(1024)
+    return sock
+
+
+def listen_tcp(host: str) -> socket.socket:
+    """A TCP listener on one interface, with a port of the kernel's choice."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.bind((host, 0))
+    sock.listen(1024)
+    return sock

@@ -1,0 +1,51 @@
+"""The mouth: `tangram VERB`, one file a verb. Prints; decides nothing.
+
+Law: results to stdout, everything else to stderr as `tangram: ...`; an error is one line, exit
+status 2 for wrong input and 1 for failure; a traceback only with TANGRAM_DEBUG=1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from .. import __version__
+from ..errors import TangramError
+
+VERBS = ("demo", "run", "acct", "info", "template", "broker", "worker", "gateway", "shutdown")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all verbs."""
+    top = argparse.ArgumentParser(
+        prog="tangram", description="Pack agentic-RL actions into held Slurm allocations.",
+        epilog="Every verb has its own --help.")
+    top.add_argument("--version", action="version", version=f"tangram_hpc {__version__}")
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in VERBS:
+        module = importlib.import_module(f".{verb}", __name__)
+        module.add(verbs)
+    return top
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns its exit status."""
+    args = parser().parse_args(words)
+    try:
+        status: int = args.go(args)
+        sys.stdout.flush()
+        return status
+    except TangramError as error:
+        if os.environ.get("TANGRAM_DEBUG") == "1":
+            raise
+        print(f"tangram: error: {error}", file=sys.stderr)
+        return error.exit_status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader left: nobody to tell
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT

@@ -1,0 +1,50 @@
+"""`tangram info`: what the job holds, what is lent, who waits and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+
+def add(verbs: Any) -> None:
+    """Adds the verb."""
+    p = verbs.add_parser("info", help="what a running job holds, lends and has waiting")
+    p.add_argument("-j", "--job", default="", help="job id (default: as for `run`)")
+    p.add_argument("--json", action="store_true", help="one JSON object")
+    p.set_defaults(go=go)
+
+
+def go(args: argparse.Namespace) -> int:
+    """Asks the broker and prints."""
+    from ..assemble import connect, find_access
+    from ..backends.rundir import last_job
+    from ..errors import AccessError
+
+    try:
+        access = find_access(os.environ, args.job)
+    except AccessError:
+        access = find_access(os.environ, last_job(os.environ))
+    with connect(access, name="tangram info") as client:
+        told = {**client.ask("info"), **client.ask("nodes"), **client.ask("pending")}
+    if args.json:
+        print(json.dumps(told))
+        return 0
+    print(f"job {told['job']}  placer {told['placer']}  clients {told['clients'] - 1}  "
+          f"sessions {told['sessions']} ({told['sessions_waiting']} waiting)")
+    print(f"cpus {told['cpus'] - told['cpus_free']}/{told['cpus']} lent  "
+          f"gpus {told['gpus'] - told['gpus_free']}/{told['gpus']}  "
+          f"memory {told['mem_mib'] - told['mem_mib_free']}/{told['mem_mib']} MiB")
+    print("actions  " + ("  ".join(f"{k} {v}" for k, v in told["actions"].items()) or "none"))
+    print(f"\n{'NODE':<16}{'STATE':<10}{'COMPONENT':<12}{'CPUS':>9}{'GPUS':>6}{'SESSIONS':>10}"
+          f"  ENFORCEMENT")
+    for n in told["nodes"]:
+        lent = f"{n['cpus'] - n['cpus_free']}/{n['cpus']}" if n["state"] == "UP" else "-"
+        print(f"{n['name']:<16}{n['state']:<10}{n['component']:<12}{lent:>9}{n['gpus']:>6}"
+              f"{n['sessions']:>10}  {n['enforcement']}")
+    for p in told["pending"][:20]:
+        print(f"PENDING  {p['id']:<12}{p['name']:<20}{p['waited_s']:8.1f} s  {p['reason']}")
+    if len(told["pending"]) > 20:
+        print(f"... and {len(told['pending']) - 20} more")
+    return 0

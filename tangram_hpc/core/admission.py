@@ -1,0 +1,90 @@
+"""Pure. What can never be granted, and why what waits still waits.
+
+Law: "never" is said at once, naming the field and what there is; "not now" is a reason and never an
+error. As long as expected nodes are missing, nobody knows what is never.
+"""
+
+from __future__ import annotations
+
+from ..domain.action import Action
+from ..domain.ids import show
+from ..domain.session import SessionSpec
+from ..domain.states import SessionState
+from .ledger import ActionEntry, Ledger, NodeEntry
+from .placers.base import Placer
+
+OPEN_SESSION = (SessionState.WAITING, SessionState.OPENING, SessionState.IDLE, SessionState.BUSY)
+
+
+def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
+    """Why this action can never run here, naming the field; empty when it can (or when not
+    all expected nodes have joined yet, so that nobody knows)."""
+    if not action.degrees or list(action.degrees) != sorted(set(action.degrees)):
+        return f"cpus: {action.degrees} must be ascending whole numbers"
+    if min(action.degrees[0], action.mem_mib, action.gpus) < 0:
+        return "cpus, mem, gpus: none may be negative"
+    if action.session:
+        session = ledger.sessions.get(action.session)
+        if session is None or session.state not in OPEN_SESSION:
+            return f"session: {show(action.session)} is closed"
+        reserve = placer.reserve
+        if reserve and action.degrees[0] > reserve:
+            return (f"cpus: {action.degrees[0]} asked for, {placer.name} gives each "
+                    f"session {reserve}")
+        nodes = [ledger.nodes[session.node]] if session.node else ledger.up_nodes()
+    else:
+        nodes = ledger.up_nodes()
+    return misfit(action, nodes) if ledger.complete else ""
+
+
+def refusal_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str:
+    """Why this session can never open here; empty when it can or nobody knows yet."""
+    mem, component = spec.mem_mib, spec.component
+    if not ledger.complete:
+        return ""
+    nodes = [n for n in ledger.up_nodes() if component in ("", n.spec.component)]
+    if not nodes:
+        return f"component: no node is in {component!r}" if component else ""
+    largest = max(n.spec.mem_mib for n in nodes)
+    if mem > largest:
+        return f"mem: {mem} MiB asked for, the largest node has {largest} MiB"
+    reserve = placer.reserve
+    if reserve > max(len(n.cores.units) for n in nodes):
+        return f"placer: {placer.name} reserves more CPUs than any node has"
+    return ""
+
+
+def reason(ledger: Ledger, entry: ActionEntry) -> str:
+    """Why a pending action waits, in Slurm's words where it has one."""
+    session = ledger.sessions.get(entry.action.session)
+    if session is not None and session.state is SessionState.WAITING:
+        return "SessionAdmission"
+    if session is not None and session.state is SessionState.OPENING:
+        return "SessionOpening"
+    if session is not None and entry.action.id not in ledger.ready:
+        return "SessionBusy"
+    if not ledger.up_nodes():
+        return "ReqNodeNotAvail"
+    return "Resources"
+
+
+def misfit(action: Action, nodes: list[NodeEntry]) -> str:
+    """Which field of an action no node can ever satisfy, and the remedy; empty if one can."""
+    nodes = [n for n in nodes if action.component in ("", n.spec.component)]
+    if not nodes:
+        return f"component: no node is in {action.component!r}" if action.component else ""
+    need, most = action.degrees[0], max(len(n.cores.units) for n in nodes)
+    if need > most:
+        return f"cpus: {need} asked for, the largest node has {most}"
+    most = max(n.spec.mem_mib for n in nodes)
+    if action.mem_mib > most:
+        return f"mem: {action.mem_mib} MiB asked for, the largest node has {most} MiB"
+    most = max(len(n.gpus.units) for n in nodes)
+    if action.gpus > most:
+        return f"gpus: {action.gpus} asked for, the largest node has {most}"
+    for n in nodes:
+        if (need <= len(n.cores.units) and action.mem_mib <= n.spec.mem_mib
+                and action.gpus <= len(n.gpus.units)):
+            return ""
+    return (f"cpus, mem, gpus: no single node has {need} CPUs, {action.mem_mib} MiB and "
+            f"{action.gpus} GPUs")

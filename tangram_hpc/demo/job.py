@@ -1,0 +1,93 @@
+"""The main job: one RL step, three times over the same seeds - packed, statically reserved, fcfs:1.
+
+Law: each phase is a fresh embedded cluster and a fresh MPI world (2 trainer ranks and a gateway);
+only the placer differs between them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..accounting.record import fold
+from ..backends.journal import read_journal
+from ..errors import MissingExtra, TangramError
+from ..local import LocalCluster
+from .policy import GROUP
+from .report import Figures, figures
+
+TRAINERS = 2
+_SESSION_ROOM_MIB = 64
+
+
+@dataclass(frozen=True)
+class DemoPlan:
+    """What to run: how many problems, on how many CPUs, with thoughts scaled by `scale`."""
+
+    problems: int
+    seed: int
+    scale: float
+    cpus: int
+    home: str | None = None
+
+
+Progress = Callable[[str, float], None]
+
+
+def run_phase(plan: DemoPlan, placer: str, progress: Progress) -> Figures:
+    """One RL step under one placer.
+
+    Raises:
+        TangramError: a rank failed; the message holds the end of its words.
+    """
+    total = plan.problems * GROUP
+    room = max(1024, total * _SESSION_ROOM_MIB)
+    with LocalCluster(plan.cpus, placer=placer, home=plan.home, mem_mib=room) as cluster:
+        out = cluster.folder / "demo.json"
+        world = _launch(plan, cluster.access, out, cluster.folder / "ranks.log")
+        try:
+            while world.poll() is None:
+                ended = cluster.ask("info")["sessions_ended"]
+                progress(placer, ended / total)
+                time.sleep(0.1)
+        except BaseException:
+            world.terminate()
+            raise
+        if world.returncode != 0 or not out.exists():
+            tail = (cluster.folder / "ranks.log").read_text(errors="replace").strip()[-600:]
+            raise TangramError(f"the trainer ranks failed (status {world.returncode}): {tail}")
+        told: dict[str, Any] = json.loads(out.read_text())
+        folder, job = cluster.folder, cluster.job
+    progress(placer, 1.0)
+    usage = fold(read_journal(folder / "journal")).usage
+    return figures(told, usage, plan.cpus, placer, job)
+
+
+def _launch(plan: DemoPlan, access: Path, out: Path, log: Path) -> subprocess.Popen[bytes]:
+    mpiexec = _mpiexec()
+    python = [sys.executable, "-m"]
+    rank = [*python, "tangram_hpc.demo.rank", "--problems", str(plan.problems), "--seed",
+            str(plan.seed), "--scale", str(plan.scale), "--out", str(out)]
+    command = [mpiexec, "-n", str(TRAINERS), *rank,
+               ":", "-n", "1", *python, "tangram_hpc", "gateway"]
+    environ = {**os.environ, "TANGRAM_ACCESS": str(access), "TANGRAM_GATEWAY": "1",
+               "TANGRAM_WORLD_SIZE": str(TRAINERS + 1)}
+    with open(log, "wb") as file:
+        return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=file,
+                                stderr=file)
+
+
+def _mpiexec() -> str:
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise MissingExtra("mpiexec is not here; install it with pip install 'tangram-hpc[demo]'")
+    return found

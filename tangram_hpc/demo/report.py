@@ -1,0 +1,112 @@
+"""Pure. The demo's figures and its table, from what the ranks measured and the journal folded.
+
+Law: a ratio compares runs on the same CPUs; an ACT is submit -> result, the first one of a
+trajectory also holds the wait for its session (workload format, `static:K`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One phase's figures; seconds, CPU-seconds. `*_bare` leaves the wait for admission out."""
+
+    placer: str
+    actions: int
+    act_mean: float
+    act_p50: float
+    act_p95: float
+    act_p99: float
+    queue: float
+    exec: float
+    system: float
+    act_bare: float
+    step: float
+    think: float
+    held: float
+    used: float
+    allocated: float
+    passed: int
+    expected: int
+    trajectories: int
+    wrong: int
+    mixed_groups: int
+    via: str
+    job: str
+
+    @property
+    def think_share(self) -> float:
+        """Thinking over execution."""
+        return self.think / max(1e-9, self.exec * self.actions)
+
+
+def figures(told: dict[str, Any], usage: Any, cpus: int, placer: str, job: str) -> Figures:
+    """From the ranks' summary and the journal's usage (ns)."""
+    ranks = told["ranks"]
+    rows = [row for rank in ranks for row in rank["rows"]]
+    act = np.array([r["act_s"] for r in rows])
+    queue = np.array([r["queue_s"] for r in rows])
+    run = np.array([r["exec_s"] for r in rows])
+    bare = act - np.array([r["opening_s"] for r in rows])
+    p50, p95, p99 = np.percentile(act, [50, 95, 99])
+    step = max(rank["step_s"] for rank in ranks)
+    return Figures(
+        placer=placer, actions=len(rows), act_mean=float(act.mean()), act_p50=float(p50),
+        act_p95=float(p95), act_p99=float(p99), queue=float(queue.mean()),
+        exec=float(run.mean()), system=float((act - queue - run).mean()),
+        act_bare=float(bare.mean()), step=step, think=sum(rank["think_s"] for rank in ranks),
+        held=(usage.reserved_ns or usage.lent_ns) / 1e9, used=usage.burnt_ns / 1e9,
+        allocated=cpus * step, passed=sum(sum(rank["rewards"]) for rank in ranks),
+        expected=sum(sum(rank["expected"]) for rank in ranks),
+        trajectories=sum(len(rank["rewards"]) for rank in ranks),
+        wrong=sum(len(rank["wrong"]) for rank in ranks),
+        mixed_groups=told["mixed_groups"], via=ranks[0]["via"], job=job)
+
+
+def table(ours: Figures, static: Figures, plain: Figures) -> str:
+    """Three columns and the ratio of the first two."""
+    lines = [f"{'':<30}{ours.placer:>13}{static.placer:>13}{plain.placer:>13}{'ratio':>9}"]
+
+    def row(name: str, pick: Any, unit: str = "s", ratio: bool = True) -> None:
+        values = [pick(f) for f in (ours, static, plain)]
+        scaled = [v * 1e3 if unit == "ms" else v for v in values]
+        tail = f"{values[1] / max(values[0], 1e-9):>8.1f}x" if ratio else ""
+        lines.append(f"{name:<30}" + "".join(f"{v:>10.2f} {unit:<2}" for v in scaled) + tail)
+
+    row("ACT mean", lambda f: f.act_mean, "ms")
+    row("ACT p50", lambda f: f.act_p50, "ms")
+    row("ACT p95", lambda f: f.act_p95, "ms")
+    row("ACT p99", lambda f: f.act_p99, "ms")
+    row("  of the mean: queue", lambda f: f.queue, "ms", False)
+    row("  of the mean: execution", lambda f: f.exec, "ms", False)
+    row("  of the mean: system", lambda f: f.system, "ms", False)
+    row("ACT mean without admission", lambda f: f.act_bare, "ms")
+    row("train step", lambda f: f.step)
+    row("CPU-seconds held by work", lambda f: f.held)
+    row("CPU-seconds used by work", lambda f: f.used, ratio=False)
+    row("CPU-seconds allocated", lambda f: f.allocated)
+    return "\n".join(lines)
+
+
+def summary(ours: Figures, static: Figures, plain: Figures) -> dict[str, Any]:
+    """The demo's last line."""
+    runs = (ours, static, plain)
+    return {
+        "act_ratio": round(static.act_mean / ours.act_mean, 2),
+        "step_ratio": round(static.step / ours.step, 2),
+        "rewards_ok": all(f.wrong == 0 and f.passed == f.expected for f in runs),
+        "actions": ours.actions,
+        "act_ratio_without_admission": round(static.act_bare / ours.act_bare, 2),
+        "act_ratio_fcfs1": round(plain.act_mean / ours.act_mean, 2),
+        "system_share": round(ours.system / ours.act_mean, 4),
+        "act_ms": round(ours.act_mean * 1e3, 2),
+        "step_s": round(ours.step, 2),
+        "think_per_execution": round(min(f.think_share for f in runs), 1),
+        "pass_rate": round(ours.passed / max(1, ours.trajectories), 4),
+        "trajectories": ours.trajectories,
+    }

@@ -1,0 +1,134 @@
+"""`LocalCluster`: broker, one worker and a client in one process tree, without Slurm or MPI.
+
+Law: the same programs as on a cluster, on one machine; what it starts ends with it, even when this
+process is killed (each child holds the reading end of a pipe whose writing end is ours).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .assemble import await_access, connect
+from .backends.rundir import job_dir, local_job_name
+from .backends.slurm.environ import without_slurm
+from .client.client import Client
+from .errors import BrokerUnreachable
+
+_START_S = 30.0
+
+
+class LocalCluster:
+    """Everything on this machine; what a `Client` can do, it can do too.
+
+        with LocalCluster(cpus=8) as c:
+            print(c.submit(["uname", "-a"]).result().text)
+
+    Args:
+        cpus: CPUs it lends (all that this process may use; more than those are only counted).
+        mem_mib: memory it lends (all).
+        placer: `first-fit`, `fcfs:K` or `static:K`.
+        workers: how many worker processes, each lending `cpus`: nodes of a pretended cluster.
+        home: where the job's folder is made, instead of `$TANGRAM_HOME` or `~/.tangram`.
+        settings: further fields of the config file (`sync="batch"`, `grace_s=5`, ...).
+    """
+
+    def __init__(self, cpus: int | None = None, *, mem_mib: int | None = None,
+                 placer: str = "first-fit", workers: int = 1, home: str | Path | None = None,
+                 **settings: Any) -> None:
+        self.job = local_job_name()
+        self._environ = {**without_slurm(os.environ), **_kept(os.environ),
+                         "TANGRAM_PLACER": placer, "TANGRAM_BIND": "none"}
+        if home is not None:
+            self._environ["TANGRAM_HOME"] = str(home)
+        chosen = {"cpus": cpus, "mem_mib": mem_mib, **settings}
+        self._environ.update({f"TANGRAM_{k.upper()}": str(v) for k, v in chosen.items()
+                              if v is not None})
+        self.folder = job_dir(self._environ, self.job)
+        self.access = self.folder / "access.json"
+        self._workers = workers
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._lifeline = -1
+        self.client: Client | None = None
+
+    def start(self) -> LocalCluster:
+        """Starts it; returns when actions can be submitted.
+
+        Raises:
+            BrokerUnreachable: a part did not start; its log says why.
+        """
+        self._lifeline_read, self._lifeline = os.pipe2(os.O_CLOEXEC)
+        try:
+            broker = self._spawn("broker", "--job", self.job, "--nodes", str(self._workers))
+            await_access(self.access, _START_S, lambda: broker.poll() is None)
+            for number in range(self._workers):
+                name = ["--name", f"local{number}"] if self._workers > 1 else []
+                self._spawn("worker", "--access", str(self.access), *name)
+            self.client = connect(self.access)
+            self._await_workers()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Ends it in order; the journal stays for `tangram acct`."""
+        if self.client is not None:
+            self.client.close()
+        for child in self._children[:1]:
+            child.terminate()  # the broker tells the workers
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            os.close(self._lifeline_read)
+            self._lifeline = -1
+        for child in self._children:
+            try:
+                child.wait(15)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        self._children = []
+
+    def __enter__(self) -> LocalCluster:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        client = self.__dict__.get("client")
+        if client is None:
+            raise AttributeError(f"LocalCluster has no attribute {name!r} before it is started")
+        return getattr(client, name)
+
+    def _await_workers(self) -> None:
+        assert self.client is not None
+        deadline = time.monotonic() + _START_S
+        while self.client.ask("info")["nodes"] < self._workers:
+            if any(child.poll() is not None for child in self._children):
+                raise BrokerUnreachable(f"a worker did not start; see {self.folder}/worker.log")
+            if time.monotonic() > deadline:
+                raise BrokerUnreachable("the workers did not join in time")
+            time.sleep(0.01)
+
+    def _spawn(self, *words: str) -> subprocess.Popen[bytes]:
+        command: Sequence[str] = [sys.executable, "-m", "tangram_hpc", *words,
+                                  "--lifeline", str(self._lifeline_read)]
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(self.folder / f"{words[0]}.log", "ab") as log:
+            child = subprocess.Popen(command, env=self._environ, stdin=subprocess.DEVNULL,
+                                     stdout=log, stderr=log, start_new_session=True,
+                                     pass_fds=[self._lifeline_read])
+        self._children.append(child)
+        return child
+
+
+def _kept(environ: Any) -> dict[str, str]:
+    """The settings that this user has in force; not the way to another broker."""
+    dropped = {"TANGRAM_ACCESS", "TANGRAM_JOB", "TANGRAM_GATEWAY", "TANGRAM_WORLD_SIZE"}
+    return {k: v for k, v in environ.items() if k.startswith("TANGRAM_") and k not in dropped}

@@ -1,0 +1,1 @@
+"""The worker: one long-lived process on each held node."""

@@ -1,0 +1,230 @@
+"""Owns: a worker's conversation with its broker - messages in, orders to the executor; reports in,
+messages out. Must not decide anything, run anything, or know what a socket is.
+
+Law: all that happens in one turn of the loop leaves as one frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..domain.node import NodeSpec
+from ..domain.outcome import Outcome
+from ..errors import ProtocolError
+from ..ports import Executor, Link, Reports, Timer
+from ..wire.message import (
+    PROTOCOL_VERSION,
+    AnyMessage,
+    CloseSandbox,
+    Finished,
+    Kill,
+    Message,
+    OpenSandbox,
+    Output,
+    Ping,
+    Pong,
+    Refused,
+    Released,
+    Resize,
+    SandboxDown,
+    SandboxUp,
+    Shutdown,
+    Start,
+    Started,
+    WorkerHello,
+    WorkerWelcome,
+)
+
+BEAT_S = 0.1  # between two Started messages
+PING_S = 2.0  # of silence before a Ping
+
+MakeExecutor = Callable[[Reports, WorkerWelcome], Executor]
+
+
+class WorkerDriver:
+    """One conversation of a worker, from its hello to its end; fills `Reports` for its executor.
+
+    Args:
+        job: the job that the broker must be of.
+        spec: what this worker lends.
+        link: the conversation with the broker.
+        timer: calls back on the loop.
+        make_executor: called once, with what the broker's welcome says.
+        ended: called once when the worker has nothing left to do, with why; by then the executor is
+            closed and what it said last has been flushed.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        spec: NodeSpec,
+        link: Link,
+        timer: Timer,
+        make_executor: MakeExecutor,
+        ended: Callable[[str], None],
+    ) -> None:
+        self._job = job
+        self._spec = spec
+        self._link = link
+        self._timer = timer
+        self._make_executor = make_executor
+        self._on_ended = ended
+        self._executor: Executor | None = None
+        self._welcome: WorkerWelcome | None = None
+        self._over = False
+        self._flushing = False
+        self._quiet = True  # nothing was sent since the last look
+        self._running: set[int] = set()  # leases without an outcome
+        self._open: set[int] = set()  # leases of which something may be left
+        self._fresh: list[int] = []  # started, not yet told
+        self._beating = False
+        self._orders: dict[type, Callable[..., None]] = {
+            Start: self._start,
+            Kill: self._kill,
+            Resize: self._resize,
+            OpenSandbox: self._open_sandbox,
+            CloseSandbox: self._close_sandbox,
+        }
+
+    @property
+    def welcome(self) -> WorkerWelcome | None:
+        """What the broker said first; None before."""
+        return self._welcome
+
+    def start(self) -> None:
+        """Says hello."""
+        self._send(WorkerHello(PROTOCOL_VERSION, self._job, self._spec))
+        self._timer.after(PING_S, self._ping)
+
+    # ---- from the broker ----
+
+    def receive(self, message: AnyMessage, payload: memoryview | None) -> None:
+        """Handles one message.
+
+        Raises:
+            ProtocolError: it is not one that a worker may get now.
+        """
+        if self._over:
+            return
+        order = self._orders.get(type(message))
+        if order is not None:
+            if self._executor is None:
+                raise ProtocolError(f"{type(message).__name__} came before the welcome")
+            order(self._executor, message, payload)
+        elif isinstance(message, Ping):
+            self._send(Pong(message.stamp))
+        elif isinstance(message, WorkerWelcome):
+            if self._executor is None:
+                self._welcome = message
+                self._executor = self._make_executor(self, message)
+        elif isinstance(message, Shutdown):
+            self.stop(message.reason)
+        elif isinstance(message, Refused):
+            self.stop(message.text)
+        elif not isinstance(message, Pong):
+            raise ProtocolError(f"a worker does not take {type(message).__name__}")
+
+    def _start(self, executor: Executor, order: Start, payload: memoryview | None) -> None:
+        if order.lease not in self._open:
+            self._open.add(order.lease)
+            self._running.add(order.lease)
+            executor.start(order, memoryview(b"") if payload is None else payload)
+
+    def _kill(self, executor: Executor, order: Kill, payload: memoryview | None) -> None:
+        if order.lease in self._running:
+            executor.kill(order.lease, order.state, order.reason)
+
+    def _resize(self, executor: Executor, order: Resize, payload: memoryview | None) -> None:
+        if order.lease in self._running:
+            executor.resize(order.lease, order.cores)
+
+    def _open_sandbox(self, executor: Executor, order: OpenSandbox, _: memoryview | None) -> None:
+        executor.open_session(order.spec)
+
+    def _close_sandbox(self, executor: Executor, order: CloseSandbox, _: memoryview | None) -> None:
+        executor.close_session(order.session)
+
+    # ---- its end ----
+
+    def lost(self, reason: str) -> None:
+        """The conversation is over: what runs is ended, as nobody waits for it here."""
+        self._end(reason)
+
+    def stop(self, reason: str) -> None:
+        """Ends what runs, tells the broker how it ended, and closes the conversation."""
+        if not self._over:
+            self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        if self._over:
+            return
+        if self._executor is not None:
+            self._executor.close()
+        self._over = True
+        self._link.flush()
+        self._link.close()
+        self._on_ended(reason)
+
+    # ---- from the executor (`ports.Reports`) ----
+
+    def started(self, lease: int) -> None:
+        """See `ports.Reports`."""
+        self._fresh.append(lease)
+        if not self._beating:
+            self._beating = True
+            self._timer.after(BEAT_S, self._beat)
+
+    def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool) -> None:
+        """See `ports.Reports`."""
+        self._running.discard(lease)
+        if clean:
+            self._open.discard(lease)
+        self._send(Finished(lease, outcome, clean, int(payload is not None)), payload)
+
+    def released(self, lease: int) -> None:
+        """See `ports.Reports`."""
+        self._open.discard(lease)
+        self._send(Released(lease))
+
+    def output(self, lease: int, stream: int, data: bytes) -> None:
+        """See `ports.Reports`."""
+        self._send(Output(lease, stream), data)
+
+    def session_up(self, session: int) -> None:
+        """See `ports.Reports`."""
+        self._send(SandboxUp(session))
+
+    def session_down(self, session: int, reason: str) -> None:
+        """See `ports.Reports`."""
+        self._send(SandboxDown(session, reason))
+
+    # ---- on its own beat ----
+
+    def _beat(self) -> None:
+        self._beating = False
+        running = tuple(lease for lease in self._fresh if lease in self._running)
+        self._fresh.clear()
+        if running:
+            self._send(Started(running))
+
+    def _ping(self) -> None:
+        if self._over:
+            return
+        if self._quiet:
+            self._send(Ping())
+        self._quiet = True
+        self._timer.after(PING_S, self._ping)
+
+    def _send(self, message: Message, payload: bytes | None = None) -> None:
+        if self._over:
+            return
+        self._quiet = False
+        self._link.send(message, payload)
+        if not self._flushing:
+            self._flushing = True
+            self._timer.after(0, self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if not self._over:
+            self._link.flush()

@@ -1,0 +1,173 @@
+"""An executor on a loop of its own for tests, with all that it reported."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from tangram_hpc.backends.cpu import affinity
+from tangram_hpc.backends.sandbox import tree
+from tangram_hpc.backends.sandbox.executor import SandboxExecutor
+from tangram_hpc.backends.store import FolderStore
+from tangram_hpc.domain.action import Action, Kind
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.session import SessionSpec
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.wire.message import Start
+from tangram_hpc.wire.payload import (
+    ExecCall,
+    ExecReturn,
+    FileCall,
+    FunctionCall,
+    Payload,
+    Stored,
+    decode,
+    encode,
+)
+from tangram_hpc.wire.value import decode_value
+
+DEADLINE_S = 40.0
+SECRETS = {"SLURM_JOB_ID": "7", "TANGRAM_ACCESS": "/secret", "PMI_FD": "9", "MY_API_KEY": "k"}
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not true():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.005)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Rig:
+    """An executor on a loop of its own, and all that it reported."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.store = FolderStore(folder / "store")
+        self.scratch = folder / "scratch"
+        self.done: dict[int, tuple[Outcome, Any, bool]] = {}
+        self.free: set[int] = set()
+        self.events: list[tuple[Any, ...]] = []
+        self.up: set[int] = set()
+        self.down: dict[int, str] = {}
+        self.pieces: dict[int, list[tuple[int, bytes]]] = {}
+        self.lease = 0
+        options.setdefault("cores", affinity.usable()[:2])
+        options.setdefault("kill_wait_s", 0.5)
+        cores = options.pop("cores")
+        self.cores: tuple[int, ...] = cores
+
+        async def make() -> SandboxExecutor:
+            return SandboxExecutor(self, self.store, self.scratch, cores, **options)
+
+        self.executor = self.loop.run_until_complete(make())
+
+    def started(self, lease: int) -> None:
+        self.events.append(("started", lease))
+
+    def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool) -> None:
+        assert lease not in self.done
+        self.events.append(("finished", lease))
+        if payload is not None and isinstance(reference := decode(payload), Stored):
+            payload = self.store.get(reference.digest)
+        self.done[lease] = (outcome, None if payload is None else decode(payload), clean)
+        if clean:
+            self.free.add(lease)
+
+    def released(self, lease: int) -> None:
+        assert lease in self.done and lease not in self.free
+        self.events.append(("released", lease))
+        self.free.add(lease)
+
+    def output(self, lease: int, stream: int, data: bytes) -> None:
+        assert lease not in self.done
+        self.pieces.setdefault(lease, []).append((stream, data))
+
+    def session_up(self, session: int) -> None:
+        self.up.add(session)
+
+    def session_down(self, session: int, reason: str) -> None:
+        self.down[session] = reason
+
+    def until(self, true: Callable[[], bool]) -> None:
+        async def wait() -> None:
+            deadline = time.monotonic() + DEADLINE_S
+            while not true():
+                assert time.monotonic() < deadline, f"never happened; {self.events[-5:]}"
+                await asyncio.sleep(0.002)
+
+        self.loop.run_until_complete(wait())
+
+    def begin(self, call: Payload, kind: Kind, *, cores: tuple[int, ...] | None = None,
+              gpus: tuple[int, ...] = (), store: bool = False, **action: Any) -> int:
+        self.lease += 1
+        order = Start(self.lease, Action(id=self.lease, name="t", kind=kind, **action),
+                      self.cores[:1] if cores is None else cores, gpus)
+        payload = encode(call)
+        if store:
+            payload = encode(Stored(self.store.put(payload), len(payload)))
+        self.loop.call_soon(self.executor.start, order, memoryview(payload))
+        return self.lease
+
+    def end(self, lease: int) -> tuple[Outcome, Any, bool]:
+        self.until(lambda: lease in self.free)
+        return self.done[lease]
+
+    def exec(self, *argv: str, **fields: Any) -> tuple[Outcome, ExecReturn]:
+        call = ExecCall(argv=argv, **{k: fields.pop(k) for k in list(fields)
+                                      if k in ExecCall.__struct_fields__})
+        outcome, back, _ = self.end(self.begin(call, Kind.EXEC, **fields))
+        return outcome, back
+
+    def shell(self, text: str, **fields: Any) -> tuple[Outcome, ExecReturn]:
+        return self.exec(shell=text, **fields)
+
+    def file(self, path: str, data: bytes | None = None, session: int = 1) -> tuple[Outcome, Any]:
+        return self.end(self.begin(FileCall(path, data), Kind.FILE, session=session, cores=()))[:2]
+
+    def function(self, function: Any, *args: Any, pickled: bool = False,
+                 **action: Any) -> tuple[Outcome, Any, bool]:
+        return self.end(self.begin_function(function, *args, pickled=pickled, **action))
+
+    def begin_function(self, function: Any, *args: Any, pickled: bool = False,
+                       **action: Any) -> int:
+        digest = self.store.put(cloudpickle.dumps(function))
+        call = FunctionCall(digest, pickle.dumps((args, {})), pickled)
+        return self.begin(call, Kind.FUNCTION, **action)
+
+    def value(self, function: Any, *args: Any) -> Any:
+        outcome, back, _ = self.function(function, *args)
+        assert outcome.state is ActionState.COMPLETED, (outcome, back)
+        return decode_value(back.data)
+
+    def open(self, session: int = 1) -> None:
+        self.loop.call_soon(self.executor.open_session, SessionSpec(session))
+        self.until(lambda: session in self.up)
+
+    def processes(self) -> list[int]:
+        return [p for p in tree.descendants(os.getpid()) if alive(p)]
+
+    def close(self) -> None:
+        async def close() -> None:
+            self.executor.close()
+
+        self.loop.run_until_complete(close())
+        assert self.free == set(self.done)
+        assert not self.scratch.exists(), list(self.scratch.rglob("*"))
+        self.loop.close()
+
+

@@ -1,0 +1,285 @@
+"""The executor with real processes: whatever an action does, its outcome is right, its worker goes
+on, and nothing of it stays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from executor_rig import SECRETS, Rig, alive
+
+from tangram_hpc.backends.sandbox import tree
+from tangram_hpc.domain.action import Kind
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.wire.message import INLINE_MAX
+from tangram_hpc.wire.payload import (
+    ExecCall,
+    ExecReturn,
+    FileCall,
+    FileReturn,
+    ValueReturn,
+)
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    before = set(tree.descendants(os.getpid()))
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+    assert set(rig.processes()) <= before
+
+
+def test_argv_and_exit_codes(rig: Rig) -> None:
+    outcome, back = rig.exec("sh", "-c", "echo out; echo err >&2; exit 3")
+    assert (outcome.state, outcome.exit_code, outcome.signal) == (ActionState.FAILED, 3, 0)
+    assert (back.stdout, back.stderr, back.cut) == (b"out\n", b"err\n", (0, 0))
+    outcome, _ = rig.exec("true")
+    assert outcome.state is ActionState.COMPLETED and outcome.exec_ns > 0
+    assert outcome.isolation == "process"
+    assert outcome.enforcement == ("affinity" if rig.executor.pinned else "counted")
+    outcome, _ = rig.shell("kill -SEGV $$")
+    assert (outcome.state, outcome.exit_code, outcome.signal) == (ActionState.FAILED, 0, 11)
+    assert "SIGSEGV" in outcome.reason
+
+
+def test_what_cannot_be_started_fails_as_in_a_shell(rig: Rig) -> None:
+    for argv, code, text in (
+        (("no-such-program",), 127, "no program 'no-such-program' in PATH"),
+        (("/etc/passwd",), 126, "Permission denied"),
+        (("/no/such",), 127, "No such file"),
+        (("a\0b",), 126, "null"),
+        (("/bin/true", "a\0b"), 126, "null"),
+    ):
+        outcome, _ = rig.exec(*argv)
+        assert (outcome.state, outcome.exit_code) == (ActionState.FAILED, code), outcome
+        assert text in outcome.reason
+    outcome, _ = rig.exec("true", cwd="nowhere")
+    assert outcome.state is ActionState.FAILED and outcome.reason.startswith("cwd: nowhere")
+    outcome, _ = rig.exec("true", shell="true")
+    assert outcome.state is ActionState.FAILED and "exactly one" in outcome.reason
+    outcome, _, _ = rig.end(rig.begin(ValueReturn(b""), Kind.EXEC))
+    assert outcome.state is ActionState.FAILED and "ValueReturn" in outcome.reason
+
+
+def test_a_script_without_an_interpreter_line_runs_in_a_shell(rig: Rig) -> None:
+    _, back = rig.shell("printf 'echo $1' >s; chmod +x s; env -i PATH=$PATH; exec 3>&-; ./s hi")
+    rig.open()
+    rig.shell("printf 'echo $1' >s; chmod +x s", session=1)
+    outcome, back = rig.exec("./s", "hi", session=1)
+    assert (outcome.exit_code, back.stdout) == (0, b"hi\n"), outcome
+
+
+def test_files_cwd_and_stdin(rig: Rig) -> None:
+    big = os.urandom(300_000)
+    outcome, back = rig.shell("cat; wc -c <../a/b; pwd", stdin=big, cwd="d",
+                              files={"a/b": b"12345", "d/x": b""})
+    assert outcome.exit_code == 0, (outcome, back.stderr)
+    assert back.stdout.startswith(big) and back.stdout[len(big):].startswith(b"5\n/")
+    assert back.stdout.endswith(b"/d\n")
+    _, back = rig.shell("cat; ls -A; ls -A tmp")
+    assert back.stdout == b"tmp\n"  # no stdin, and nothing of the action before
+    outcome, _ = rig.exec("true", files={"../x": b""})
+    assert outcome.state is ActionState.FAILED and "leaves" in outcome.reason
+
+
+def test_environment_is_clean_and_tells_the_grant(rig: Rig) -> None:
+    _, back = rig.exec("env", env={"MINE": "1"}, cores=rig.cores)
+    env = dict(line.split("=", 1) for line in back.stdout.decode().splitlines())
+    units = str(len(rig.cores))
+    assert env["TANGRAM_CPUS"] == env["OMP_NUM_THREADS"] == units
+    assert env["MAKEFLAGS"] == f"-j{units}" and env["PYTEST_XDIST_AUTO_NUM_WORKERS"] == units
+    assert env["MINE"] == "1" and env["CUDA_VISIBLE_DEVICES"] == ""
+    assert env["TMPDIR"] == env["HOME"] + "/tmp" and "PATH" in env
+    assert not SECRETS.keys() & env.keys()
+    _, back = rig.exec("/usr/bin/env", env={"A": "b"}, clean_env=False, gpus=(1, 3))
+    assert sorted(back.stdout.split()) == [b"A=b", b"CUDA_VISIBLE_DEVICES=1,3", b"TANGRAM_CPUS=1"]
+    seen = rig.value(lambda: dict(os.environ))
+    assert not SECRETS.keys() & seen.keys() and seen["TANGRAM_CPUS"] == "1"
+
+
+def test_a_command_sees_no_descriptor_of_ours_and_usual_signals(rig: Rig) -> None:
+    program = ("import os, json; print(json.dumps([sorted(os.listdir('/proc/self/fd')),"
+               "open('/proc/self/status').read()]))")
+    _, back = rig.exec(sys.executable, "-c", program)
+    fds, status = json.loads(back.stdout)
+    assert fds == ["0", "1", "2", "3"]  # 3 is the listing itself
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert int(fields["SigBlk"], 16) == 0
+    # the program's own Python ignores SIGPIPE and SIGXFSZ again; what it inherited shows in a cat
+    _, back = rig.exec("cat", "/proc/self/status")
+    fields = dict(line.split(":\t", 1) for line in back.stdout.decode().splitlines() if ":\t" in
+                  line)
+    library = 3 << 31  # the C library's own signals 32 and 33, which its spawn ignores
+    assert int(fields["SigIgn"], 16) & ~library == 0 and int(fields["SigBlk"], 16) == 0
+
+
+def test_units_are_bound_and_moved(rig: Rig) -> None:
+    if not rig.executor.pinned or len(rig.cores) < 2:
+        pytest.skip("needs two cores")
+    show = "import os; print(sorted(os.sched_getaffinity(0)))"
+    for cores in (rig.cores[1:], rig.cores, rig.cores[:1]):
+        _, back = rig.exec(sys.executable, "-c", show, cores=cores)
+        assert json.loads(back.stdout) == sorted(cores)
+        assert rig.value(lambda: sorted(os.sched_getaffinity(0))) == sorted(rig.cores[:1])
+    program = ("import os, time, threading; os.fork()\n"
+               "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+               "open(f'up{os.getpid()}', 'w'); time.sleep(60)")
+    rig.open()
+    lease = rig.begin(ExecCall(argv=(sys.executable, "-c", program)), Kind.EXEC, session=1)
+    home = next(rig.scratch.glob("worker-*"))
+    rig.until(lambda: len(list(home.glob("*/up*"))) == 2)
+    pids = [int(path.name[2:]) for path in home.glob("*/up*")]
+    rig.loop.call_soon(rig.executor.resize, lease, rig.cores)
+    rig.until(lambda: all(os.sched_getaffinity(t) == set(rig.cores)
+                          for pid in pids for t in tree.threads(pid)))
+    rig.loop.call_soon(rig.executor.kill, lease, ActionState.CANCELLED, "enough")
+    assert rig.end(lease)[0].state is ActionState.CANCELLED
+
+
+def test_more_units_than_cores_are_counted(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, cores=tuple(range(64)))
+    assert not rig.executor.pinned
+    outcome, back = rig.exec("printenv", "TANGRAM_CPUS", cores=tuple(range(40, 56)))
+    assert (outcome.enforcement, back.stdout) == ("counted", b"16\n")
+    leases = [rig.begin(ExecCall(argv=("sleep", "0.05")), Kind.EXEC) for _ in range(80)]
+    assert all(rig.end(lease)[0].state is ActionState.COMPLETED for lease in leases)
+    rig.close()
+
+
+def test_output_is_capped_and_the_cut_is_counted(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, output_max=100_000)
+    outcome, back = rig.shell("head -c 30000000 /dev/zero; head -c 100001 /dev/zero >&2; echo x")
+    assert outcome.exit_code == 0
+    assert (len(back.stdout), len(back.stderr)) == (100_000, 100_000)
+    assert back.cut == (30_000_000 + 2 - 100_000, 1)
+    rig.close()
+
+
+def test_streaming(rig: Rig) -> None:
+    rig.open()
+    call = ExecCall(shell="echo one; echo two >&2; while [ ! -e go ]; do sleep 0.01; done; echo 3",
+                    stream=True)
+    lease = rig.begin(call, Kind.EXEC, session=1)
+    rig.until(lambda: sum(len(data) for _, data in rig.pieces.get(lease, [])) == 8)
+    assert lease not in rig.done
+    rig.file("go", b"")
+    assert rig.end(lease)[1] == ExecReturn()
+    joined = {s: b"".join(d for n, d in rig.pieces[lease] if n == s) for s in (1, 2)}
+    assert joined == {1: b"one\n3\n", 2: b"two\n"}
+
+
+@pytest.mark.parametrize("ignore", ["", "trap '' TERM; "])
+def test_timeout_ends_the_whole_tree(rig: Rig, ignore: str) -> None:
+    began = time.monotonic()
+    outcome, back = rig.shell(ignore + "sleep 1000 & echo $!; while :; do sleep 1000; done",
+                              timeout_ns=200_000_000)
+    assert outcome.state is ActionState.TIMEOUT and "0.2 s" in outcome.reason
+    assert outcome.signal == (signal.SIGKILL if ignore else signal.SIGTERM)
+    assert outcome.exec_ns >= 200_000_000 and time.monotonic() - began < 20
+    assert not alive(int(back.stdout))
+
+
+def test_kill_running_waiting_and_unknown(rig: Rig) -> None:
+    rig.open()
+    lease = rig.begin(ExecCall(argv=("sleep", "1000")), Kind.EXEC, session=1)
+    behind = rig.begin(ExecCall(argv=("sleep", "1000")), Kind.EXEC, session=1)
+    rig.until(lambda: ("started", lease) in rig.events)
+    for one in (behind, lease, 99):
+        rig.loop.call_soon(rig.executor.kill, one, ActionState.PREEMPTED, "its node is needed")
+    assert rig.end(behind)[0].state is ActionState.PREEMPTED
+    outcome = rig.end(lease)[0]
+    assert (outcome.state, outcome.reason) == (ActionState.PREEMPTED, "its node is needed")
+    assert ("started", behind) not in rig.events
+    assert rig.exec("true", session=1)[0].state is ActionState.COMPLETED
+
+
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for fd in range(3): os.close(fd)
+        open(sys.argv[1], "w").write(str(os.getpid()))
+        os.fork()
+        while True: time.sleep(1)
+    os._exit(0)
+while not (os.path.exists(sys.argv[1]) and open(sys.argv[1]).read()): time.sleep(0.01)
+"""
+
+
+def test_a_daemon_that_stays_is_ended_before_the_release(rig: Rig, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    lease = rig.begin(ExecCall(argv=(sys.executable, "-c", DAEMON, str(note))), Kind.EXEC)
+    outcome, _, clean = rig.end(lease)
+    assert outcome.state is ActionState.COMPLETED and not clean
+    assert rig.events.index(("finished", lease)) < rig.events.index(("released", lease))
+    assert not alive(int(note.read_text()))
+    assert rig.exec("true")[0].state is ActionState.COMPLETED
+
+
+def test_a_writer_that_never_stops_does_not_keep_us(rig: Rig) -> None:
+    lease = rig.begin(ExecCall(shell="yes & exit 0"), Kind.EXEC)
+    outcome, _, clean = rig.end(lease)
+    assert outcome.state is ActionState.COMPLETED and not clean
+
+
+def test_sessions_keep_files_and_end_with_all_in_them(rig: Rig, tmp_path: Path) -> None:
+    rig.open(1)
+    rig.open(2)
+    _, back = rig.shell("echo kept >f; mkdir -p deep/er; chmod 0 deep; pwd", session=1)
+    home = Path(back.stdout.decode().strip())
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert rig.shell("cat f", session=1)[1].stdout == b"kept\n"
+    assert rig.shell("cat f", session=2)[0].exit_code == 1
+    note = tmp_path / "pid"
+    lease = rig.begin(ExecCall(shell=f"sleep 1000 & echo $! >{note}; wait"), Kind.EXEC, session=1)
+    rig.until(lambda: note.exists() and note.read_text() != "")
+    rig.loop.call_soon(rig.executor.close_session, 1)
+    rig.until(lambda: 1 in rig.down)
+    assert rig.down[1] == "" and rig.end(lease)[0].state is ActionState.CANCELLED
+    assert not home.exists() and not alive(int(note.read_text()))
+    outcome, _ = rig.exec("true", session=1)
+    assert outcome.state is ActionState.FAILED and outcome.reason.startswith("session:")
+
+
+def test_files_are_read_and_written(rig: Rig) -> None:
+    rig.open()
+    data = os.urandom(INLINE_MAX * 3)
+    assert rig.file("a/b/c", data)[0].state is ActionState.COMPLETED
+    assert rig.shell("cat a/b/c", session=1)[1].stdout == data
+    assert rig.file("a/b/c")[1] == FileReturn(data)
+    assert rig.shell("cd a && ln -s b/../b/c link && ln -s $PWD/b abs", session=1)[0].exit_code == 0
+    assert rig.file("a/link")[1] == FileReturn(data)
+    assert rig.file("a/abs/c")[1] == FileReturn(data)
+    outcome, _ = rig.file("a/none")
+    assert (outcome.state, outcome.reason) == (ActionState.FAILED, "no such file: a/none")
+    outcome, _, _ = rig.end(rig.begin(FileCall("x"), Kind.FILE, cores=()))
+    assert outcome.state is ActionState.FAILED and outcome.reason.startswith("session:")
+
+
+def test_no_path_leads_out_of_a_session(rig: Rig, tmp_path: Path) -> None:
+    rig.open()
+    secret = tmp_path / "secret"
+    secret.write_text("s")
+    made = rig.shell(f"ln -s {secret} l1; ln -s {tmp_path} l2; ln -s ../../.. l3; ln -s l4 l4; "
+                     "mkfifo fifo; mkdir d; ln -s /etc/hostname d/l5; ln -s ../.. d/l6", session=1)
+    assert made[0].exit_code == 0
+    for path in (str(secret), "../x", "a/../../x", "l1", "l2/secret", "l3/x", "l4", "fifo", "d",
+                 "d/l5", "d/l6/x", "", ".", "a\0b"):
+        for data in (None, b"new"):
+            outcome, back = rig.file(path, data)
+            assert outcome.state is ActionState.FAILED and outcome.reason, path
+            assert back is None
+    assert secret.read_text() == "s" and list(tmp_path.glob("x")) == []
+
+

@@ -1,0 +1,213 @@
+"""The worker's driver: messages become orders, reports become messages, one frame a turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tangram_hpc.backends.cpu import affinity
+from tangram_hpc.backends.loop import LoopTimer
+from tangram_hpc.backends.sandbox.executor import SandboxExecutor
+from tangram_hpc.backends.store import FolderStore
+from tangram_hpc.domain.action import Action
+from tangram_hpc.domain.node import NodeSpec
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.session import SessionSpec
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.errors import ProtocolError
+from tangram_hpc.wire import message as ms
+from tangram_hpc.wire.payload import ExecCall, decode, encode
+from tangram_hpc.worker.driver import BEAT_S, PING_S, WorkerDriver
+
+SPEC = NodeSpec("n1", "host", (0, 1), 1024)
+DONE = Outcome(ActionState.COMPLETED)
+
+
+class Wire:
+    """The far end of a link: what arrived, frame by frame."""
+
+    def __init__(self) -> None:
+        self.queued: list[tuple[Any, Any]] = []
+        self.frames: list[list[tuple[Any, Any]]] = []
+        self.closed = False
+
+    def send(self, message: ms.Message, payload: Any = None) -> None:
+        assert (payload is not None) == bool(getattr(message, "n", 0))
+        self.queued.append((message, payload))
+
+    def flush(self) -> None:
+        if self.queued:
+            self.frames.append(self.queued)
+            self.queued = []
+
+    def close(self) -> None:
+        self.closed = True
+
+    def said(self) -> list[Any]:
+        return [message for frame in self.frames for message, _ in frame]
+
+
+class Hand:
+    """A timer turned by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls: list[tuple[float, Callable[[], None]]] = []
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> object:
+        self.calls.append((self.now + delay_s, call))
+        return None
+
+    def turn(self, seconds: float = 0.0) -> None:
+        end = self.now + seconds
+        while due := sorted((at for at, _ in self.calls if at <= end)):
+            self.now = due[0]
+            ready = [one for one in self.calls if one[0] <= self.now]
+            self.calls = [one for one in self.calls if one[0] > self.now]
+            for _, call in ready:
+                call()
+        self.now = end
+
+
+class Orders:
+    """An executor that only notes its orders."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args: self.got.append((name, *args))
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.wire, self.hand, self.orders = Wire(), Hand(), Orders()
+        self.ended: list[str] = []
+        self.driver = WorkerDriver("7", SPEC, self.wire, self.hand,
+                                   lambda reports, welcome: self.orders,
+                                   self.ended.append)
+        self.driver.start()
+        self.driver.receive(ms.WorkerWelcome(1, "/store"), None)
+        self.hand.turn()
+
+    def start(self, lease: int) -> None:
+        self.driver.receive(ms.Start(lease, Action(lease, "a"), (0,)), memoryview(b"p"))
+
+
+def test_orders_go_down_once() -> None:
+    rig = Rig()
+    assert rig.wire.said() == [ms.WorkerHello(ms.PROTOCOL_VERSION, "7", SPEC)]
+    rig.start(1)
+    rig.start(1)
+    rig.driver.receive(ms.Kill(2, ActionState.CANCELLED), None)
+    rig.driver.receive(ms.Kill(1, ActionState.CANCELLED, "why"), None)
+    rig.driver.receive(ms.Resize(1, (0, 1)), None)
+    rig.driver.receive(ms.OpenSandbox(SessionSpec(5)), None)
+    rig.driver.receive(ms.CloseSandbox(5), None)
+    assert [one[0] for one in rig.orders.got] == [
+        "start", "kill", "resize", "open_session", "close_session"]
+    assert rig.orders.got[1] == ("kill", 1, ActionState.CANCELLED, "why")
+    rig.driver.finished(1, DONE, None, False)
+    rig.start(1)  # something of it may still be there
+    rig.driver.receive(ms.Kill(1, ActionState.CANCELLED), None)
+    assert len(rig.orders.got) == 5
+    rig.driver.released(1)
+
+
+def test_one_turn_is_one_frame() -> None:
+    rig = Rig()
+    before = len(rig.wire.frames)
+    for lease in range(5):
+        rig.start(lease)
+        rig.driver.finished(lease, DONE, b"x" * lease or None, True)
+    rig.driver.session_up(9)
+    rig.driver.session_down(9, "gone")
+    rig.driver.output(3, 1, b"piece")
+    assert len(rig.wire.frames) == before
+    rig.hand.turn()
+    assert len(rig.wire.frames) == before + 1
+    frame = rig.wire.frames[-1]
+    assert frame[0] == (ms.Finished(0, DONE, True, 0), None)
+    assert frame[4] == (ms.Finished(4, DONE, True, 1), b"xxxx")
+    assert [m for m, _ in frame[5:]] == [ms.SandboxUp(9), ms.SandboxDown(9, "gone"),
+                                         ms.Output(3, 1)]
+
+
+def test_started_is_told_of_what_still_runs_on_the_beat() -> None:
+    rig = Rig()
+    for lease in (1, 2, 3):
+        rig.start(lease)
+        rig.driver.started(lease)
+    rig.driver.finished(2, DONE, None, True)
+    rig.hand.turn(BEAT_S)
+    rig.hand.turn(BEAT_S)
+    assert [m for m in rig.wire.said() if isinstance(m, ms.Started)] == [ms.Started((1, 3))]
+
+
+def test_silence_is_broken_by_pings() -> None:
+    rig = Rig()
+    rig.hand.turn(3 * PING_S)
+    assert rig.wire.said().count(ms.Ping()) == 2
+    rig.driver.receive(ms.Ping(7), None)
+    rig.driver.receive(ms.Pong(0), None)
+    rig.hand.turn(PING_S)
+    assert rig.wire.said()[-1] == ms.Pong(7)
+
+
+@pytest.mark.parametrize("last", [ms.Shutdown("done"), ms.Refused("done"), None])
+def test_the_end(last: ms.Message | None) -> None:
+    rig = Rig()
+    rig.start(1)
+    if last is None:
+        rig.driver.lost("done")
+    else:
+        rig.driver.receive(last, None)  # type: ignore[arg-type]
+    assert rig.orders.got[-1] == ("close",) and rig.wire.closed and rig.ended == ["done"]
+    rig.driver.lost("again")
+    rig.driver.finished(1, DONE, None, True)
+    rig.hand.turn(10)
+    assert rig.ended == ["done"] and len(rig.wire.said()) == 1
+
+
+def test_what_is_not_for_a_worker_is_an_error() -> None:
+    rig = Rig()
+    with pytest.raises(ProtocolError, match="Bye"):
+        rig.driver.receive(ms.Bye(), None)
+    early = WorkerDriver("7", SPEC, Wire(), Hand(), lambda r, w: Orders(),
+                         lambda reason: None)
+    with pytest.raises(ProtocolError, match="before the welcome"):
+        early.receive(ms.Start(1, Action(1, "a"), (0,)), None)
+
+
+def test_with_the_real_executor(tmp_path: Path) -> None:
+    async def main() -> list[tuple[Any, Any]]:
+        loop, wire, ended = asyncio.get_running_loop(), Wire(), asyncio.Event()
+
+        def make(reports: Any, welcome: ms.WorkerWelcome) -> SandboxExecutor:
+            return SandboxExecutor(reports, FolderStore(welcome.store), tmp_path / "scratch",
+                                   affinity.usable(), kill_wait_s=welcome.kill_wait_s,
+                                   output_max=welcome.output_max)
+
+        driver = WorkerDriver("7", SPEC, wire, LoopTimer(loop), make, lambda _: ended.set())
+        driver.start()
+        driver.receive(ms.WorkerWelcome(1, str(tmp_path / "store"), output_max=3), None)
+        for lease, argv in ((1, ("echo", "hello")), (2, ("sleep", "1000"))):
+            driver.receive(ms.Start(lease, Action(lease, "a"), (0,)),
+                           memoryview(encode(ExecCall(argv=argv))))
+        while not {ms.Finished, ms.Started} <= {type(m) for m in wire.said()}:
+            await asyncio.sleep(0.01)
+        driver.receive(ms.Shutdown("done"), None)
+        await asyncio.wait_for(ended.wait(), 30)
+        return [parcel for frame in wire.frames for parcel in frame]
+
+    parcels = asyncio.run(main())
+    ends = {m.lease: (m.outcome.state, p) for m, p in parcels if isinstance(m, ms.Finished)}
+    assert ends[1][0] is ActionState.COMPLETED and ends[2][0] is ActionState.CANCELLED
+    back = decode(ends[1][1])
+    assert (back.stdout, back.cut) == (b"hel", (3, 0))  # type: ignore[union-attr]
+    assert (ms.Started((2,)), None) in parcels
+    assert not (tmp_path / "scratch").exists()
