@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,13 +29,17 @@ from .backends.store import FolderStore
 from .backends.transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from .backends.transport.channel import SocketChannel
 from .backends.transport.dial import dial
+from .backends.transport.naps import sharpen
+from .backends.transport.pipes import SocketPipes
 from .broker.driver import Broker, Settings
 from .client.client import Client
-from .config import Config
+from .config import Config, load_config
 from .core.placers.registry import make_placer
 from .core.scheduler import Scheduler
 from .domain.node import NodeSpec
-from .errors import AccessError, BrokerUnreachable, InvalidInput
+from .errors import AccessError, BrokerUnreachable, InvalidInput, TangramError
+from .gateway.driver import Gateway
+from .gateway.watchdog import watch
 from .ports import Dial, Executor, Reports
 from .version import VERSION
 from .wire.message import WorkerWelcome
@@ -160,14 +165,16 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
     """
     environ = os.environ
     if access is None and not job and not address and environ.get("TANGRAM_GATEWAY"):
-        from .backends.transport import mpi
-
-        return mpi.connect(environ, name, _fallback)
+        return _connect_over_mpi(environ, name)
     path = Path(access) if access is not None else find_access(environ, job)
     known = read_access(path)
     if address:
         known = replace(known, addresses=(address,))
-    return Client([socket_dial(known)], known.job, FolderStore, name)
+    try:
+        return Client([socket_dial(known)], known.job, FolderStore, name)
+    except BrokerUnreachable as error:
+        raise AccessError(f"access file {path}: {error}; the job has ended without a word, or this "
+                          "host cannot reach it") from None
 
 
 def _fallback(path: str) -> Dial:
@@ -262,3 +269,59 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     if lost:
         raise BrokerUnreachable(f"job {access.job}: the broker is gone ({reason})")
     return 0
+
+
+# ---- gateway -----------------------------------------------------------------------------------
+
+
+def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path | None = None,
+                  job: str = "") -> int:
+    """Runs this rank as the gateway of its MPI world until all trainers have left it.
+
+    The access file may still be on its way: it is waited for. Everything that is wrong is told to
+    all ranks, so that each of them ends with the same line.
+
+    Raises:
+        WrongWorld: the MPI world is not the one that was launched.
+        AccessError: there is no broker to serve.
+        BrokerUnreachable: the broker went away for good.
+    """
+    from .backends.transport import mpi
+
+    launch = mpi.launched(environ)
+    known, path, problem = None, "", ""
+    try:
+        path = str(Path(access) if access is not None else find_access(environ, job))
+        known = await_access(Path(path), launch.timeout_s * 0.8)
+    except TangramError as error:
+        problem = str(error)
+    world = mpi.meet(environ, mpi.Card("gateway", VERSION, known.job if known is not None else "",
+                                       path, problem))
+    assert known is not None  # else the meeting has refused
+    here = known
+    pipes = SocketPipes(lambda: dial(here.addresses, here.key, here.job))
+    gateway = Gateway(world.wire, pipes, world.members, time.monotonic_ns, config.gateway_spin_us,
+                      os.sched_yield)
+    sharpen()
+    watch(lambda: gateway.turns)
+    orderly = gateway.run()
+    world.finalize(orderly)
+    if gateway.orphaned:
+        raise BrokerUnreachable(f"the gateway ends: job {here.job}: {gateway.orphaned}")
+    return 0
+
+
+def _connect_over_mpi(environ: Mapping[str, str], name: str) -> Client:
+    """A client through the world's gateway; over the socket when that way is lost."""
+    from .backends.transport import mpi
+
+    world = mpi.meet(environ, mpi.Card("trainer", VERSION))
+    dials = [_fallback(world.access)]
+    if world.usable:
+        spin_us = load_config(environ).gateway_spin_us
+        dials.insert(0, lambda: world.dial(spin_us))
+    elif world.rank == 0:
+        print("tangram: MPI lacks MPI_THREAD_MULTIPLE: using the broker's socket", file=sys.stderr)
+    client = Client(dials, world.job, FolderStore, name, world.rank, world.size)
+    mpi.leave_after(client)
+    return client

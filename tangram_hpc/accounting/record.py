@@ -52,9 +52,9 @@ class ActionRecord:
     @property
     def cpu_held_ns(self) -> int:
         """Σ CPUs held x time, resizes counted."""
-        ends = [at for at, _ in self.grants[1:]] + [self.end_ns]
+        ends = [*(at for at, _ in self.grants[1:]), self.end_ns]
         return sum(len(cores) * max(0, end - at)
-                   for (at, cores), end in zip(self.grants, ends, strict=True))
+                   for (at, cores), end in zip(self.grants, ends, strict=False))
 
 
 @dataclass(slots=True)

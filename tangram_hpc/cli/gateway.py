@@ -1,1 +1,25 @@
-def add(verbs): pass
+"""`tangram gateway`: one rank of the trainers' MPI world that carries their frames to the broker."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+
+def add(verbs: Any) -> None:
+    """Adds the verb."""
+    p = verbs.add_parser("gateway", help="carry MPI ranks' traffic to the broker (one rank)")
+    p.add_argument("--access", help="access file (default: TANGRAM_ACCESS, or the job's)")
+    p.set_defaults(go=go)
+
+
+def go(args: argparse.Namespace) -> int:
+    """Runs until every rank has said goodbye."""
+    from pathlib import Path
+
+    from ..assemble import find_access, serve_gateway
+    from ..config import load_config
+
+    access = Path(args.access) if args.access else find_access(os.environ)
+    return serve_gateway(access, load_config(os.environ), os.environ)

@@ -1,0 +1,80 @@
+"""Accounting: the fold over events, sacct's words and formats."""
+
+from __future__ import annotations
+
+import pytest
+from builders import World
+
+from tangram_hpc.accounting.fields import FIELDS, as_json, choose, duration
+from tangram_hpc.accounting.record import fold
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.errors import InvalidInput
+
+
+def story() -> tuple[World, int, int, int]:
+    w = World("static:2")
+    w.node(cpus=4, component="cpu")
+    s = w.session()
+    w.plan()
+    w.happen(ev.SessionReady(w.now, s))
+    inside = w.submit((1, 2), session=s)
+    w.now = 100
+    w.plan()
+    w.now = 600
+    w.happen(ev.LeaseFinished(600, w.lease_of(inside), Outcome(
+        ActionState.FAILED, exit_code=3, exec_ns=400, cpu_ns=350, maxrss_kib=99), True))
+    repeated = w.submit(1, attempts=2)
+    w.plan()
+    w.happen(ev.NodeLost(700, 1, "gone"))
+    w.now = 800
+    w.node(cpus=1)
+    w.plan()
+    w.now = 900
+    w.finish(repeated)
+    waiting = w.submit(1)
+    w.happen(ev.ActionCancelled(950, waiting, "enough"))
+    return w, inside, repeated, waiting
+
+
+def test_the_fold_tells_each_story() -> None:
+    w, inside, repeated, waiting = story()
+    folded = fold([ev.BrokerStarted(0, "77", "static:2", "none", "me"), *w.events])
+    one, two, three = (folded.records[a] for a in (inside, repeated, waiting))
+    assert (one.state, one.cpus, one.elapsed_ns, one.node.name) == (
+        ActionState.FAILED, 2, 499, "n1")
+    assert one.cpu_held_ns == 2 * one.elapsed_ns
+    assert (two.state, two.attempt, two.node.name) == (ActionState.COMPLETED, 2, "n2")
+    assert (three.state, three.start_ns, three.outcome.reason) == (
+        ActionState.CANCELLED, 0, "enough")
+    assert folded.usage.burnt_ns == 350
+    assert folded.usage.reserved_ns > 2 * 600
+    shown = {f.name: f.text(one) for f in FIELDS}
+    assert shown["JobID"] == "77.1.2" and shown["ExitCode"] == "3:0" and shown["NCPUS"] == "2"
+    assert shown["State"] == "FAILED" and shown["Partition"] == "cpu" and shown["User"] == "me"
+    assert as_json(two)["grants"][0][1] == [0]
+
+
+def test_resizes_count_in_the_held_time() -> None:
+    w = World()
+    w.node(cpus=4)
+    a = w.submit(2)
+    w.now = 10
+    w.plan()
+    granted = w.now
+    w.happen(ev.LeaseResized(granted + 100, 1, (0, 1, 2, 3)))
+    w.happen(ev.LeaseFinished(granted + 200, 1, Outcome(ActionState.COMPLETED), True))
+    record = fold(w.events).records[a]
+    assert record.cpus == 4 and record.cpu_held_ns == 2 * 100 + 4 * 100
+
+
+def test_durations_and_formats() -> None:
+    assert duration(1_234_000_000) == "00:00:01.234"
+    assert duration((26 * 3600 + 61) * 10**9) == "1-02:01:01.000"
+    assert [(f.name, width) for f, width in choose("jobid%-9,State")] == [("JobID", -9),
+                                                                          ("State", 14)]
+    with pytest.raises(InvalidInput, match="'Colour' is not a column"):
+        choose("JobID,Colour")
+    with pytest.raises(InvalidInput, match="width"):
+        choose("JobID%x")

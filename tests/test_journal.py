@@ -1,0 +1,84 @@
+"""The journal: what was committed is read back; torn ends are ignored, damage is told."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tangram_hpc.backends.journal import FileJournal, read_journal
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Action
+from tangram_hpc.errors import InvalidInput
+
+
+def events(n: int, start: int = 0) -> list[ev.Event]:
+    return [ev.ActionSubmitted(i, Action(i + 1, "x")) for i in range(start, start + n)]
+
+
+def write(path: Path, batches: list[list[ev.Event]], mode: str = "none") -> None:
+    journal = FileJournal(path, mode, lambda call: call())
+    for batch in batches:
+        journal.append(batch)
+        journal.commit(lambda: None)
+    journal.close()
+
+
+@pytest.mark.parametrize("mode", ["none", "always"])
+def test_round_trip_and_append(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "journal"
+    write(path, [events(3), [], events(2, 3)], mode)
+    write(path, [events(1, 5)], mode)
+    assert list(read_journal(path)) == events(6)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_torn_end_loses_only_what_was_not_committed(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    write(path, [events(3), events(3, 3)])
+    whole = path.read_bytes()
+    first = len(whole) - (len(whole) - 8) // 2
+    for cut in range(first, len(whole)):
+        path.write_bytes(whole[:cut])
+        assert list(read_journal(path)) in (events(3), events(6)[:3])
+
+
+def test_damage_in_the_middle_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    write(path, [events(3), events(3, 3)])
+    data = bytearray(path.read_bytes())
+    data[20] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InvalidInput, match="damaged at byte 8"):
+        list(read_journal(path))
+    path.write_bytes(b"something else")
+    with pytest.raises(InvalidInput, match="not a journal"):
+        list(read_journal(path))
+    with pytest.raises(InvalidInput, match="No such file"):
+        list(read_journal(tmp_path / "none"))
+
+
+def test_batch_promises_only_after_the_sync_and_in_order(tmp_path: Path) -> None:
+    woken: list = []
+    arrived = threading.Semaphore(0)
+
+    def wake(call) -> None:
+        woken.append(call)
+        arrived.release()
+
+    journal = FileJournal(tmp_path / "journal", "batch", wake)
+    done: list[int] = []
+    journal.append(events(1))
+    journal.commit(lambda: done.append(1))
+    assert done == []  # not before the disk has it
+    journal.append(events(1, 1))
+    journal.commit(lambda: done.append(2))
+    assert arrived.acquire(timeout=30)
+    woken.pop()()
+    assert done == [1]
+    assert arrived.acquire(timeout=30)
+    woken.pop()()
+    assert done == [1, 2]
+    journal.close()
+    assert list(read_journal(tmp_path / "journal")) == events(2)

@@ -1,0 +1,321 @@
+"""The client against a real broker and worker on this machine, as a trainer's author uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tangram_hpc
+from tangram_hpc import LocalCluster
+from tangram_hpc.backends.access import Access, mark_ended, read_access, write_access
+
+TANGRAM = [sys.executable, "-m", "tangram_hpc"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(cpus=4, mem_mib=4096, home=tmp_path_factory.mktemp("home")) as c:
+        yield c
+
+
+def tangram(cluster: LocalCluster, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*TANGRAM, *words], capture_output=True, text=True, timeout=60,
+                          stdin=subprocess.DEVNULL, check=False,
+                          env={**os.environ, "TANGRAM_HOME": str(cluster.folder.parent.parent),
+                               "TANGRAM_ACCESS": str(cluster.access), **environ})
+
+
+def one_line(told: subprocess.CompletedProcess[str], *words: str) -> None:
+    """Exit status 2 and one clear line on stderr that holds these words."""
+    assert told.returncode == 2, told
+    assert told.stderr.count("\n") == 1 and told.stderr.startswith("tangram: error: "), told.stderr
+    for word in words:
+        assert word in told.stderr
+
+
+# ---- submit ------------------------------------------------------------------------------------
+
+
+def test_commands(cluster: LocalCluster) -> None:
+    result = cluster.submit(["sh", "-c", "cat; echo err >&2; exit 3"], stdin="in").result()
+    assert (result.exit_code, result.stdout, result.stderr, result.ok) == (3, b"in", b"err\n", False)
+    assert cluster.submit("echo $A $TANGRAM_CPUS", env={"A": "x"}, cpus=2).result().text == "x 2\n"
+    killed = cluster.submit("kill -9 $$").result()
+    assert (killed.signal, killed.returncode) == (9, -9)
+    late = cluster.submit(["sleep", "60"], timeout=0.2).result()
+    assert late.state is tangram_hpc.ActionState.TIMEOUT
+    with pytest.raises(tangram_hpc.ActionFailed, match="exit code 3"):
+        result.check()
+    future = cluster.submit(["true"], files={"a": b"1"}, name="mine")
+    future.result()
+    told = future.details
+    assert told.state is tangram_hpc.ActionState.COMPLETED and told.node and told.cores
+    assert told.act_s >= told.exec_s + told.queue_s and told.isolation == "process"
+
+
+def test_functions(cluster: LocalCluster) -> None:
+    base = 10
+    assert cluster.submit(lambda x, y=1: base + x + y, 5, kwargs={"y": 2}).result() == 17
+    array = np.arange(100_000, dtype=np.float64)  # over the inline limit, both ways
+    back = cluster.submit(lambda a: a * 2, array).result()
+    assert (back == array * 2).all()
+    with pytest.raises(tangram_hpc.RemoteError, match="ZeroDivisionError"):
+        cluster.submit(lambda: 1 / 0).result()
+    with pytest.raises(tangram_hpc.UntrustedResult, match="trusted=True"):
+        cluster.submit(lambda: {1, 2}).result()
+    assert cluster.submit(lambda: {1, 2}, trusted=True).result() == {1, 2}
+    with pytest.raises(tangram_hpc.ActionFailed):
+        cluster.submit(lambda: os._exit(3)).result()
+
+
+def test_futures_shapes(cluster: LocalCluster) -> None:
+    assert list(cluster.map(pow, [2, 3, 4], [2, 2, 2])) == [4, 9, 16]
+    futures = [cluster.submit(pow, 2, n) for n in range(20)]
+    assert {f.result() for f in tangram_hpc.as_completed(futures, timeout=30)} == {
+        2**n for n in range(20)}
+    done, _ = concurrent.futures.wait(futures, timeout=30)
+    assert len(done) == 20
+
+    async def several() -> list[int]:
+        got = await asyncio.gather(*(cluster.submit(pow, 3, n) for n in range(5)))
+        async for future in tangram_hpc.as_completed_async([cluster.submit(pow, 3, 5)]):
+            got.append(future.result())
+        return got
+
+    assert asyncio.run(several()) == [3**n for n in range(6)]
+
+
+def test_cancel(cluster: LocalCluster) -> None:
+    running = cluster.submit(["sleep", "60"], cpus=4)
+    waiting = cluster.submit(["true"], cpus=4)
+    time.sleep(0.3)
+    assert waiting.cancel() and running.cancel()
+    for future in (waiting, running):
+        with pytest.raises(concurrent.futures.CancelledError):
+            future.result(30)
+    assert not running.cancel()
+    assert cluster.submit(["true"], cpus=4).result(30).ok  # the cores came back
+
+
+def test_output_streams_while_it_runs(cluster: LocalCluster) -> None:
+    pieces: list[tuple[float, int, bytes]] = []
+    first = threading.Event()
+
+    def on_output(stream: int, data: bytes) -> None:
+        pieces.append((time.monotonic(), stream, data))
+        first.set()
+
+    future = cluster.submit("echo one; sleep 0.5; echo two >&2", on_output=on_output)
+    assert first.wait(30) and not future.done()
+    future.result(30)
+    assert [(s, d) for _, s, d in pieces] == [(1, b"one\n"), (2, b"two\n")]
+
+
+def test_sessions(cluster: LocalCluster) -> None:
+    with cluster.session(mem="64M", name="t") as s:
+        s.write("dir/a.txt", "hello").result()
+        assert s.exec("cat dir/a.txt; echo more >> dir/a.txt", check=True).text == "hello"
+        assert s.read("dir/a.txt").result() == b"hellomore\n"
+        with pytest.raises(tangram_hpc.ActionFailed, match="no such file"):
+            s.read("nowhere").result()
+        order = [s.submit(f"echo {n} >> order") for n in range(5)]
+        concurrent.futures.wait(order)
+        assert s.exec("cat order").text.split() == ["0", "1", "2", "3", "4"]
+    s.closed.result(30)
+    with pytest.raises(tangram_hpc.SessionLost, match="closed"):
+        s.submit(["true"]).result(30)
+
+    async def together() -> str:
+        async with cluster.session() as a:
+            await a.write("x", b"y")
+            return (await a.submit("cat x")).text
+
+    assert asyncio.run(together()) == "y"
+
+
+def test_never_is_said_at_once(cluster: LocalCluster) -> None:
+    with pytest.raises(tangram_hpc.InfeasibleRequest, match="cpus: 99 .* largest node has 4"):
+        cluster.submit(["true"], cpus=99).result(30)
+    with pytest.raises(tangram_hpc.InfeasibleRequest, match="mem: 999999"):
+        cluster.session(mem=999999).opened.result(30)
+    for wrong, named in (({"cpus": 0}, "cpus"), ({"mem": "much"}, "mem"), ({"timeout": 0}, "timeout"),
+                         ({"cpus": (4, 1)}, "cpus"), ({"stdin": 5}, "stdin")):
+        with pytest.raises(tangram_hpc.InvalidInput, match=named):
+            cluster.submit(["true"], **wrong)
+    with pytest.raises(tangram_hpc.InvalidInput, match="empty"):
+        cluster.submit([])
+
+
+def test_many_at_once_each_right(cluster: LocalCluster) -> None:
+    futures = [cluster.submit(lambda n: n * n, n) for n in range(3000)]
+    assert [f.result(60) for f in futures] == [n * n for n in range(3000)]
+    info = cluster.ask("info")
+    assert info["cpus_free"] == 4 and info["mem_mib_free"] == 4096
+
+
+# ---- faults ------------------------------------------------------------------------------------
+
+
+def test_a_client_that_dies_leaves_its_session_for_the_grace_only(tmp_path: Path) -> None:
+    with LocalCluster(cpus=2, home=tmp_path, grace_s=1.5) as c:
+        code = ("import tangram_hpc, time, sys\n"
+                "c = tangram_hpc.connect()\n"
+                "s = c.session(); s.opened.result(); c.submit(['sleep', '100'], session=s)\n"
+                "print('up', flush=True); time.sleep(100)")
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE,
+                                 env={**os.environ, "TANGRAM_ACCESS": str(c.access)})
+        assert child.stdout is not None and child.stdout.readline() == b"up\n"
+        child.kill()
+        child.wait()
+        time.sleep(0.5)
+        assert c.ask("info")["sessions"] == 1  # still there within the grace
+        deadline = time.monotonic() + 30
+        while c.ask("info")["sessions"] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        info = c.ask("info")
+        assert (info["sessions"], info["cpus_free"]) == (0, 2)
+
+
+def test_a_lost_way_costs_nothing(tmp_path: Path) -> None:
+    """The client's socket breaks in mid-flight: it comes back and nothing runs twice."""
+    with LocalCluster(cpus=2, home=tmp_path) as c, c.session() as s:
+        futures = [s.submit(f"echo {n} >> log; sleep 0.02") for n in range(40)]
+        for _ in range(4):
+            time.sleep(0.12)
+            c.client._channel._sock.shutdown(2)
+        concurrent.futures.wait(futures, timeout=60)
+        assert all(f.result(1).ok for f in futures)
+        assert s.exec("cat log").text.split() == [str(n) for n in range(40)]
+
+
+def test_a_killed_worker_ends_or_repeats_its_actions(tmp_path: Path) -> None:
+    with LocalCluster(cpus=1, workers=2, home=tmp_path) as c:
+        once = [c.submit(["sleep", "0.6"], retries=0) for _ in range(2)]
+        again = [c.submit(["sleep", "0.3"], retries=3) for _ in range(2)]
+        session = c.session()
+        session.opened.result(30)
+        time.sleep(0.3)
+        victim = c._children[1]
+        os.kill(victim.pid, signal.SIGKILL)
+        ended = [f.exception(60) for f in once]
+        assert sum(isinstance(e, tangram_hpc.ActionFailed) and "NODE_FAIL" in str(e)
+                   for e in ended) == 1
+        assert all(f.result(60).ok for f in again)
+        states = {n["name"]: n["state"] for n in c.ask("nodes")["nodes"]}
+        assert sorted(states.values()) == ["DOWN", "UP"]
+
+
+def test_a_broker_that_ends_says_so_and_leaves_a_tombstone(tmp_path: Path) -> None:
+    c = LocalCluster(cpus=1, home=tmp_path).start()
+    future = c.submit(["sleep", "100"])
+    os.kill(c._children[0].pid, signal.SIGTERM)
+    assert isinstance(future.exception(30), tangram_hpc.BrokerUnreachable)
+    for child in c._children:
+        assert child.wait(30) == 0
+    with pytest.raises(tangram_hpc.AccessError, match="has ended"):
+        tangram_hpc.connect(c.access)
+    c.close()
+
+
+def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
+    code = ("import tangram_hpc, time\n"
+            "c = tangram_hpc.LocalCluster(cpus=1).start()\n"
+            "c.submit(['sleep', '4242'])\n"
+            "time.sleep(0.5); print('up', flush=True); time.sleep(100)")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE,
+                             env={**os.environ, "TANGRAM_HOME": str(tmp_path / "home"),
+                                  "TANGRAM_SCRATCH": str(scratch)})
+    assert child.stdout is not None and child.stdout.readline() == b"up\n"
+    child.kill()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        alive = subprocess.run(["pgrep", "-f", "sleep 4242"], capture_output=True, check=False)
+        if alive.returncode and not list(scratch.iterdir()):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"left: {alive.stdout!r} {list(scratch.iterdir())}")
+
+
+# ---- the mouth ---------------------------------------------------------------------------------
+
+
+def test_run_is_like_srun(cluster: LocalCluster) -> None:
+    told = tangram(cluster, "run", "-c", "2", "--", "sh", "-c",
+                   "echo out $TANGRAM_CPUS; pwd; echo err >&2; exit 7")
+    assert (told.returncode, told.stdout, told.stderr) == (7, f"out 2\n{os.getcwd()}\n", "err\n")
+    assert tangram(cluster, "run", "--", "sh", "-c", "kill -9 $$").returncode == 137
+    assert tangram(cluster, "run", "-t", "0.2", "--", "sleep", "9").returncode == 124
+    assert tangram(cluster, "run", "--", "no-such-program").returncode == 127
+
+
+def test_run_is_cancelled_by_interrupt(cluster: LocalCluster) -> None:
+    child = subprocess.Popen([*TANGRAM, "run", "--", "sleep", "777"], stderr=subprocess.PIPE,
+                             env={**os.environ, "TANGRAM_ACCESS": str(cluster.access)}, text=True)
+    deadline = time.monotonic() + 30
+    while cluster.ask("info")["cpus_free"] == 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 130 and "cancelled" in err
+    assert cluster.ask("info")["cpus_free"] == 4
+
+
+def test_acct_shows_every_action(cluster: LocalCluster) -> None:
+    name = f"acct-{time.monotonic_ns()}"
+    futures = [cluster.submit(["true"], name=name) for _ in range(50)]
+    cluster.submit("exit 2", name=name).result()
+    concurrent.futures.wait(futures)
+    told = json.loads(tangram(cluster, "acct", "-j", cluster.job, "--json").stdout)
+    rows = [a for a in told["actions"] if a["name"] == name]
+    assert len(rows) == 51 and sum(a["state"] == "COMPLETED" for a in rows) == 50
+    assert all(a["node"] and a["end_ns"] >= a["start_ns"] >= a["submit_ns"] for a in rows)
+    table = tangram(cluster, "acct", "-P", "-n", "-s", "FAILED", "-o", "JobName,State,ExitCode")
+    assert f"{name}|FAILED|2:0" in table.stdout.splitlines()
+    assert "JobID" in tangram(cluster, "acct").stdout.splitlines()[0]
+    assert "nodes" in json.loads(tangram(cluster, "info", "--json").stdout)
+
+
+def test_bad_input_is_one_line_and_status_2(cluster: LocalCluster, tmp_path: Path) -> None:
+    one_line(tangram(cluster, "run", "-c", "99", "--", "true"), "cpus: 99", "largest node has 4")
+    one_line(tangram(cluster, "run", "--", "true", TANGRAM_ACCESS=str(tmp_path / "no.json")),
+             "no.json", "No such file")
+    known = read_access(cluster.access)
+    open_file = tmp_path / "open.json"
+    write_access(open_file, known)
+    open_file.chmod(0o644)
+    one_line(tangram(cluster, "run", "--", "true", TANGRAM_ACCESS=str(open_file)), "0644", "chmod")
+    wrong = tmp_path / "wrong.json"
+    write_access(wrong, Access(known.job, known.addresses, b"x" * 32, known.store))
+    one_line(tangram(cluster, "run", "--", "true", TANGRAM_ACCESS=str(wrong)), "key is wrong")
+    ended = tmp_path / "ended.json"
+    mark_ended(ended, "77", "2026-01-01T00:00:00")
+    one_line(tangram(cluster, "run", "--", "true", TANGRAM_ACCESS=str(ended)), "77 has ended")
+    one_line(tangram(cluster, "broker", TANGRAM_GRACE_S="soon"), "grace_s", "TANGRAM_GRACE_S")
+    one_line(tangram(cluster, "run", "-c", "x", "--", "true"), "--cpus-per-task")
+    one_line(tangram(cluster, "acct", "-j", "nowhere"), "nowhere")
+    one_line(tangram(cluster, "acct", "-o", "Colour"), "Colour")
+    one_line(tangram(cluster, "demo", "--problems", "0"), "--problems")
+    assert cluster.submit(["true"]).result(30).ok  # and the broker lives on
+
+
+def test_a_dead_brokers_access_file_is_told(cluster: LocalCluster, tmp_path: Path) -> None:
+    """A broker that was killed leaves no tombstone: the line says that nobody answers."""
+    stale = tmp_path / "stale.json"
+    write_access(stale, Access("77", ("unix:" + str(tmp_path / "gone.sock"), "tcp:127.0.0.1:9"),
+                               b"x" * 32, ""))
+    told = tangram(cluster, "run", "--", "true", TANGRAM_ACCESS=str(stale))
+    one_line(told, "job 77", "ended")
