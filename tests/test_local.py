@@ -126,13 +126,13 @@ def test_output_streams_while_it_runs(cluster: LocalCluster) -> None:
 def test_sessions(cluster: LocalCluster) -> None:
     with cluster.session(mem="64M", name="t") as s:
         s.write("dir/a.txt", "hello").result()
-        assert s.exec("cat dir/a.txt; echo more >> dir/a.txt", check=True).text == "hello"
+        assert s.exec("cat dir/a.txt; echo more >> dir/a.txt").result().check().text == "hello"
         assert s.read("dir/a.txt").result() == b"hellomore\n"
         with pytest.raises(tangram_hpc.ActionFailed, match="no such file"):
             s.read("nowhere").result()
-        order = [s.submit(f"echo {n} >> order") for n in range(5)]
+        order = [s.exec(f"echo {n} >> order") for n in range(5)]
         concurrent.futures.wait(order)
-        assert s.exec("cat order").text.split() == ["0", "1", "2", "3", "4"]
+        assert s.exec("cat order").result().text.split() == ["0", "1", "2", "3", "4"]
     s.closed.result(30)
     with pytest.raises(tangram_hpc.SessionLost, match="closed"):
         s.submit(["true"]).result(30)
@@ -140,7 +140,7 @@ def test_sessions(cluster: LocalCluster) -> None:
     async def together() -> str:
         async with cluster.session() as a:
             await a.write("x", b"y")
-            return (await a.submit("cat x")).text
+            return (await a.exec("cat x")).text
 
     assert asyncio.run(together()) == "y"
 
@@ -197,7 +197,7 @@ def test_a_lost_way_costs_nothing(tmp_path: Path) -> None:
             c.client._channel._sock.shutdown(2)
         concurrent.futures.wait(futures, timeout=60)
         assert all(f.result(1).ok for f in futures)
-        assert s.exec("cat log").text.split() == [str(n) for n in range(40)]
+        assert s.exec("cat log").result().text.split() == [str(n) for n in range(40)]
 
 
 def test_a_killed_worker_ends_or_repeats_its_actions(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ..domain.session import SessionSpec
 from ..errors import InfeasibleRequest, SessionLost
 from ..wire import message as ms
 from ..wire import payload as pl
-from .future import ExecResult, Future
+from .future import Future
 from .request import Options, Work
 
 if TYPE_CHECKING:
@@ -45,11 +45,9 @@ class Session:
         """`Client.submit` inside this session."""
         return self._client.submit(work, *args, session=self, **options)
 
-    def exec(self, command: Sequence[str] | str, *, check: bool = False, **options: Any
-             ) -> ExecResult:
-        """Runs a command and waits for its end; `check` makes a failure an ActionFailed."""
-        result: ExecResult = self.submit(command, **options).result()
-        return result.check() if check else result
+    def exec(self, command: Sequence[str] | str, **options: Any) -> Future:
+        """A Future of the ExecResult of a command in this session; see `Client.submit`."""
+        return self.submit(command, **options)
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> Future:
         """Writes a file below the session's directory; parents are made."""

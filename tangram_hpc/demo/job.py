@@ -56,7 +56,7 @@ def run_phase(plan: DemoPlan, placer: str, progress: Progress) -> Figures:
         try:
             while world.poll() is None:
                 ended = cluster.ask("info")["sessions_ended"]
-                progress(placer, ended / total)
+                progress(placer, min(0.99, ended / total))
                 time.sleep(0.1)
         except BaseException:
             world.terminate()
