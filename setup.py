@@ -1,5 +1,7 @@
-"""Kept for tools that still call it; everything is declared in pyproject.toml."""
+"""What pyproject.toml cannot say: the batch templates are installed beside the package."""
+
+from glob import glob
 
 from setuptools import setup
 
-setup()
+setup(data_files=[("share/tangram_hpc/sbatch_templates", sorted(glob("sbatch_templates/*")))])

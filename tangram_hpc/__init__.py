@@ -39,7 +39,7 @@ _HOMES = {
     "WrongWorld": "errors",
 }
 
-__all__ = ["__version__", "comm", *_HOMES]
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

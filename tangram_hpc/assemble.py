@@ -288,15 +288,20 @@ def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path
     """
     from .backends.transport import mpi
 
-    launch = mpi.launched(environ)
     known, path, problem = None, "", ""
     try:
-        path = str(Path(access) if access is not None else find_access(environ, job))
-        known = await_access(Path(path), launch.timeout_s * 0.8)
+        patience = mpi.launched(environ).timeout_s * 0.8
+        try:
+            path = str(Path(access) if access is not None else find_access(environ, job))
+            known = await_access(Path(path), patience)
+        except TangramError as error:
+            problem = str(error)
+        world = mpi.meet(environ, mpi.Card("gateway", VERSION,
+                                           known.job if known is not None else "", path, problem))
     except TangramError as error:
-        problem = str(error)
-    world = mpi.meet(environ, mpi.Card("gateway", VERSION, known.job if known is not None else "",
-                                       path, problem))
+        if mpi.speaks(environ):
+            raise
+        return error.exit_status  # rank 0 says it for all
     assert known is not None  # else the meeting has refused
     here = known
     pipes = SocketPipes(lambda: dial(here.addresses, here.key, here.job))

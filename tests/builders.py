@@ -47,7 +47,8 @@ class World:
         made = []
         self.now += 1
         while events := self.scheduler.plan(self.now):
-            self.scheduler.dirty = False
+            if not any(isinstance(event, ev.ClientExpired) for event in events):
+                self.scheduler.dirty = False
             for event in events:
                 made += self.happen(event)
         self.scheduler.dirty = False

@@ -204,6 +204,15 @@ def test_a_lost_client_keeps_everything_for_its_grace() -> None:
     assert not w.ledger.clients and not w.ledger.actions and not w.ledger.sessions
 
 
+def test_an_expiry_in_the_same_beat_loses_no_plan() -> None:
+    w = World()
+    w.node()
+    w.happen(ev.ClientJoined(w.now, 2, "uid-2", "other", 0, 1, "socket"))
+    w.happen(ev.ClientLeft(w.now, 2, True, w.now))
+    a = w.submit()
+    assert started(w.plan()) == [a]
+
+
 def test_closing_a_session_cancels_what_waits_in_it() -> None:
     w = World()
     w.node()
@@ -316,8 +325,8 @@ class Chaos:
             for s, e in list(w.ledger.sessions.items()):
                 if e.state is SessionState.OPENING:
                     w.happen(ev.SessionReady(w.now, s))
-                elif e.state is SessionState.CLOSING or not e.waiting and e.state is (
-                        SessionState.IDLE):
+                elif e.state is SessionState.CLOSING or (not e.waiting and e.state is (
+                        SessionState.IDLE)):
                     self.note(w.happen(ev.SessionClosed(w.now, s, "")))
             for lease in list(w.ledger.leases.values()):
                 if lease.lease in self.unclean:

@@ -342,7 +342,8 @@ class Broker:
 
     def _planned(self) -> list[ev.Event]:
         events = self.scheduler.plan(self._now())
-        self.scheduler.dirty = False
+        if not any(isinstance(event, ev.ClientExpired) for event in events):
+            self.scheduler.dirty = False  # else the placer has not been asked yet
         return events
 
     def _send(self, replies: list[tuple[int, ms.Message, Buffer | None]]) -> None:

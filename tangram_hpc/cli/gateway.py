@@ -1,4 +1,4 @@
-"""`tangram gateway`: one rank of the trainers' MPI world that carries their frames to the broker."""
+"""`tangram gateway`: one rank of the trainers' MPI world, carries their frames to the broker."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Runs until every rank has said goodbye."""
-    from pathlib import Path
 
-    from ..assemble import find_access, serve_gateway
+    from ..assemble import serve_gateway
     from ..config import load_config
 
-    access = Path(args.access) if args.access else find_access(os.environ)
-    return serve_gateway(access, load_config(os.environ), os.environ)
+    return serve_gateway(load_config(os.environ), os.environ, args.access)

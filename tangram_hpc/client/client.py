@@ -56,6 +56,7 @@ class Client:
         self._counter = 0
         self._pending: dict[int, Pending] = {}
         self._sessions: dict[int, Session] = {}
+        self._opening: set[int] = set()  # sessions whose admission is awaited
         self._answers: dict[int, concurrent.futures.Future[Any]] = {}
         self._acks: list[int] = []
         self._closing = False
@@ -149,6 +150,7 @@ class Client:
             spec = SessionSpec(self._mint(), name, mib_of(mem), component)
             session = Session(self, spec)
             self._sessions[spec.id] = session
+            self._opening.add(spec.id)
             self._put(ms.RequestSession(spec))
         return session
 
@@ -254,7 +256,7 @@ class Client:
                 if self._closing:
                     self._fail(BrokerUnreachable("the client was closed"))
                     return
-                for message, payload in channel.wait(_PING_S, bool(self._pending)):
+                for message, payload in channel.wait(_PING_S, self._awaits()):
                     self._receive(message, payload)
                 if self._acks and (len(self._acks) >= _ACK_AFTER or not self._pending):
                     self._send_acks()
@@ -269,6 +271,10 @@ class Client:
                     return
                 channel.close()
                 channel = self._open(first=False, because=str(error))
+
+    def _awaits(self) -> bool:
+        """Whether an answer is due, which a polling channel may spend CPU on."""
+        return bool(self._pending or self._answers or self._opening)
 
     def _send_outbox(self, channel: Channel) -> None:
         with self._lock:
@@ -308,7 +314,7 @@ class Client:
                     channel.close()
                     problem = error if isinstance(error, TangramError) else problem
             if time.monotonic() >= deadline or self._closing:
-                raise problem
+                raise problem from None
             time.sleep(pause)
             pause = min(1.0, pause * 2)
 
@@ -364,11 +370,13 @@ class Client:
                 if open_one is not None and open_one.on_output is not None and payload is not None:
                     Streams.give(open_one, stream, bytes(payload))
             case ms.SessionUp(session=session_id):
+                self._opening.discard(session_id)
                 session = self._sessions.get(session_id)
                 if session is not None:
                     session._up(message)
             case ms.SessionDown(session=session_id, reason=reason):
                 with self._lock:
+                    self._opening.discard(session_id)
                     session = self._sessions.pop(session_id, None)
                 if session is not None:
                     session._down(reason)
@@ -391,6 +399,7 @@ class Client:
             refuse(pending, message)
             return
         with self._lock:
+            self._opening.discard(message.id)
             session = self._sessions.pop(message.id, None)
         if session is not None:
             session._down(message.text, never=True)

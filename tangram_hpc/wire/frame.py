@@ -63,7 +63,7 @@ class Inbox:
         self._kept = bytearray()
         self._need = 8
 
-    def feed(self, data: bytes) -> Iterator[Parcel]:
+    def feed(self, data: Buffer) -> Iterator[Parcel]:
         """Yields each message with its payload (a view that lives as long as it is held).
 
         Raises:

@@ -1,0 +1,1 @@
+"""The gateway rank: carries the trainers' bytes between MPI and the broker's sockets."""
