@@ -1,7 +1,7 @@
 """Round trip of one no-op action, one at a time: over the socket and over MPI, busy and idle.
 
-Busy: back to back. After idle: the first action after 50 ms of silence, when every adaptive wait
-has backed off. Compared in the same run with ProcessPoolExecutor, which has no scheduler or journal.
+Busy: back to back. After idle: the first action after 50 ms of silence, when adaptive waits
+have backed off. Compared in the same run with ProcessPoolExecutor: no scheduler, no journal.
 """
 
 from __future__ import annotations

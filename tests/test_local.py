@@ -152,7 +152,8 @@ def test_never_is_said_at_once(cluster: LocalCluster) -> None:
     with pytest.raises(tangram_hpc.InfeasibleRequest, match="mem: 999999"):
         cluster.session(mem=999999).opened.result(30)
     for wrong, named in (({"cpus": 0}, "cpus"), ({"mem": "much"}, "mem"),
-                         ({"timeout": 0}, "timeout"), ({"cpus": (4, 1)}, "cpus"), ({"stdin": 5}, "stdin")):
+                         ({"timeout": 0}, "timeout"), ({"cpus": (4, 1)}, "cpus"),
+                         ({"stdin": 5}, "stdin")):
         with pytest.raises(tangram_hpc.InvalidInput, match=named):
             cluster.submit(["true"], **wrong)
     with pytest.raises(tangram_hpc.InvalidInput, match="empty"):

@@ -19,7 +19,7 @@ from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 
 PROTOCOL_VERSION = 1
-INLINE_MAX = 64 * 1024  # bytes; a larger payload goes by digest through the job's store
+INLINE_MAX = 66 * 1024  # 64 KiB of data and its wrapping; more goes by digest through the store
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="t"):

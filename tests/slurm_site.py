@@ -1,0 +1,152 @@
+"""What tests do on the dev cluster: install as a user would, render, submit, wait, look.
+
+Law: everything runs as the cluster's non-root user, from the "login side", through the commands
+that a user has; nothing here reaches into a process.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from devcluster_fixture import RunningCluster
+
+REPO = Path(__file__).resolve().parent.parent
+DATA = Path(__file__).resolve().parent / "data"
+
+
+def python_for(cluster: RunningCluster) -> str:
+    """An interpreter with venv that the cluster's user may run."""
+    real = str(Path(sys.executable).resolve())
+    for candidate in (real, "/usr/bin/python3", "/usr/local/bin/python3"):
+        try:
+            told = cluster.run_as_user([candidate, "-c", "import ensurepip, venv"])
+        except (PermissionError, FileNotFoundError):
+            continue
+        if told.returncode == 0:
+            return candidate
+    raise AssertionError("no Python that every user may run has ensurepip: apt install python3-venv")
+
+
+def install_for(cluster: RunningCluster, scratch: Path, venv: str = "venv",
+                requirements: Sequence[str] = ("{tree}[demo]",)) -> Path:
+    """A venv in the user's home with this package in it, built from a copy of the tree."""
+    tree = scratch / "tree"
+    skip = shutil.ignore_patterns(".git", ".venv", "__pycache__", "build", "*.egg-info", ".*_cache")
+    if not tree.exists():
+        shutil.copytree(REPO, tree, ignore=skip)
+    home = cluster.home / venv
+    subprocess.run([python_for(cluster), "-m", "venv", str(home)], check=True)
+    words = [r.format(tree=tree) for r in requirements]
+    subprocess.run([str(home / "bin" / "pip"), "install", "-q", *words], check=True, timeout=300)
+    return home
+
+
+@dataclass
+class Site:
+    """A cluster, and where the package is installed on it."""
+
+    cluster: RunningCluster
+    venv: Path
+
+    def tangram(self, *words: str, timeout: float = 60, **environ: str
+                ) -> subprocess.CompletedProcess[str]:
+        """The `tangram` command from the login side."""
+        return self.cluster.run_as_user([str(self.venv / "bin/tangram"), *words], timeout=timeout,
+                                        env=environ)
+
+    def sbatch(self, name: str, trainer: str, *files: str, ranks: int = 2, **keys: str) -> str:
+        """Renders the hetjob template, submits it; the job's id."""
+        for file in files:
+            shutil.copy(DATA / file, self.cluster.home / file)
+        options = {
+            "job_name": name, "time": "10", "partition_cpu": "cpu", "partition_gpu": "gpu",
+            "partition_trainer": "trainer", "nodes_gpu": "2", "gres_gpu": "gpu:2",
+            "mem_cpu": "600", "mem_gpu": "600", "ranks": str(ranks), "trainer": trainer,
+            "setup": f"source {self.venv}/bin/activate", **keys}
+        words = [w for k, v in options.items() for w in ("-o", f"{k}={v}")]
+        told = self.tangram("template", "render", "hetjob", "--strict", "--output",
+                            f"{name}.sbatch", *words)
+        assert told.returncode == 0, told.stderr
+        told = self.cluster.run_as_user(["sbatch", "--parsable", f"{name}.sbatch"])
+        assert told.returncode == 0, told.stderr
+        return told.stdout.strip().split(";")[0]
+
+    def state(self, job: str) -> str:
+        """Slurm's word for the job; empty when it has gone from the queue."""
+        told = self.cluster.run_as_user(["squeue", "-h", "-j", job, "-o", "%T"])
+        return told.stdout.split("\n")[0].strip() if told.returncode == 0 else ""
+
+    def output(self, name: str, job: str) -> str:
+        """What the job printed so far."""
+        path = self.cluster.home / f"{name}-{job}.out"
+        return path.read_text() if path.exists() else ""
+
+    def finish(self, name: str, job: str, timeout: float = 120) -> str:
+        """Waits for the job's end; what it printed."""
+        active = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
+        self.until(lambda: self.state(job) not in active, f"job {job} to end", timeout,
+                   lambda: self.output(name, job))
+        return self.output(name, job)
+
+    def until(self, true: Callable[[], Any], what: str, timeout: float = 60,
+              told: Callable[[], str] = str) -> Any:
+        """Polls until something is true; the failure says what was awaited."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if value := true():
+                return value
+            time.sleep(0.2)
+        raise AssertionError(f"waited {timeout:.0f} s for {what}: {told()}")
+
+    def info(self, job: str) -> dict[str, Any]:
+        """`tangram info --json`; empty while the job does not answer."""
+        told = self.tangram("info", "-j", job, "--json")
+        return json.loads(told.stdout) if told.returncode == 0 else {}
+
+    def acct(self, job: str) -> list[dict[str, Any]]:
+        """`tangram acct --json`."""
+        told = self.tangram("acct", "-j", job, "--json")
+        assert told.returncode == 0, told.stderr
+        return json.loads(told.stdout)["actions"]
+
+    def sacct_steps(self, job: str) -> list[str]:
+        """The job's steps as sacct has them, once the job's records are complete."""
+        def complete() -> list[str]:
+            told = self.cluster.run_as_user(
+                ["sacct", "-n", "-P", "-j", job, "-o", "JobID,State"]).stdout.splitlines()
+            steps = [row for row in told if "." in row.split("|")[0]]
+            known = len(told) - len(steps) == 3 and len(steps) >= 4  # components, batch and srun's
+            return [] if "RUNNING" in " ".join(told) or not known else steps
+        self.until(complete, "sacct to have the steps", 60)
+        time.sleep(3)  # what came with them would be there by now
+        return complete()
+
+    def pids(self, pattern: str) -> list[int]:
+        """The user's processes whose command line matches."""
+        told = subprocess.run(["pgrep", "-u", self.cluster.user, "-f", pattern],
+                              capture_output=True, text=True, check=False)
+        return [int(p) for p in told.stdout.split()]
+
+    @contextmanager
+    def held(self, name: str, ranks: int = 2, **keys: str) -> Any:
+        """A job that stays up until the block ends; yields its id."""
+        stop = self.cluster.home / f"{name}.stop"
+        job = self.sbatch(name, f"python trainer_hold.py {stop.name}", "trainer_hold.py",
+                          ranks=ranks, **keys)
+        try:
+            self.until(lambda: len(self.info(job).get("nodes", [])) == 4, "all workers to join",
+                       90, lambda: self.output(name, job))
+            yield job
+        finally:
+            stop.touch()
+            if self.state(job):
+                self.finish(name, job)

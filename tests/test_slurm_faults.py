@@ -1,0 +1,60 @@
+"""kill -9 in the middle of a step: what lives on, for how long, and who finishes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from slurm_site import Site
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+
+def start(site: Site, name: str, ranks: int, steps: int, grace_s: int) -> tuple[str, Path]:
+    go = site.cluster.home / f"{name}.go"
+    (site.cluster.home / "tangram.toml").write_text(f"grace_s = {grace_s}\n")
+    job = site.sbatch(name, f"python trainer_faults.py {steps} {go.name}", "trainer_faults.py",
+                      ranks=ranks)
+    site.until(lambda: len(list(site.cluster.home.glob(f"faults.{job}.*.pid"))) == ranks,
+               "all ranks to be in mid-step", 90, lambda: site.output(name, job))
+    (site.cluster.home / "tangram.toml").unlink()
+    return job, go
+
+
+def test_the_gateway_is_killed(site: Site) -> None:
+    """Ranks go on over the socket: nothing is lost, nothing runs twice."""
+    job, go = start(site, "gwdies", ranks=2, steps=150, grace_s=30)
+    (gateway,) = site.pids("bin/tangram gateway")
+    os.kill(gateway, signal.SIGKILL)
+    wanted = [f"rank {r}: 150 lines once and in order, by socket" for r in range(2)]
+    site.until(lambda: all(w in site.output("gwdies", job) for w in wanted),
+               "both ranks to finish over the socket", 120, lambda: site.output("gwdies", job))
+    go.touch()
+    site.finish("gwdies", job)
+    rows = [r for r in site.acct(job) if r["kind"] == "exec"]
+    assert len(rows) == 300 and {(r["state"], r["attempt"]) for r in rows} == {("COMPLETED", 1)}
+
+
+def test_a_trainer_rank_is_killed(site: Site) -> None:
+    """The broker and its sessions live on for the grace; the others and a second trainer finish."""
+    job, go = start(site, "rankdies", ranks=3, steps=100, grace_s=20)
+    victim = int((site.cluster.home / f"faults.{job}.1.pid").read_text())
+    os.kill(victim, signal.SIGKILL)
+    wanted = [f"rank {r}: 100 lines once and in order, by mpi" for r in (0, 2)]
+    site.until(lambda: all(w in site.output("rankdies", job) for w in wanted),
+               "the other ranks to finish", 120, lambda: site.output("rankdies", job))
+    assert site.info(job)["sessions"] == 3  # the dead rank's sandbox is kept for its grace
+    second = site.cluster.run_as_user(
+        [str(site.venv / "bin/python"), "-c",
+         "import tangram_hpc\n"
+         "with tangram_hpc.connect() as c, c.session() as s:\n"
+         "    s.write('x', 'second').result()\n"
+         "    print(s.exec('cat x').result().text, sum(c.map(pow, range(100), [2] * 100)), c.via)"],
+        env={"TANGRAM_JOB": job}, timeout=60)
+    assert second.stdout == "second 328350 socket\n", second.stderr
+    site.until(lambda: site.info(job)["sessions"] == 2, "the grace of the dead rank to end", 90)
+    go.touch()
+    site.finish("rankdies", job)
+    assert not site.pids("tangram")

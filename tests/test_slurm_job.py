@@ -1,0 +1,63 @@
+"""The hetjob template on a real Slurm: jobs submitted by a non-root user, seen as users see them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from slurm_site import Site
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+
+def test_the_main_job(site: Site) -> None:
+    """The RL step over coding tasks, by the template, with rewards as the mutations make certain."""
+    job = site.sbatch("main", "python -m tangram_hpc.demo.rank --problems 12 --seed 0 "
+                      "--scale 0.01 --out main.json")
+    said = site.finish("main", job)
+    told = json.loads((site.cluster.home / "main.json").read_text())
+    assert len(told["ranks"]) == 2 and {r["via"] for r in told["ranks"]} == {"mpi"}, said
+    assert sum(len(r["rewards"]) for r in told["ranks"]) == 48
+    assert [r["wrong"] for r in told["ranks"]] == [[], []]
+    assert told["mixed_groups"] > 0 and told["advantage_abs_mean"] > 0
+    rows = site.acct(job)
+    assert Counter(r["kind"] for r in rows)["exec"] == 96
+    assert {r["component"] for r in rows} == {"cpu", "gpu"}
+    assert site.cluster.run_as_user(["sacct", "-n", "-X", "-P", "-j", job, "-o", "State"]
+                                    ).stdout.split() == ["COMPLETED"] * 3
+
+
+def test_two_thousand_actions_are_a_handful_of_steps(site: Site) -> None:
+    job = site.sbatch("many", "python trainer_actions.py 2000", "trainer_actions.py", ranks=4)
+    said = site.finish("many", job)
+    assert f"job {job}: 2000 of 2000 ok on 4 ranks by mpi" in said, said
+    rows = [r for r in site.acct(job) if r["name"] == "true"]
+    assert len(rows) == 2000 and {r["state"] for r in rows} == {"COMPLETED"}
+    nodes = Counter(r["node"] for r in rows)
+    assert set(nodes) == {*site.cluster.cpu_nodes, *site.cluster.gpu_nodes}, nodes
+    steps = site.sacct_steps(job)
+    assert 4 <= len(steps) <= 8, steps
+    assert all("COMPLETED" in step for step in steps), steps
+
+
+def test_mpi_in_earnest(site: Site) -> None:
+    """8 trainer ranks, 10,000 actions, 64 KiB each way, all answers right."""
+    job = site.sbatch("echo", "python trainer_echo.py 10000", "trainer_echo.py", ranks=8)
+    said = site.finish("echo", job)
+    assert "echo: 10000 right, 0 wrong, 8 ranks by mpi" in said, said
+    assert len([r for r in site.acct(job) if r["name"] == "flip"]) == 10000
+
+
+def test_scancel_leaves_nothing(site: Site) -> None:
+    with site.held("cancel") as job:
+        assert len(site.pids("bin/tangram worker")) == 4
+        site.cluster.run_as_user(["scancel", job])
+        site.until(lambda: not site.state(job), "the job to go", 60)
+    site.until(lambda: not site.pids("tangram"), "its processes to end", 30,
+               lambda: str(site.pids("tangram")))
+    scratch = site.cluster.run_as_user(
+        "find ${TMPDIR:-/tmp} -maxdepth 1 -user $USER -name 'tangram-*'").stdout
+    assert scratch == ""
+    told = site.tangram("run", "-j", job, "--", "true")
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1) and "ended" in told.stderr

