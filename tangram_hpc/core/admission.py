@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..domain.action import Action
 from ..domain.ids import show
+from ..domain.service import BLOCK_SIZES, endpoint_of, service_of
 from ..domain.session import SessionSpec
 from ..domain.states import SessionState
 from .ledger import ActionEntry, Ledger, NodeEntry
@@ -28,13 +29,13 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
         if session is None or session.state not in OPEN_SESSION:
             return f"session: {show(action.session)} is closed"
         reserve = placer.reserve
-        if reserve and action.degrees[0] > reserve:
+        if reserve and action.key == "cpu" and action.degrees[0] > reserve:
             return (f"cpus: {action.degrees[0]} asked for, {placer.name} gives each "
                     f"session {reserve}")
         nodes = [ledger.nodes[session.node]] if session.node else ledger.up_nodes()
     else:
         nodes = ledger.up_nodes()
-    return misfit(action, nodes) if ledger.complete else ""
+    return misfit(ledger, action, nodes) if ledger.complete else ""
 
 
 def refusal_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str:
@@ -68,12 +69,18 @@ def reason(ledger: Ledger, entry: ActionEntry) -> str:
     return "Resources"
 
 
-def misfit(action: Action, nodes: list[NodeEntry]) -> str:
+def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:
     """Which field of an action no node can ever satisfy, and the remedy; empty if one can."""
+    if why := _unknown_key(ledger, action):
+        return why
     nodes = [n for n in nodes if action.component in ("", n.spec.component)]
     if not nodes:
         return f"component: no node is in {action.component!r}" if action.component else ""
-    need, most = action.degrees[0], max(len(n.cores.units) for n in nodes)
+    need = action.degrees[0]
+    if service_of(action.key) and not any(n.gpus.blocks[need] for n in nodes):
+        return f"degrees: no node has an aligned block of {need} GPUs"
+    need = need if action.key == "cpu" else 0
+    most = max(len(n.cores.units) for n in nodes)
     if need > most:
         return f"cpus: {need} asked for, the largest node has {most}"
     most = max(n.spec.mem_mib for n in nodes)
@@ -88,3 +95,19 @@ def misfit(action: Action, nodes: list[NodeEntry]) -> str:
             return ""
     return (f"cpus, mem, gpus: no single node has {need} CPUs, {action.mem_mib} MiB and "
             f"{action.gpus} GPUs")
+
+
+def _unknown_key(ledger: Ledger, action: Action) -> str:
+    service, endpoint = service_of(action.key), endpoint_of(action.key)
+    if service:
+        if service not in ledger.services:
+            return f"key: no service {service!r} is declared"
+        if not set(action.degrees) <= set(BLOCK_SIZES):
+            return f"degrees: {action.degrees}: a service runs on 1, 2, 4 or 8 GPUs"
+        return "gpus: a service's GPUs are its degrees" if action.gpus else ""
+    if endpoint:
+        if endpoint not in ledger.endpoints:
+            return f"key: no endpoint {endpoint!r} is declared"
+        return "" if action.degrees == (1,) else f"degrees: an endpoint's are (1,): {action.degrees}"
+    return "" if action.key == "cpu" else (
+        f"key: {action.key!r} is not `cpu`, `service:NAME` or `endpoint:NAME`")

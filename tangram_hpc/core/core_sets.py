@@ -33,6 +33,14 @@ class CoreSet:
             mask ^= low
         return tuple(chosen), mask
 
+    def is_free(self, unit: int) -> bool:
+        """Whether this unit is free."""
+        return bool(self.free_mask >> self._position[unit] & 1)
+
+    def mask(self, units: tuple[int, ...]) -> int:
+        """These units as a mask."""
+        return sum(1 << self._position[unit] for unit in units)
+
     def take(self, units: tuple[int, ...]) -> None:
         """Marks these units as lent; each must be free."""
         for unit in units:

@@ -7,26 +7,29 @@ state everywhere.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from ..domain.action import Action
 from ..domain.node import NodeSpec
 from ..domain.outcome import Outcome
+from ..domain.service import ServiceSpec, endpoint_of, service_of
 from ..domain.session import SessionSpec
 from ..domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
 from .core_sets import CoreSet
+from .gpu_blocks import GpuSet
 from .queue import ReadyQueue
+from .rate_limit import EndpointEntry
+
+RESIZE_GAP_NS = 20_000_000  # a lease keeps a size for at least so long
 
 
 @dataclass(slots=True)
 class ClientEntry:
-    """A client; `expires_at` is 0 while it is connected."""
+    """A client, connected or away (`Ledger.expiring`)."""
 
     client: int
     uid: str
     name: str
-    expires_at: int = 0
     actions: dict[int, None] = field(default_factory=dict)  # not yet acknowledged
     sessions: dict[int, None] = field(default_factory=dict)
 
@@ -38,7 +41,7 @@ class NodeEntry:
     node: int
     spec: NodeSpec
     cores: CoreSet
-    gpus: CoreSet
+    gpus: GpuSet
     free_mem_mib: int
     state: NodeState = NodeState.UP
     sessions: dict[int, None] = field(default_factory=dict)
@@ -55,8 +58,13 @@ class SessionEntry:
     node: int = 0
     cores: tuple[int, ...] = ()
     placed_at: int = 0
-    lease: int = 0
-    waiting: deque[int] = field(default_factory=deque)
+    leases: dict[int, None] = field(default_factory=dict)
+    waiting: dict[int, None] = field(default_factory=dict)  # its actions not started, in order
+
+    @property
+    def parallel(self) -> bool:
+        """Whether its actions may run beside each other (never on units it reserves)."""
+        return self.spec.parallel and not self.cores
 
 
 @dataclass(slots=True)
@@ -65,6 +73,7 @@ class ActionEntry:
 
     action: Action
     submitted_at: int
+    turn: int = 0  # its place among all that wait, drawn when nothing of its own is before it
     state: ActionState = ActionState.PENDING
     lease: int = 0
     attempt: int = 0
@@ -85,7 +94,19 @@ class LeaseEntry:
     session: int
     reserved: bool  # its cores are its session's own
     granted_at: int
+    key: str = "cpu"
+    grants: list[tuple[int, int]] = field(default_factory=list)  # (since, units), first at start
     state: LeaseState = LeaseState.GRANTED
+
+    @property
+    def units(self) -> int:
+        """Units of its key resource that it holds now."""
+        return self.grants[-1][1]
+
+    @property
+    def resizable_at(self) -> int:
+        """From when on its size may change again."""
+        return self.grants[-1][0] + RESIZE_GAP_NS
 
 
 @dataclass(slots=True)
@@ -96,6 +117,9 @@ class Ledger:
     by_uid: dict[str, int] = field(default_factory=dict)
     nodes: dict[int, NodeEntry] = field(default_factory=dict)
     sessions: dict[int, SessionEntry] = field(default_factory=dict)
+    services: dict[str, ServiceSpec] = field(default_factory=dict)
+    endpoints: dict[str, EndpointEntry] = field(default_factory=dict)
+    expiring: dict[int, int] = field(default_factory=dict)  # client away -> until when
     opening: dict[int, None] = field(default_factory=dict)  # sessions not placed, in order
     actions: dict[int, ActionEntry] = field(default_factory=dict)
     leases: dict[int, LeaseEntry] = field(default_factory=dict)
@@ -120,9 +144,14 @@ class Ledger:
             assert (entry.lease != 0) == (not pending and entry.state not in ENDED), f"{entry}"
         for lease in self.leases.values():
             assert lease.node in self.nodes, f"{lease} on no node"
+        for name, endpoint in self.endpoints.items():
+            busy = sum(1 for x in self.leases.values() if endpoint_of(x.key) == name)
+            assert busy == endpoint.busy <= endpoint.spec.concurrency, f"{endpoint}: {busy} inside"
+            assert endpoint.level >= 0, f"{endpoint} is overdrawn"
         for session_id, session in self.sessions.items():
             waits = session.state is SessionState.WAITING
             assert waits == (session_id in self.opening), f"{session} waits and does not"
+            assert session.parallel or len(session.leases) <= 1, f"{session} runs two at once"
 
     def _check_node(self, node: NodeEntry) -> None:
         if node.state is NodeState.DOWN:
@@ -132,12 +161,16 @@ class Ledger:
             lease = self.leases[lease_id]
             held += [] if lease.reserved else list(lease.cores)
             gpus += list(lease.gpus)
+            service = service_of(lease.key)
+            assert not service or node.gpus.holds(service, lease.gpus), f"{lease} was evicted"
             mem += lease.mem_mib
         for session_id in node.sessions:
             held += list(self.sessions[session_id].cores)
             mem += self.sessions[session_id].spec.mem_mib
         assert len(set(held)) == len(held), f"a core of {node.spec.name} is lent twice: {held}"
         assert len(held) + node.cores.free == len(node.cores.units), f"cores of {node.spec.name}"
+        assert len(set(gpus)) == len(gpus), f"a GPU of {node.spec.name} is lent twice: {gpus}"
+        node.gpus.check()
         assert len(gpus) + node.gpus.free == len(node.gpus.units), f"GPUs of {node.spec.name}"
         assert mem + node.free_mem_mib == node.spec.mem_mib, f"memory of {node.spec.name}"
         assert node.free_mem_mib >= 0, f"memory of {node.spec.name} is overdrawn"

@@ -2,22 +2,30 @@
 
 A shape is all that placement looks at; actions of one shape are interchangeable, so a placer that
 finds no room for one of them need not look at the others (HyperQueue interns requests likewise).
-Law: who is in here is decided by the ledger; the order is that of `push`.
+Lines of one shape stand in *bays*, one a key and home node; bays of keys that compete for the same
+units form a *pool*. A placer that knows where something is free looks at those bays only.
+Law: who is in here is decided by the ledger; the order is that of turns, drawn once an action.
+Push and remove cost O(log line), a walk O(log) a step after O(bays) at its start; nothing walks all.
 """
 
 from __future__ import annotations
 
 import heapq
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Generic, NamedTuple, TypeVar
 
-from ..domain.action import Action
+from ..domain.action import Action, Profile
+
+CPU, GPU, NOTHING = "cpu", "gpu", "nothing"  # pools; each endpoint is one of its own
+_T = TypeVar("_T")
 
 
 class Shape(NamedTuple):
     """What placement needs to know of an action.
 
     `node` is the home node of its session (0: any); `session` its session when that one reserves
-    units of its own (0 otherwise).
+    units of its own (0 otherwise). `name` is its class and `size` its profile's bucket
+    (`size_of`), so that a placer may go by expected size, line by line.
     """
 
     key: str
@@ -27,73 +35,217 @@ class Shape(NamedTuple):
     component: str
     node: int
     session: int
+    name: str = ""
+    size: int = 0
+    resizable: bool = True
+
+
+def size_of(profile: Profile | None) -> int:
+    """The bucket of a profile's work, eight an octave; 0 when nothing is known."""
+    if profile is None:
+        return 0
+    work = max(8, profile.work_ns)
+    return (work.bit_length() << 3) | (work >> (work.bit_length() - 4)) & 7
+
+
+def pool_of(key: str, units: int) -> str:
+    """The pool in which an action of this key waits; `units` is its largest degree."""
+    if key == "cpu":
+        return CPU if units else NOTHING
+    return GPU if key.startswith("service:") else key
+
+
+class Turns(Generic[_T]):
+    """Values by turn, in order of turn, with removal anywhere: a heap whose dead are passed."""
+
+    __slots__ = ("_heap", "at")
+
+    def __init__(self) -> None:
+        self._heap: list[int] = []
+        self.at: dict[int, _T] = {}
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def add(self, turn: int, value: _T) -> None:
+        """Puts a value at a turn that is not taken."""
+        assert turn not in self.at
+        self.at[turn] = value
+        heapq.heappush(self._heap, turn)
+
+    def drop(self, turn: int) -> _T:
+        """Takes the value at a turn out."""
+        value = self.at.pop(turn)
+        heap = self._heap
+        while heap and heap[0] not in self.at:
+            heapq.heappop(heap)
+        if len(heap) > len(self.at) * 9 // 8 + 64:
+            heap[:] = sorted(self.at)
+        return value
+
+    def first(self) -> int:
+        """The lowest turn; there must be one."""
+        return self._heap[0]
+
+    def walk(self) -> Iterator[tuple[int, _T]]:
+        """Turns and values in order; nothing may change meanwhile."""
+        heap, at = self._heap, self.at
+        edge = [(heap[0], 0)] if heap else []
+        last = 0
+        while edge:
+            turn, index = heapq.heappop(edge)
+            for child in (2 * index + 1, 2 * index + 2):
+                if child < len(heap):
+                    heapq.heappush(edge, (heap[child], child))
+            if turn in at and turn != last:
+                last = turn
+                yield turn, at[turn]
+
+
+class Line:
+    """Actions of one shape, in order."""
+
+    __slots__ = ("_head", "actions", "shape")
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.actions: Turns[int] = Turns()
+        self._head = 0  # the turn under which its bay knows it
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+
+class Bay:
+    """The lines of one key whose actions must start on one node (0: on any)."""
+
+    __slots__ = ("heads", "key", "lines", "node")
+
+    def __init__(self, key: str, node: int) -> None:
+        self.key, self.node = key, node
+        self.lines: dict[Shape, Line] = {}
+        self.heads: Turns[Line] = Turns()  # each line at the turn of its first action
+
+    def refresh(self, line: Line) -> None:
+        """A line's first action may be another one now."""
+        head = line.actions.first() if len(line) else 0
+        if head == line._head:
+            return
+        if line._head:
+            self.heads.drop(line._head)
+        if head:
+            self.heads.add(head, line)
+        else:
+            del self.lines[line.shape]
+        line._head = head
 
 
 class ReadyQueue:
-    """Ready actions; push, remove and head are O(1), a walk is O(log shapes) a step."""
+    """Ready actions by pool, bay, line and turn."""
 
-    __slots__ = ("_shape_of", "_turn", "by_shape")
+    __slots__ = ("_last", "_place", "pools")
 
     def __init__(self) -> None:
-        self.by_shape: dict[Shape, dict[int, int]] = {}  # shape -> {action id: turn}
-        self._shape_of: dict[int, Shape] = {}
-        self._turn = 0
+        self.pools: dict[str, dict[tuple[str, int], Bay]] = {}
+        self._place: dict[int, tuple[int, Line]] = {}
+        self._last = 0
 
     def __len__(self) -> int:
-        return len(self._shape_of)
+        return len(self._place)
 
     def __contains__(self, action: object) -> bool:
-        return action in self._shape_of
+        return action in self._place
 
-    def push(self, action: Action, node: int, session: int) -> None:
-        """Appends an action that became ready."""
+    def draw(self) -> int:
+        """The next turn: one is drawn when an action's wait for units begins."""
+        self._last += 1
+        return self._last
+
+    def push(self, action: Action, node: int, session: int, turn: int) -> None:
+        """Lets an action compete for units, at its turn."""
         shape = Shape(action.key, action.degrees, action.mem_mib, action.gpus, action.component,
-                      node, session)
-        self._turn += 1
-        self.by_shape.setdefault(shape, {})[action.id] = self._turn
-        self._shape_of[action.id] = shape
+                      node, session, action.name, size_of(action.profile), action.resizable)
+        bays = self.pools.setdefault(pool_of(action.key, action.degrees[-1]), {})
+        bay = bays.get((action.key, node))
+        if bay is None:
+            bay = bays[action.key, node] = Bay(action.key, node)
+        line = bay.lines.get(shape)
+        if line is None:
+            line = bay.lines[shape] = Line(shape)
+        line.actions.add(turn, action.id)
+        bay.refresh(line)
+        self._place[action.id] = (turn, line)
 
     def remove(self, action: int) -> None:
         """Takes an action out."""
-        shape = self._shape_of.pop(action)
-        members = self.by_shape[shape]
-        del members[action]
-        if not members:
-            del self.by_shape[shape]
+        turn, line = self._place.pop(action)
+        shape = line.shape
+        pool = pool_of(shape.key, shape.degrees[-1])
+        bay = self.pools[pool][shape.key, shape.node]
+        line.actions.drop(turn)
+        bay.refresh(line)
+        if not bay.lines:
+            del self.pools[pool][shape.key, shape.node]
+            if not self.pools[pool]:
+                del self.pools[pool]
 
-    def walk(self) -> Walk:
-        """A walk from the front; the queue must not change meanwhile."""
-        return Walk(self.by_shape)
+    def shape_of(self, action: int) -> Shape:
+        """The shape of an action that waits here."""
+        return self._place[action][1].shape
+
+    def turn_of(self, action: int) -> int:
+        """The turn of an action that waits here."""
+        return self._place[action][0]
+
+    def waits(self, pool: str) -> bool:
+        """Whether anybody waits in a pool."""
+        return pool in self.pools
+
+    def bays(self, pool: str) -> Iterable[Bay]:
+        """The bays of a pool in which somebody waits."""
+        return self.pools.get(pool, {}).values()
+
+    def walk(self, pool: str) -> Walk:
+        """A walk through a pool from its front; the queue must not change meanwhile."""
+        return Walk(self.bays(pool))
 
 
 class Walk:
-    """One pass over a ReadyQueue in order of readiness, able to skip whole shapes."""
+    """One pass over bays in order of turn, able to skip whole lines."""
 
-    __slots__ = ("_heads", "_members")
+    __slots__ = ("_ahead",)
 
-    def __init__(self, by_shape: dict[Shape, dict[int, int]]) -> None:
-        self._members = [(shape, iter(members.items())) for shape, members in by_shape.items()]
-        self._heads: list[tuple[int, int, int]] = []  # (turn, index into _members, action)
-        for index in range(len(self._members)):
-            self._advance(index)
+    def __init__(self, bays: Iterable[Bay]) -> None:
+        # (turn, action, line, rest of the line, lines of its bay that are not yet seen)
+        self._ahead: list[tuple[int, int, Line, Iterator[tuple[int, int]] | None,
+                                Iterator[tuple[int, Line]] | None]] = []
+        for bay in bays:
+            self._open(bay.heads.walk())
 
-    def _advance(self, index: int) -> None:
-        head = next(self._members[index][1], None)
-        if head is not None:
-            heapq.heappush(self._heads, (head[1], index, head[0]))
+    def _open(self, lines: Iterator[tuple[int, Line]]) -> None:
+        found = next(lines, None)
+        if found is not None:
+            turn, line = found
+            heapq.heappush(self._ahead, (turn, line.actions.at[turn], line, None, lines))
 
     def head(self) -> tuple[int, Shape] | None:
         """The first action of those left, and its shape; None at the end."""
-        if not self._heads:
-            return None
-        _, index, action = self._heads[0]
-        return action, self._members[index][0]
+        return (self._ahead[0][1], self._ahead[0][2].shape) if self._ahead else None
 
     def next(self) -> None:
         """Passes the head."""
-        _, index, _ = heapq.heappop(self._heads)
-        self._advance(index)
+        _, _, line, rest, lines = heapq.heappop(self._ahead)
+        if rest is None:
+            rest = line.actions.walk()
+            next(rest)
+        found = next(rest, None)
+        if found is not None:
+            heapq.heappush(self._ahead, (*found, line, rest, None))
+        if lines is not None:
+            self._open(lines)
 
     def skip_shape(self) -> None:
         """Passes the head and every later action of its shape."""
-        heapq.heappop(self._heads)
+        lines = heapq.heappop(self._ahead)[4]
+        if lines is not None:
+            self._open(lines)

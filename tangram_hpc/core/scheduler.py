@@ -24,11 +24,15 @@ from ..domain.decision import (
 )
 from ..domain.ids import client_of, show
 from ..domain.outcome import Outcome
+from ..domain.service import endpoint_of, service_of
 from ..domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
 from .admission import OPEN_SESSION, misfit
+from .carry_out import Carrier
 from .core_sets import CoreSet
+from .gpu_blocks import GpuSet
 from .ledger import ActionEntry, ClientEntry, LeaseEntry, Ledger, NodeEntry, SessionEntry
-from .placers.base import Placement, Placer
+from .placers.base import Placer
+from .rate_limit import full
 from .snapshot import snapshot
 from .transitions import ACTION_MOVES, LEASE_MOVES, NODE_MOVES, SESSION_MOVES, move
 
@@ -40,6 +44,10 @@ class Scheduler:
         self.placer = placer
         self.ledger = Ledger()
         self.dirty = False  # something happened since the last plan that may let someone start
+        # When the placer asked to be called again, and when it was last called. No part of the
+        # state: a restart plans at once.
+        self._again_at = 0
+        self._placed_at = 0
         self._handlers = {
             ev.ClientJoined: self._client_joined,
             ev.ClientLeft: self._client_left,
@@ -47,6 +55,9 @@ class Scheduler:
             ev.NodeJoined: self._node_joined,
             ev.NodeLost: self._node_lost,
             ev.NodesComplete: self._nodes_complete,
+            ev.ServiceDeclared: self._service_declared,
+            ev.EndpointDeclared: self._endpoint_declared,
+            ev.ServiceLoaded: self._service_loaded,
             ev.SessionRequested: self._session_requested,
             ev.SessionPlaced: self._session_placed,
             ev.SessionReady: self._session_ready,
@@ -72,16 +83,30 @@ class Scheduler:
     def plan(self, now: int) -> list[ev.Event]:
         """What to do now, as events to journal and handle in this order. Changes nothing."""
         events: list[ev.Event] = []
-        for client in self.ledger.clients.values():
-            if client.expires_at and client.expires_at <= now:
-                events += self._expire(client, now)
-        if events or not self.dirty:
+        for client, until in self.ledger.expiring.items():
+            if until <= now:
+                events += self._expire(self.ledger.clients[client], now)
+        if events or not (self.dirty or 0 < self._place_due() <= now):
             return events
-        return self._as_events(self.placer.place(snapshot(self.ledger, now)), now)
+        placement = self.placer.place(snapshot(self.ledger, now))
+        self._again_at = placement.again_at if placement.again_at > now else 0
+        self._placed_at = now
+        return Carrier(self.ledger, now).events(placement)
 
     def next_deadline(self) -> int:
-        """When `plan` has something to do although nothing happens (epoch ns); 0 for never."""
-        return min((c.expires_at for c in self.ledger.clients.values() if c.expires_at), default=0)
+        """When `plan` has something to do although nothing happens (epoch ns); 0 for never: a
+        client's grace ends, a token comes for a call that waits, or the placer's own deadline."""
+        due = self._place_due()
+        return min((*self.ledger.expiring.values(), *((due,) if due else ())), default=0)
+
+    def _place_due(self) -> int:
+        due, last = self._again_at, self._placed_at
+        for name, endpoint in self.ledger.endpoints.items():
+            if endpoint.free > 0 and self.ledger.ready.waits("endpoint:" + name):
+                token_at = endpoint.next_token_at(last)
+                if token_at > last and (not due or token_at < due):
+                    due = token_at
+        return due
 
     def consequences(self, fact: ev.Event) -> list[ev.Event]:
         """The fact, and all other facts that it entails, in the order in which to handle them."""
@@ -95,29 +120,6 @@ class Scheduler:
             case ev.SessionClosed():
                 return [*self._end_waiting(fact.session, fact.at, fact.reason), fact]
         return [fact]
-
-    # ---- plan: a placement as events ---------------------------------------------------------
-
-    def _as_events(self, placement: Placement, now: int) -> list[ev.Event]:
-        ledger, events = self.ledger, list[ev.Event]()
-        masks = {n.node: [n.cores.free_mask, n.gpus.free_mask] for n in ledger.up_nodes()}
-        for opening in placement.openings:
-            node = ledger.nodes[opening.node]
-            cores, masks[opening.node][0] = node.cores.choose(
-                opening.reserve, masks[opening.node][0])
-            events.append(ev.SessionPlaced(now, opening.session, opening.node, cores))
-        for number, granted in enumerate(placement.grants, ledger.next_lease):
-            entry, node = ledger.actions[granted.action], ledger.nodes[granted.node]
-            free = masks[granted.node]
-            session = ledger.sessions.get(entry.action.session)
-            if session is not None and session.cores:
-                cores = session.cores[: granted.units]
-            else:
-                cores, free[0] = node.cores.choose(granted.units, free[0])
-            gpus, free[1] = node.gpus.choose(entry.action.gpus, free[1])
-            events.append(ev.LeaseGranted(now, number, granted.action, granted.node,
-                                          entry.attempt + 1, cores, gpus))
-        return events
 
     def _expire(self, client: ClientEntry, now: int) -> list[ev.Event]:
         why = "its client went away"
@@ -141,16 +143,16 @@ class Scheduler:
             ledger.by_uid[event.uid] = event.client
             ledger.next_client = max(ledger.next_client, event.client + 1)
         else:
-            entry.expires_at = 0
+            ledger.expiring.pop(event.client, None)
         return []
 
     def _client_left(self, event: ev.ClientLeft) -> list[Decision]:
-        self.ledger.clients[event.client].expires_at = event.expires_at
+        self.ledger.expiring[event.client] = event.expires_at
         return []
 
     def _client_expired(self, event: ev.ClientExpired) -> list[Decision]:
         entry = self.ledger.clients[event.client]
-        entry.expires_at = 0
+        self.ledger.expiring.pop(event.client, None)
         del self.ledger.by_uid[entry.uid]
         for action in [a for a in entry.actions if self.ledger.actions[a].state in ENDED]:
             self._forget(action)
@@ -175,7 +177,7 @@ class Scheduler:
     def _node_joined(self, event: ev.NodeJoined) -> list[Decision]:
         spec = event.spec
         self.ledger.nodes[event.node] = NodeEntry(
-            event.node, spec, CoreSet(spec.cores), CoreSet(spec.gpus), spec.mem_mib)
+            event.node, spec, CoreSet(spec.cores), GpuSet(spec.gpus), spec.mem_mib)
         self.ledger.next_node = max(self.ledger.next_node, event.node + 1)
         self.dirty = True
         return []
@@ -207,11 +209,28 @@ class Scheduler:
         events: list[ev.Event] = []
         for entry in self.ledger.actions.values():
             if entry.state is ActionState.PENDING:
-                why = misfit(entry.action, self.ledger.up_nodes())
+                why = misfit(self.ledger, entry.action, self.ledger.up_nodes())
                 if why:
                     events.append(ev.ActionCancelled(now, entry.action.id, why,
                                                      ActionState.FAILED))
         return events
+
+    # ---- services and endpoints --------------------------------------------------------------
+
+    def _service_declared(self, event: ev.ServiceDeclared) -> list[Decision]:
+        self.ledger.services[event.spec.name] = event.spec
+        return []
+
+    def _endpoint_declared(self, event: ev.EndpointDeclared) -> list[Decision]:
+        self.ledger.endpoints[event.spec.name] = full(event.spec, event.at)
+        return []
+
+    def _service_loaded(self, event: ev.ServiceLoaded) -> list[Decision]:
+        gpus, block = self.ledger.nodes[event.node].gpus, event.gpus
+        assert gpus.mask(block) & ~gpus.free_mask == 0, f"{event}: the block is busy"
+        gpus.settle(event.service, block, event.at)
+        self.dirty = True
+        return []
 
     # ---- sessions ----------------------------------------------------------------------------
 
@@ -239,6 +258,8 @@ class Scheduler:
         if session is None or session.state is not SessionState.OPENING:
             return []
         session.state = move(SESSION_MOVES, session.state, SessionState.IDLE, event)
+        for action in session.waiting if session.parallel else ():
+            self._push(self.ledger.actions[action], session)
         self._promote(session)
         return [AnnounceSession(event.session, session.node)]
 
@@ -246,12 +267,12 @@ class Scheduler:
         session = self.ledger.sessions[event.session]
         if session.state is SessionState.WAITING:
             return []  # SessionClosed follows at once
-        for action in list(session.waiting)[:1]:
+        for action in session.waiting if session.parallel else list(session.waiting)[:1]:
             if action in self.ledger.ready:
                 self.ledger.ready.remove(action)
         session.state = move(SESSION_MOVES, session.state, SessionState.CLOSING, event)
-        if session.lease and session.lease in self.ledger.leases:
-            entry = self.ledger.actions[self.ledger.leases[session.lease].action]
+        for lease in session.leases:
+            entry = self.ledger.actions[self.ledger.leases[lease].action]
             entry.doomed = entry.doomed or ActionState.CANCELLED
         return [CloseSession(session.node, event.session)]
 
@@ -290,38 +311,47 @@ class Scheduler:
 
     def _promote(self, session: SessionEntry) -> None:
         """Lets the first waiting action of an idle session compete for units."""
-        if session.waiting and session.state is SessionState.IDLE:
-            head = session.waiting[0]
+        if session.waiting and session.state is SessionState.IDLE and not session.parallel:
+            head = next(iter(session.waiting))
             if head not in self.ledger.ready:
-                own = session.spec.id if session.cores else 0
-                self.ledger.ready.push(self.ledger.actions[head].action, session.node, own)
-                self.dirty = True
+                self._push(self.ledger.actions[head], session)
+
+    def _push(self, entry: ActionEntry, session: SessionEntry | None) -> None:
+        entry.turn = entry.turn or self.ledger.ready.draw()
+        node = session.node if session is not None else 0
+        own = session.spec.id if session is not None and session.cores else 0
+        self.ledger.ready.push(entry.action, node, own, entry.turn)
+        self.dirty = True
 
     # ---- actions -----------------------------------------------------------------------------
 
     def _action_submitted(self, event: ev.ActionSubmitted) -> list[Decision]:
         action = event.action
         assert action.id not in self.ledger.actions, f"{action} was submitted twice"
-        self.ledger.actions[action.id] = ActionEntry(action, event.at)
+        entry = self.ledger.actions[action.id] = ActionEntry(action, event.at)
         self.ledger.clients[client_of(action.id)].actions[action.id] = None
-        self._enqueue(action)
+        self._enqueue(entry)
         return []
 
-    def _enqueue(self, action: Action) -> None:
-        if action.session:
-            session = self.ledger.sessions[action.session]
-            session.waiting.append(action.id)
-            self._promote(session)
-        else:
-            self.ledger.ready.push(action, 0, 0)
-            self.dirty = True
+    def _enqueue(self, entry: ActionEntry) -> None:
+        action = entry.action
+        if not action.session:
+            return self._push(entry, None)
+        session = self.ledger.sessions[action.session]
+        first = not session.waiting and not session.leases
+        session.waiting[action.id] = None
+        if first or session.parallel:  # a wait for its session to open counts as a wait
+            entry.turn = self.ledger.ready.draw()
+        if session.parallel and session.state in (SessionState.IDLE, SessionState.BUSY):
+            self._push(entry, session)
+        self._promote(session)
 
     def _dequeue(self, action: Action) -> None:
         if action.id in self.ledger.ready:
             self.ledger.ready.remove(action.id)
         session = self.ledger.sessions.get(action.session)
         if session is not None and action.id in session.waiting:
-            session.waiting.remove(action.id)
+            del session.waiting[action.id]
             self._promote(session)
 
     def _action_cancelled(self, event: ev.ActionCancelled) -> list[Decision]:
@@ -360,17 +390,22 @@ class Scheduler:
         entry, node = ledger.actions[event.action], ledger.nodes[event.node]
         session = ledger.sessions.get(entry.action.session)
         reserved = session is not None and bool(session.cores)
+        action, key = entry.action, entry.action.key
+        units = 1 if endpoint_of(key) else len(event.gpus if service_of(key) else event.cores)
         lease = LeaseEntry(event.lease, event.action, event.node, event.cores, event.gpus,
-                           entry.action.mem_mib, entry.action.session, reserved, event.at)
+                           action.mem_mib, action.session, reserved, event.at, key,
+                           [(event.at, units)])
         ledger.ready.remove(event.action)
         if session is not None:
-            assert session.waiting[0] == event.action, f"{event} is not the head of its session"
-            session.waiting.popleft()
-            session.state = move(SESSION_MOVES, session.state, SessionState.BUSY, event)
-            session.lease = event.lease
+            head = next(iter(session.waiting))
+            assert session.parallel or head == event.action, f"{event} jumps its session's queue"
+            del session.waiting[event.action]
+            if not session.leases:
+                session.state = move(SESSION_MOVES, session.state, SessionState.BUSY, event)
+            session.leases[event.lease] = None
         if not reserved:
             node.cores.take(event.cores)
-        node.gpus.take(event.gpus)
+        self._lend(lease, node)
         node.free_mem_mib -= lease.mem_mib
         assert node.free_mem_mib >= 0, f"{event} overdraws the memory of {node.spec.name}"
         node.leases[event.lease] = None
@@ -378,7 +413,19 @@ class Scheduler:
         ledger.next_lease = event.lease + 1
         entry.state = move(ACTION_MOVES, entry.state, ActionState.CONFIGURING, event)
         entry.lease, entry.attempt = event.lease, event.attempt
-        return [StartLease(event.node, event.lease, event.action, event.cores, event.gpus)]
+        return [StartLease(event.node, event.lease, event.action, event.cores, event.gpus,
+                           event.restore_ns)]
+
+    def _lend(self, lease: LeaseEntry, node: NodeEntry) -> None:
+        """GPUs and quota of a lease that begins."""
+        node.gpus.take(lease.gpus)
+        service, endpoint = service_of(lease.key), endpoint_of(lease.key)
+        if service:
+            node.gpus.settle(service, lease.gpus, lease.granted_at)
+        elif lease.gpus:
+            node.gpus.evict(lease.gpus)
+        if endpoint:
+            self.ledger.endpoints[endpoint].draw(lease.granted_at)
 
     def _lease_started(self, event: ev.LeaseStarted) -> list[Decision]:
         lease = self.ledger.leases.get(event.lease)
@@ -395,6 +442,7 @@ class Scheduler:
         node.cores.give(lease.cores)
         node.cores.take(event.cores)
         lease.cores = event.cores
+        lease.grants.append((event.at, len(event.cores)))
         self.dirty = True
         return [ResizeLease(lease.node, lease.lease, event.cores)]
 
@@ -411,7 +459,8 @@ class Scheduler:
         if again and entry.attempt < entry.action.attempts_max and not entry.action.session:
             entry.state = move(ACTION_MOVES, entry.state, ActionState.PENDING, event)
             entry.lease = 0
-            self._enqueue(entry.action)
+            entry.turn = 0
+            self._enqueue(entry)
             return []
         reply = Reply(lease.action, outcome, lease.node, lease.cores, entry.attempt,
                       lease.granted_at - entry.submitted_at, event.at - lease.granted_at)
@@ -429,13 +478,15 @@ class Scheduler:
         if not lease.reserved:
             node.cores.give(lease.cores)
         node.gpus.give(lease.gpus)
+        if endpoint := endpoint_of(lease.key):
+            self.ledger.endpoints[endpoint].done()
         node.free_mem_mib += lease.mem_mib
         del node.leases[lease.lease]
         del self.ledger.leases[lease.lease]
         session = self.ledger.sessions.get(lease.session)
-        if session is not None and session.lease == lease.lease:
-            session.lease = 0
-            if session.state is SessionState.BUSY:
+        if session is not None:
+            session.leases.pop(lease.lease, None)
+            if session.state is SessionState.BUSY and not session.leases:
                 session.state = move(SESSION_MOVES, session.state, SessionState.IDLE, lease)
                 self._promote(session)
         self.dirty = True

@@ -1,29 +1,63 @@
 """Pure. What a placer sees: the free units of each node now, and who waits.
 
 Law: the amounts here are a copy that the placer draws down while it places; the queue and the
-ledger behind it are read only. Making one costs O(nodes that are up).
+ledger behind it are read only. Making one costs O(nodes that are up + GPUs); it holds no word of
+who waits but the ledger's own queue (`view.ledger.ready`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..domain.session import SessionSpec
+from .gpu_blocks import GpuSet, Resident
 from .ledger import Ledger
 from .queue import Shape
 
 
 @dataclass(slots=True)
 class NodeView:
-    """A node's amounts, drawn down while a placement is made."""
+    """A node's amounts, drawn down while a placement is made. `gpus` is a copy of the node's set:
+    its mask of free GPUs and what stands on them."""
 
     node: int
     component: str
     cpus: int
     free_cpus: int
-    free_gpus: int
     free_mem_mib: int
     sessions: int
+    gpus: GpuSet
+
+    @property
+    def free_gpus(self) -> int:
+        """How many GPUs are free."""
+        return self.gpus.free
+
+
+@dataclass(slots=True)
+class EndpointView:
+    """An endpoint's quota, drawn down while a placement is made."""
+
+    name: str
+    free: int
+    tokens: int
+
+    @property
+    def starts(self) -> int:
+        """How many calls may start now."""
+        return min(self.free, self.tokens)
+
+
+class Block(NamedTuple):
+    """A free aligned block: `warm` if the service asked for stands on it, else `parks` is what
+    would be parked."""
+
+    node: NodeView
+    gpus: tuple[int, ...]
+    warm: bool
+    parks: tuple[Resident, ...]
 
 
 @dataclass(slots=True)
@@ -32,15 +66,16 @@ class Snapshot:
 
     now_ns: int
     nodes: dict[int, NodeView]
+    endpoints: dict[str, EndpointView]
     ledger: Ledger
 
     def fits(self, view: NodeView, shape: Shape, units: int) -> bool:
-        """Whether an action of this shape can start with `units` on this node now; the units of
-        one whose session reserves its own are there already."""
+        """Whether an action of this shape can start with `units` CPUs on this node now; the units
+        of one whose session reserves its own are there already."""
         return (
             (bool(shape.session) or units <= view.free_cpus)
-            and shape.gpus <= view.free_gpus
             and shape.mem_mib <= view.free_mem_mib
+            and (not shape.gpus or shape.gpus <= view.free_gpus)
             and (not shape.component or shape.component == view.component)
         )
 
@@ -52,12 +87,32 @@ class Snapshot:
             and (not spec.component or spec.component == view.component)
         )
 
+    def candidates(self, shape: Shape) -> Iterator[NodeView]:
+        """The nodes on which an action of this shape may ever start, in order of joining."""
+        if shape.node:
+            home = self.nodes.get(shape.node)
+            found = iter([home] if home is not None else [])
+        else:
+            found = iter(self.nodes.values())
+        return (n for n in found if not shape.component or shape.component == n.component)
+
+    def blocks(self, service: str, size: int, shape: Shape) -> Iterator[Block]:
+        """The free aligned blocks of this size on which a call of this service can start now."""
+        for view in self.candidates(shape):
+            if shape.mem_mib > view.free_mem_mib:
+                continue
+            for gpus in view.gpus.free_blocks(size):
+                warm = view.gpus.holds(service, gpus)
+                yield Block(view, gpus, warm, () if warm else tuple(view.gpus.standing(gpus)))
+
 
 def snapshot(ledger: Ledger, now_ns: int) -> Snapshot:
     """The ledger's amounts as of now."""
     views = {
-        n.node: NodeView(n.node, n.spec.component, len(n.cores.units), n.cores.free, n.gpus.free,
-                         n.free_mem_mib, len(n.sessions))
+        n.node: NodeView(n.node, n.spec.component, len(n.cores.units), n.cores.free,
+                         n.free_mem_mib, len(n.sessions), n.gpus.copy())
         for n in ledger.up_nodes()
     }
-    return Snapshot(now_ns, views, ledger)
+    endpoints = {name: EndpointView(name, e.free, e.tokens(now_ns))
+                 for name, e in ledger.endpoints.items()}
+    return Snapshot(now_ns, views, endpoints, ledger)

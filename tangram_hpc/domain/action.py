@@ -41,14 +41,15 @@ class Action(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         id: minted by the client (`domain.ids`); the idempotency key.
         name: the action's class, for accounting (JobName) and for learning durations.
-        degrees: feasible units of the key resource, ascending; `(0,)` holds none.
+        degrees: feasible units of the key resource, ascending; `(0,)` holds none. Of a service:
+            sizes of aligned GPU blocks; of an endpoint: 1.
         key: `cpu`, `service:NAME` or `endpoint:NAME`.
         mem_mib: memory held while it runs, beyond its session's.
         gpus: whole GPUs held while it runs.
         session: id of the session it runs in; 0 for none.
         timeout_ns: limit on run time only, waiting never counts; 0 for none.
         attempts_max: how often it may be started when nodes fail under it.
-        resizable: whether its units may change while it runs.
+        resizable: whether its CPUs may change while it runs.
         component: run only on nodes of this het component or partition; empty for any.
     """
 

@@ -19,13 +19,15 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class StartLease(Decision, frozen=True):
-    """Tell `node` to start `action` under `lease` on these units."""
+    """Tell `node` to start `action` under `lease` on these units, after bringing its service onto
+    the GPUs where that costs `restore_ns`."""
 
     node: int
     lease: int
     action: int
     cores: tuple[int, ...]
     gpus: tuple[int, ...]
+    restore_ns: int = 0
 
 
 class KillLease(Decision, frozen=True):

@@ -13,6 +13,7 @@ import msgspec
 from .action import Action
 from .node import NodeSpec
 from .outcome import Outcome
+from .service import EndpointSpec, ServiceSpec
 from .session import SessionSpec
 from .states import ActionState
 
@@ -86,6 +87,26 @@ class NodesComplete(Event, frozen=True, tag="nodes-complete"):
     nodes: int
 
 
+class ServiceDeclared(Event, frozen=True, tag="service-declared"):
+    """From now on actions may name this GPU service; nothing of it is on any GPU yet."""
+
+    spec: ServiceSpec
+
+
+class EndpointDeclared(Event, frozen=True, tag="endpoint-declared"):
+    """From now on actions may name this endpoint; its bucket is full."""
+
+    spec: EndpointSpec
+
+
+class ServiceLoaded(Event, frozen=True, tag="service-loaded"):
+    """A service stands on this block of free GPUs without a call having brought it there."""
+
+    service: str
+    node: int
+    gpus: tuple[int, ...]
+
+
 class SessionRequested(Event, frozen=True, tag="session-requested"):
     """A client asked for a session."""
 
@@ -142,7 +163,8 @@ class ActionAcknowledged(Event, frozen=True, tag="action-acknowledged"):
 
 
 class LeaseGranted(Event, frozen=True, tag="lease-granted"):
-    """Units were lent to one attempt of an action."""
+    """Units were lent to one attempt of an action. `restore_ns`: bringing its service onto `gpus`
+    is part of it, because that block does not hold it."""
 
     lease: int
     action: int
@@ -150,6 +172,7 @@ class LeaseGranted(Event, frozen=True, tag="lease-granted"):
     attempt: int
     cores: tuple[int, ...]
     gpus: tuple[int, ...] = ()
+    restore_ns: int = 0
 
 
 class LeaseStarted(Event, frozen=True, tag="lease-started"):
@@ -188,6 +211,9 @@ AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     NodeJoined,
     NodeLost,
     NodesComplete,
+    ServiceDeclared,
+    EndpointDeclared,
+    ServiceLoaded,
     SessionRequested,
     SessionPlaced,
     SessionReady,

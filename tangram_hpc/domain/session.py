@@ -13,10 +13,12 @@ import msgspec
 class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     """What a client asks of a session; `id` is minted by the client.
 
-    `component` pins it to nodes of one het component or partition; empty for any.
+    `component` pins it to nodes of one het component or partition; empty for any. In a `parallel`
+    one, actions may run beside each other; in others they run one after another.
     """
 
     id: int
     name: str = ""
     mem_mib: int = 0
     component: str = ""
+    parallel: bool = False

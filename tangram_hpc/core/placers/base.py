@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from ...domain.service import BLOCK_SIZES, endpoint_of, service_of
 from ..queue import Shape
-from ..snapshot import NodeView, Snapshot
+from ..snapshot import Block, NodeView, Snapshot
 
 
 class Opening(NamedTuple):
@@ -22,15 +23,19 @@ class Opening(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Start this action here on so many units of its key resource."""
+    """Start this action here on so many units of its key resource. `units`: one of its degrees,
+    or for an action on CPUs that may be resized any number from 0 to its largest. `gpus`: for a
+    service the aligned block that it runs on."""
 
     action: int
     node: int
     units: int
+    gpus: tuple[int, ...] = ()
 
 
 class Resizing(NamedTuple):
-    """Give this running lease so many units from now on."""
+    """Give this running lease so many CPUs from now on, 0 to suspend it; not before
+    `LeaseEntry.resizable_at`."""
 
     lease: int
     units: int
@@ -38,11 +43,16 @@ class Resizing(NamedTuple):
 
 @dataclass(slots=True)
 class Placement:
-    """A placer's answer, in the order in which to carry it out: resizes that shrink come first."""
+    """A placer's answer. It is carried out as openings, resizes that shrink, resizes that grow,
+    grants, each in the order given, so what shrinks may feed what grows and what starts.
+
+    `again_at`: place again then (epoch ns) although nothing may have happened; 0 for no need.
+    """
 
     openings: list[Opening] = field(default_factory=list)
     resizings: list[Resizing] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
+    again_at: int = 0
 
 
 class Placer(Protocol):
@@ -63,20 +73,31 @@ def largest(degrees: tuple[int, ...], at_most: int) -> int:
 
 
 def grant(view: Snapshot, placement: Placement, action: int, shape: Shape, node: NodeView,
-          units: int) -> None:
+          units: int, gpus: tuple[int, ...] = ()) -> None:
     """Writes a grant down and draws its amounts from the snapshot."""
-    if not shape.session:  # else the units are its session's own
+    service, endpoint = service_of(shape.key), endpoint_of(shape.key)
+    if service:
+        node.gpus.take(gpus)
+        node.gpus.settle(service, gpus, view.now_ns)
+    elif endpoint:
+        view.endpoints[endpoint].free -= 1
+        view.endpoints[endpoint].tokens -= 1
+    elif not shape.session:  # else the units are its session's own
         node.free_cpus -= units
-    node.free_gpus -= shape.gpus
+    if shape.gpus:
+        whole, _ = node.gpus.choose(shape.gpus, node.gpus.free_mask)
+        node.gpus.take(whole)
+        node.gpus.evict(whole)
+        gpus = gpus or whole
     node.free_mem_mib -= shape.mem_mib
-    placement.grants.append(Grant(action, node.node, units))
+    placement.grants.append(Grant(action, node.node, units, gpus))
 
 
 def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None:
     """Opens waiting sessions in order, each where the fewest sessions per CPU live.
 
     The head waits for room and everybody behind it waits too, so a big one is not starved.
-    O(waiting sessions x nodes).
+    O(openings x nodes).
     """
     for session_id in view.ledger.opening:
         spec = view.ledger.sessions[session_id].spec
@@ -88,3 +109,46 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
         best.free_mem_mib -= spec.mem_mib
         best.free_cpus -= reserve
         placement.openings.append(Opening(session_id, best.node, reserve))
+
+
+def find_node(view: Snapshot, shape: Shape, units: int) -> NodeView | None:
+    """The first node, in order of joining, where an action of this shape can start now."""
+    for node in view.candidates(shape):
+        if view.fits(node, shape, units):
+            return node
+    return None
+
+
+def find_block(view: Snapshot, shape: Shape, size: int) -> Block | None:
+    """The free block for a call of this service that costs least: one where it stands, else one
+    that parks nothing, else what was used longest ago. O(GPUs)."""
+    def cost(block: Block) -> tuple[bool, int, int, tuple[int, ...]]:
+        return (not block.warm, max((p.used_at for p in block.parks), default=-1),
+                block.node.node, block.gpus)
+    return min(view.blocks(service_of(shape.key), size, shape), key=cost, default=None)
+
+
+def largest_block(view: Snapshot, shape: Shape) -> int:
+    """The size of the largest aligned block that any node it may run on lends."""
+    return max((size for n in view.candidates(shape) for size in BLOCK_SIZES
+                if n.gpus.blocks[size]), default=0)
+
+
+def start_calls(view: Snapshot, placement: Placement) -> None:
+    """Starts calls of endpoints in order of readiness as far as their quotas go.
+
+    Calls are spread over the nodes in turn. O(starts + endpoints).
+    """
+    for name, endpoint in view.endpoints.items():
+        if endpoint.starts <= 0:
+            continue
+        walk = view.ledger.ready.walk("endpoint:" + name)
+        while endpoint.starts > 0 and (head := walk.head()) is not None:
+            action, shape = head
+            nodes = [n for n in view.candidates(shape) if view.fits(n, shape, 0)]
+            if not nodes:
+                walk.skip_shape()
+                continue
+            turn = (view.ledger.next_lease + len(placement.grants)) % len(nodes)
+            grant(view, placement, action, shape, nodes[turn], 1)
+            walk.next()

@@ -1,16 +1,27 @@
 """Pure. `fcfs:K` and `first-fit`: in order of readiness, at most K units an action.
 
-`fcfs:K`: the head of the one waiting list takes the largest feasible degree that is at most K; if
-that is not free anywhere it may run, everybody waits behind it. `first-fit`: what does not fit is
-passed over, which lets small actions through and may starve a large one.
+`fcfs:K`: the head of the waiting list takes the largest feasible degree that is at most K; if that
+is not free anywhere it may run, everybody behind it who wants such units waits too. CPUs, GPUs and
+each endpoint have a list of their own, so nobody waits for what he does not want. `first-fit`: what
+does not fit is passed over, which lets small actions through and may starve a large one.
 An action that asks for no unit waits for nobody.
 """
 
 from __future__ import annotations
 
-from ..queue import Shape
-from ..snapshot import NodeView, Snapshot
-from .base import Placement, grant, largest, open_by_load
+from ...domain.service import service_of
+from ..queue import CPU, GPU, NOTHING, Shape, Walk
+from ..snapshot import Snapshot
+from .base import (
+    Placement,
+    find_block,
+    find_node,
+    grant,
+    largest,
+    largest_block,
+    open_by_load,
+    start_calls,
+)
 
 
 class Fcfs:
@@ -23,29 +34,49 @@ class Fcfs:
         self.reserve = 0
 
     def place(self, view: Snapshot) -> Placement:
-        """Walks the queue once; O(grants x nodes + shapes)."""
+        """Walks each list as far as something may start; O(grants x nodes + shapes passed)."""
         placement = Placement()
         open_by_load(view, placement)
-        walk, blocked = view.ledger.ready.walk(), False
-        while (head := walk.head()) is not None:
-            action, shape = head
-            units = largest(shape.degrees, self._degree_max)
-            node = find_node(view, shape, units) if not (blocked and units) else None
-            if node is None:
-                blocked = blocked or (self._strict and units > 0)
-                walk.skip_shape()
-                continue
-            grant(view, placement, action, shape, node, units)
-            walk.next()
+        self._cpus(view, placement, NOTHING)
+        self._cpus(view, placement, CPU)
+        self._services(view, placement)
+        start_calls(view, placement)
         return placement
 
+    def _cpus(self, view: Snapshot, placement: Placement, pool: str) -> None:
+        bays = view.ledger.ready.bays(pool)
+        if not self._strict and pool == CPU:  # where nothing is free nobody need be asked
+            some = {n.node for n in view.nodes.values() if n.free_cpus}
+            bays = [b for b in bays if b.node in some or (some and not b.node)]
+        walk = Walk(bays)
+        while (head := walk.head()) is not None:
+            action, shape = head
+            most = max((n.cpus for n in view.candidates(shape)), default=0)
+            units = largest(shape.degrees, min(self._degree_max, most))
+            node = find_node(view, shape, units)
+            if node is not None:
+                grant(view, placement, action, shape, node, units)
+                walk.next()
+            elif self._strict and units and not _lacks_gpus(view, shape):
+                return
+            else:
+                walk.skip_shape()
 
-def find_node(view: Snapshot, shape: Shape, units: int) -> NodeView | None:
-    """The first node, in order of joining, where an action of this shape can start now."""
-    if shape.node:
-        home = view.nodes.get(shape.node)
-        return home if home is not None and view.fits(home, shape, units) else None
-    for node in view.nodes.values():
-        if view.fits(node, shape, units):
-            return node
-    return None
+    def _services(self, view: Snapshot, placement: Placement) -> None:
+        walk = view.ledger.ready.walk(GPU)
+        while (head := walk.head()) is not None:
+            action, shape = head
+            size = largest(shape.degrees, min(self._degree_max, largest_block(view, shape)))
+            block = find_block(view, shape, size)
+            if block is not None:
+                grant(view, placement, action, shape, block.node, size, block.gpus)
+                walk.next()
+            elif self._strict and service_of(shape.key):
+                return
+            else:
+                walk.skip_shape()
+
+
+def _lacks_gpus(view: Snapshot, shape: Shape) -> bool:
+    """Whether it waits for GPUs, which is no reason to hold back those who want CPUs only."""
+    return bool(shape.gpus) and all(n.free_gpus < shape.gpus for n in view.candidates(shape))

@@ -1,4 +1,4 @@
-"""Pure. Placers by the name that a person writes: `first-fit`, `fcfs:K`, `static:K`."""
+"""Pure. Placers by the name that a person writes: `first-fit`, `fcfs:K`, `static:K` (`static` is `static:1`)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def make_placer(name: str) -> Placer:
     kind, _, argument = name.partition(":")
     if kind == "first-fit" and not argument:
         return Fcfs(_NO_LIMIT, strict=False)
+    if name == "static":
+        return Static(1)
     if kind in ("fcfs", "static"):
         if not argument.isdigit() or int(argument) < 1:
             raise InvalidInput(f"placer {name!r}: write {kind}:K with K a whole number of at "

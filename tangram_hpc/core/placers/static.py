@@ -1,29 +1,42 @@
-"""Pure. `static:K`: one reservation per trajectory, the pod-like baseline.
+"""Pure. `static:K`: one reservation per trajectory and per service, the pod-like baseline.
 
 A session waits until K CPUs of a node are free, in order of request, and holds them until it ends;
 its actions run on those K, one after another, each on the largest feasible degree at most K
-(`shared` formats: "static:K"). Actions without a session take turns on what is left.
+(`shared` formats: "static:K"). Actions without a session take turns on what is left. GPUs are dealt
+out once: one to each service as declared, each further one to the service with the most expected
+calls per GPU it has; a call runs on one GPU of its service, in order of readiness.
 """
 
 from __future__ import annotations
 
+from ...domain.service import ServiceSpec, service_of
+from ..queue import CPU, GPU, NOTHING, Walk
 from ..snapshot import Snapshot
-from .base import Placement, grant, largest, open_by_load
-from .fcfs import find_node
+from .base import Placement, find_node, grant, largest, open_by_load, start_calls
+
+Gpu = tuple[int, int]  # node, GPU
 
 
 class Static:
-    """K CPUs for each session from its opening to its end."""
+    """K CPUs for each session from its opening to its end, and GPUs for each service."""
 
     def __init__(self, reserve: int) -> None:
         self.name = f"static:{reserve}"
         self.reserve = reserve
 
     def place(self, view: Snapshot) -> Placement:
-        """Walks the queue once; O(grants x nodes + shapes)."""
+        """Walks each list as far as something may start; O(grants x nodes + shapes)."""
         placement = Placement()
         open_by_load(view, placement, self.reserve)
-        walk, blocked = view.ledger.ready.walk(), False
+        self._cpus(view, placement, NOTHING)
+        self._cpus(view, placement, CPU)
+        if view.ledger.ready.waits(GPU):
+            self._services(view, placement)
+        start_calls(view, placement)
+        return placement
+
+    def _cpus(self, view: Snapshot, placement: Placement, pool: str) -> None:
+        walk, blocked = view.ledger.ready.walk(pool), False
         while (head := walk.head()) is not None:
             action, shape = head
             units = largest(shape.degrees, self.reserve)
@@ -35,4 +48,39 @@ class Static:
                 continue
             grant(view, placement, action, shape, node, units)
             walk.next()
-        return placement
+
+    def _services(self, view: Snapshot, placement: Placement) -> None:
+        gpus = [(n.node, gpu) for n in view.nodes.values() for gpu in n.gpus.units]
+        dealt = deal(list(view.ledger.services.values()), gpus)
+        waiting: dict[str, list] = {}
+        for bay in view.ledger.ready.bays(GPU):
+            waiting.setdefault(service_of(bay.key), []).append(bay)
+        for service, bays in waiting.items():
+            free = [(n, gpu) for n, gpu in dealt.get(service, ())
+                    if view.nodes[n].gpus.is_free(gpu)]
+            walk = Walk(bays)
+            while free and (head := walk.head()) is not None:
+                action, shape = head
+                able = {n.node for n in view.candidates(shape) if view.fits(n, shape, 0)}
+                chosen = next((g for g in free if g[0] in able), None)
+                if chosen is None:
+                    walk.skip_shape()
+                    continue
+                free.remove(chosen)
+                grant(view, placement, action, shape, view.nodes[chosen[0]], 1, (chosen[1],))
+                walk.next()
+
+
+def deal(services: list[ServiceSpec], gpus: list[Gpu]) -> dict[str, list[Gpu]]:
+    """Which GPUs each service gets for good; the last ones get none where there are too few."""
+    dealt: dict[str, list[Gpu]] = {s.name: [] for s in services}
+    for number, gpu in enumerate(gpus):
+        if number < len(services):
+            dealt[services[number].name].append(gpu)
+        elif services:
+            best = services[0]
+            for s in services[1:]:
+                if s.calls * len(dealt[best.name]) > best.calls * len(dealt[s.name]):
+                    best = s
+            dealt[best.name].append(gpu)
+    return dealt

@@ -1,0 +1,56 @@
+"""Pure. `ServiceSpec` and `EndpointSpec`: what an action may name as its key besides `cpu`.
+
+A service is a model (reward, judge, teacher) that runs on an aligned block of 1, 2, 4 or 8 GPUs of
+one node. It stays on its block after a call and is parked only when the GPUs are wanted for
+something else, so bringing it back costs `restore_ns` at the start of the call that needs it. An
+endpoint is somebody else's API: so many calls at once, and a token bucket.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+BLOCK_SIZES = (1, 2, 4, 8)
+MICRO = 1_000_000  # parts of a token that rates and bursts are counted in
+
+
+class ServiceSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A GPU service.
+
+    Attributes:
+        name: what `service:NAME` names.
+        restore_ns: what bringing it onto a block costs.
+        weights_mib: its weights, for budgets of host memory.
+        calls: how many calls of it are expected, where that is known; used to deal GPUs out.
+    """
+
+    name: str
+    restore_ns: int = 0
+    weights_mib: int = 0
+    calls: int = 0
+
+
+class EndpointSpec(msgspec.Struct, frozen=True, array_like=True):
+    """An external API and its quota.
+
+    Attributes:
+        name: what `endpoint:NAME` names.
+        concurrency: calls at once.
+        rate_micro: millionths of a token a second; 0 for no limit on the rate.
+        burst_micro: millionths of a token that the bucket holds; it is full at first.
+    """
+
+    name: str
+    concurrency: int
+    rate_micro: int = 0
+    burst_micro: int = MICRO
+
+
+def service_of(key: str) -> str:
+    """The service that a key names; empty when it names none."""
+    return key[8:] if key.startswith("service:") else ""
+
+
+def endpoint_of(key: str) -> str:
+    """The endpoint that a key names; empty when it names none."""
+    return key[9:] if key.startswith("endpoint:") else ""
