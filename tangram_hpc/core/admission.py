@@ -108,6 +108,6 @@ def _unknown_key(ledger: Ledger, action: Action) -> str:
     if endpoint:
         if endpoint not in ledger.endpoints:
             return f"key: no endpoint {endpoint!r} is declared"
-        return "" if action.degrees == (1,) else f"degrees: an endpoint's are (1,): {action.degrees}"
+        return "" if action.degrees == (1,) else "degrees: an endpoint's are (1,)"
     return "" if action.key == "cpu" else (
         f"key: {action.key!r} is not `cpu`, `service:NAME` or `endpoint:NAME`")

@@ -5,7 +5,7 @@ finds no room for one of them need not look at the others (HyperQueue interns re
 Lines of one shape stand in *bays*, one a key and home node; bays of keys that compete for the same
 units form a *pool*. A placer that knows where something is free looks at those bays only.
 Law: who is in here is decided by the ledger; the order is that of turns, drawn once an action.
-Push and remove cost O(log line), a walk O(log) a step after O(bays) at its start; nothing walks all.
+Push and remove cost O(log line), a walk O(log) a step after O(bays) at its start.
 """
 
 from __future__ import annotations

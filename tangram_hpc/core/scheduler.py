@@ -31,7 +31,7 @@ from .carry_out import Carrier
 from .core_sets import CoreSet
 from .gpu_blocks import GpuSet
 from .ledger import ActionEntry, ClientEntry, LeaseEntry, Ledger, NodeEntry, SessionEntry
-from .placers.base import Placer
+from .placers.base import Placement, Placer
 from .rate_limit import full
 from .snapshot import snapshot
 from .transitions import ACTION_MOVES, LEASE_MOVES, NODE_MOVES, SESSION_MOVES, move
@@ -89,6 +89,8 @@ class Scheduler:
         if events or not (self.dirty or 0 < self._place_due() <= now):
             return events
         placement = self.placer.place(snapshot(self.ledger, now))
+        if placement.openings:  # what waits in them competes in its turn where they stand at once
+            return Carrier(self.ledger, now).events(Placement(placement.openings))
         self._again_at = placement.again_at if placement.again_at > now else 0
         self._placed_at = now
         return Carrier(self.ledger, now).events(placement)
@@ -251,6 +253,7 @@ class Scheduler:
         node.sessions[event.session] = None
         node.cores.take(event.cores)
         node.free_mem_mib -= session.spec.mem_mib
+        self.dirty = True
         return [OpenSession(event.node, session.spec)]
 
     def _session_ready(self, event: ev.SessionReady) -> list[Decision]:

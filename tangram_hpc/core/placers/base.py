@@ -44,7 +44,9 @@ class Resizing(NamedTuple):
 @dataclass(slots=True)
 class Placement:
     """A placer's answer. It is carried out as openings, resizes that shrink, resizes that grow,
-    grants, each in the order given, so what shrinks may feed what grows and what starts.
+    grants, each in the order given, so what shrinks may feed what grows and what starts. Openings
+    are carried out alone and the placer is asked again at once: who waits in a session that stands
+    without delay is ahead of whoever came after him.
 
     `again_at`: place again then (epoch ns) although nothing may have happened; 0 for no need.
     """

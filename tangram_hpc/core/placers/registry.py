@@ -1,4 +1,7 @@
-"""Pure. Placers by the name that a person writes: `first-fit`, `fcfs:K`, `static:K` (`static` is `static:1`)."""
+"""Pure. Placers by the name that a person writes: `first-fit`, `fcfs:K`, `static:K`.
+
+`static` alone is `static:1`.
+"""
 
 from __future__ import annotations
 

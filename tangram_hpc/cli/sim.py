@@ -1,0 +1,47 @@
+"""`tangram sim`: plays a workload on a cluster that is only a file, with the real scheduler."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+
+def add(verbs: Any) -> None:
+    """Adds the verb."""
+    p = verbs.add_parser(
+        "sim", help="play a workload on a cluster that is only a file",
+        description="Plays a tangram-workload/1 file with the real scheduler under a clock that "
+                    "jumps, and prints the figures of the run.")
+    p.add_argument("workload", metavar="WORKLOAD", type=Path, help="tangram-workload/1 file")
+    p.add_argument("--cluster", required=True, type=Path, help="cluster file (JSON)")
+    p.add_argument("--policy", required=True, help="a placer, such as fcfs:4 or static:4")
+    p.add_argument("--durations", choices=("oracle", "learned"), default="oracle",
+                   help="whether placers may use the workload's run times (default: oracle)")
+    p.add_argument("--seed", type=int, default=0, help="of all randomness (default: 0)")
+    p.add_argument("--records", type=Path, metavar="OUT",
+                   help="write tangram-records/1 (JSON lines) there")
+    p.add_argument("--json", action="store_true", help="one JSON object")
+    p.set_defaults(go=go)
+
+
+def go(args: argparse.Namespace) -> int:
+    """Runs and prints."""
+    from ..core.placers.registry import make_placer
+    from ..sim.run import simulate
+    from ..sim.workload import read_cluster, read_workload
+
+    run = simulate(read_workload(args.workload), read_cluster(args.cluster),
+                   make_placer(args.policy), args.durations, args.seed)
+    if args.records is not None:
+        run.write(args.records)
+    figures = run.figures()
+    if args.json:
+        print(json.dumps(run.head | figures))
+        return 0
+    print(f"{run.head['workload']}  policy {run.head['policy']}  durations {run.head['durations']}")
+    for name, value in figures.items():
+        shown = f"{value:.3f}" if isinstance(value, float) else str(value)
+        print(f"{name:<14}{shown:>16}")
+    return 0

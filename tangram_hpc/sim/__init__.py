@@ -1,0 +1,1 @@
+"""The simulator: the real scheduler under a jumping clock, with modelled machines."""

@@ -1,0 +1,48 @@
+"""Pure. One attempt of an action on a modelled machine: when it ends, however it is resized.
+
+Law: on a size that never changes, the run time is rounded once from the workload's numbers; when
+the size changes, progress is added up in whole parts of 2**-96 of the work, so nothing drifts.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from .workload import WorkAction
+
+_ONE = 1 << 96
+_SECOND = 10**9
+
+
+class Run:
+    """A run under way. `end_at` is None while it is suspended (0 units)."""
+
+    __slots__ = ("_action", "_left", "_rates", "_since", "_units", "end_at")
+
+    def __init__(self, action: WorkAction, units: int, start: int, restore_ns: int) -> None:
+        self._action, self._units, self._since = action, units, start + restore_ns
+        self._left = _ONE
+        self._rates: dict[int, int] = {}
+        self.end_at: int | None = None
+        if units:
+            self.end_at = self._since + action.run_ns(units)
+
+    def resize(self, now: int, units: int) -> None:
+        """From now on it runs on so many units."""
+        if self._units:
+            self._left -= (now - self._since) * self._rate(self._units)
+        self._units, self._since = units, now
+        self.end_at = None
+        if units:
+            rate = self._rate(units)
+            self.end_at = now + max(0, (2 * self._left + rate) // (2 * rate))
+
+    def _rate(self, units: int) -> int:
+        """Parts of the work done in a nanosecond on so many units."""
+        rate = self._rates.get(units)
+        if rate is None:
+            a = self._action
+            work, serial = Fraction(a.work_s) * _SECOND, Fraction(a.serial)
+            time = max(work * (serial + (1 - serial) / units), Fraction(1, 1 << 20))
+            rate = self._rates[units] = round(_ONE / time)
+        return rate

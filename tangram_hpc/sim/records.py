@@ -1,0 +1,112 @@
+"""What a run leaves: `tangram-records/1`, one line an attempt, and the run's figures.
+
+Law: written in the order of the workload, from the scheduler's own events and nothing else, so the
+same run gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidInput
+from .workload import WorkAction
+
+FORMAT = "tangram-records/1"
+_SECOND = 10**9
+
+
+@dataclass(slots=True)
+class Record:
+    """One attempt of one action. Times are ns from the beginning of the step."""
+
+    order: tuple[int, int, int, int]  # trajectory's place in the file, turn, index, attempt
+    trajectory: str
+    action: WorkAction
+    submit: int
+    start: int
+    node: str
+    grants: list[tuple[int, int, tuple[int, ...]]]  # since, units, cores
+    gpus: tuple[int, ...] = ()
+    restore: int = 0
+    end: int = -1
+    state: str = ""
+
+    @property
+    def resized(self) -> bool:
+        """Whether its size was not one of its degrees from start to end."""
+        return len(self.grants) > 1 or self.grants[0][1] not in self.action.degrees
+
+    @property
+    def unit_ns(self) -> int:
+        """Σ units x time."""
+        ends = [*(since for since, _, _ in self.grants[1:]), self.end]
+        return sum(units * (end - since)
+                   for (since, units, _), end in zip(self.grants, ends, strict=True))
+
+    def line(self) -> dict[str, Any]:
+        """The record as the format has it."""
+        _, turn, index, attempt = self.order
+        told: dict[str, Any] = {
+            "trajectory": self.trajectory, "turn": turn, "index": index, "attempt": attempt,
+            "state": self.state, "submit_s": self.submit / _SECOND,
+            "start_s": self.start / _SECOND, "end_s": self.end / _SECOND, "node": self.node,
+            "units": max(units for _, units, _ in self.grants),
+        }
+        if self.resized:
+            told["resized"] = True
+            told["grants"] = [[at / _SECOND, units, list(ids)] for at, units, ids in self.grants]
+        elif self.action.resource == "cpu":
+            told["cpu_ids"] = list(self.grants[0][2])
+        if self.gpus:
+            told["gpu_ids"], told["restore_s"] = list(self.gpus), self.restore / _SECOND
+        return told
+
+
+@dataclass(slots=True)
+class Run:
+    """All that a run left. `head` is the records' first line."""
+
+    head: dict[str, Any]
+    records: list[Record] = field(default_factory=list)
+    step_ns: int = 0
+
+    def write(self, path: Path) -> None:
+        """Writes the records.
+
+        Raises:
+            InvalidInput: the file cannot be written.
+        """
+        lines = [self.head, *(r.line() for r in self.records)]
+        try:
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        except OSError as error:
+            raise InvalidInput(f"--records {path}: {error.strerror}") from None
+
+    def figures(self) -> dict[str, Any]:
+        """The run in numbers; seconds, and unit-seconds."""
+        done = [r for r in self.records if r.state == "COMPLETED"]
+        act = sorted(r.end - r.submit for r in done)
+        n = len(act)
+
+        def pct(q: float) -> float | None:
+            return act[min(n - 1, int(q * n))] / _SECOND if act else None
+
+        def mean(values: list[int]) -> float:
+            return sum(values) / max(1, n) / _SECOND
+
+        def of(kind: str) -> list[Record]:
+            return [r for r in self.records if r.action.resource.startswith(kind)]
+
+        return {
+            "actions": n, "mean_act_s": mean(act), "p50_act_s": pct(.50), "p95_act_s": pct(.95),
+            "p99_act_s": pct(.99), "mean_queue_s": mean([r.start - r.submit for r in done]),
+            "mean_exec_s": mean([r.end - r.start for r in done]),
+            "step_s": self.step_ns / _SECOND,
+            "cpu_unit_s": sum(r.unit_ns for r in of("cpu")) / _SECOND,
+            "gpu_unit_s": sum(r.unit_ns for r in of("service:")) / _SECOND,
+            "resizes": sum(len(r.grants) - 1 for r in self.records),
+            "restores": sum(1 for r in self.records if r.restore),
+        }
