@@ -446,7 +446,6 @@ class Scheduler:
         node.cores.take(event.cores)
         lease.cores = event.cores
         lease.grants.append((event.at, len(event.cores)))
-        self.dirty = True
         return [ResizeLease(lease.node, lease.lease, event.cores)]
 
     def _lease_finished(self, event: ev.LeaseFinished) -> list[Decision]:
