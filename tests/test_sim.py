@@ -32,10 +32,11 @@ def times(run) -> dict[tuple[int, int, int], tuple[int, int]]:
     return {r.order[:3]: (r.submit, r.end) for r in run.records}
 
 
-def check_records(work: Path, cluster: Path, records: Path) -> None:
+def check_records(work: Path, cluster: Path, records: Path, *more: str) -> None:
     """The checker that shares no code with the project."""
     told = subprocess.run([sys.executable, str(SHARED / "check_records.py"), str(work),
-                           str(cluster), str(records)], capture_output=True, text=True, check=False)
+                           str(cluster), str(records), *more], capture_output=True, text=True,
+                          check=False)
     assert told.returncode == 0, told.stderr
 
 
@@ -207,7 +208,7 @@ def test_other_wrong_input_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"nodes": [{"name": "c", "cpus": -1, "mem_mib": 1}]}')
     with pytest.raises(InvalidInput, match=r"nodes\.0\.cpus"):
         read_cluster(tmp_path / "bad.json")
-    with pytest.raises(InvalidInput, match="no (service|endpoint)"):
+    with pytest.raises(InvalidInput, match=r"no (service|endpoint)"):
         simulate(read_workload(work), one_node(8), make_placer("fcfs:1"))
     with pytest.raises(InvalidInput, match=r"cpus: .* asked for"):
         simulate(workload(1), one_node(1), make_placer("fcfs:1"))
@@ -215,3 +216,26 @@ def test_other_wrong_input_is_one_line(tmp_path: Path) -> None:
         {"name": "c", "cpus": 12, "mem_mib": 900, "gpus": 1}]})
     with pytest.raises(InvalidInput, match="2 services want a GPU each"):
         simulate(workload(1, 3, ("cpu",)), few, make_placer("static"))
+
+
+@pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "static:4"])
+@pytest.mark.parametrize("seed", range(4))
+def test_drivers_and_frames_without_delay_change_nothing(seed: int, policy: str) -> None:
+    work, cluster = workload(seed, 12), Cluster.model_validate(CLUSTER)
+    alone = simulate(work, cluster, make_placer(policy))
+    wired = simulate(work, cluster, make_placer(policy), latency_us=0, check=True)
+    assert [r.line() for r in wired.records] == [r.line() for r in alone.records]
+
+
+@pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "static:4"])
+def test_a_slow_network_costs_what_it_takes(policy: str, tmp_path: Path) -> None:
+    work, cluster = workload(5, 12), Cluster.model_validate(CLUSTER)
+    runs = [simulate(work, cluster, make_placer(policy), latency_us=us, seed=9, check=True)
+            for us in (100, 100, 2000)]
+    assert [r.line() for r in runs[0].records] == [r.line() for r in runs[1].records]
+    fast, slow = (run.figures() for run in (runs[0], runs[2]))
+    assert fast["actions"] == slow["actions"] and fast["mean_act_s"] != slow["mean_act_s"]
+    if SHARED.is_dir():
+        w, c = write(work, CLUSTER, tmp_path)
+        runs[2].write(tmp_path / "r.jsonl")
+        check_records(w, c, tmp_path / "r.jsonl", "--live")

@@ -17,6 +17,7 @@ from ..core.scheduler import Scheduler
 from ..domain import decision as de
 from ..domain import event as ev
 from ..domain.ids import client_of, show
+from ..domain.service import EndpointSpec, ServiceSpec
 from ..domain.session import SessionSpec
 from ..ports import Buffer, Clock, Journal, Link, Timer
 from ..wire import message as ms
@@ -39,6 +40,8 @@ class Settings:
     output_max: int = 1 << 20
     user: str = ""
     version: str = ""
+    services: tuple[ServiceSpec, ...] = ()
+    endpoints: tuple[EndpointSpec, ...] = ()
 
 
 @dataclass(slots=True)
@@ -76,6 +79,10 @@ class Broker:
         s = self.settings
         self._happen(ev.BrokerStarted(self._now(), s.job, self.scheduler.placer.name,
                                       self._journal.mode, s.user, s.version))
+        for service in s.services:
+            self._happen(ev.ServiceDeclared(self._now(), service))
+        for endpoint in s.endpoints:
+            self._happen(ev.EndpointDeclared(self._now(), endpoint))
         self._timer.after(s.join_s, self._stop_waiting_for_nodes)
         self._timer.after(_WATCH_S, self._watch)
         self._touch()
@@ -280,7 +287,8 @@ class Broker:
         match order:
             case de.StartLease():
                 action = self.scheduler.ledger.actions[order.action].action
-                self._tell(order.node, ms.Start(order.lease, action, order.cores, order.gpus),
+                self._tell(order.node, ms.Start(order.lease, action, order.cores, order.gpus,
+                                                restore_ns=order.restore_ns),
                            self._payloads[order.action])
             case de.Reply():
                 self._reply(order, payload)

@@ -22,6 +22,8 @@ def add(verbs: Any) -> None:
     p.add_argument("--seed", type=int, default=0, help="of all randomness (default: 0)")
     p.add_argument("--records", type=Path, metavar="OUT",
                    help="write tangram-records/1 (JSON lines) there")
+    p.add_argument("--latency-us", type=int, metavar="N", default=None,
+                   help="send everything through the drivers and over links that take N to 2 N")
     p.add_argument("--json", action="store_true", help="one JSON object")
     p.set_defaults(go=go)
 
@@ -33,7 +35,8 @@ def go(args: argparse.Namespace) -> int:
     from ..sim.workload import read_cluster, read_workload
 
     run = simulate(read_workload(args.workload), read_cluster(args.cluster),
-                   make_placer(args.policy), args.durations, args.seed)
+                   make_placer(args.policy), args.durations, args.seed,
+                   latency_us=args.latency_us)
     if args.records is not None:
         run.write(args.records)
     figures = run.figures()

@@ -56,6 +56,7 @@ class Player:
         self._of_session: dict[int, Play] = {}
         self.left = 0
         self.step_ns = 0
+        self.moved_at = agenda.now  # when something of the workload last happened
         for index, spec in enumerate(work.trajectories):
             cpus = sum(a.resource == "cpu" for t in spec.turns for a in t.actions)
             play = Play(index, spec, cpus, reserved and cpus > 0)
@@ -71,6 +72,7 @@ class Player:
 
     def due(self, play: Play) -> tuple[SessionSpec | None, list[Action]]:
         """What a trajectory asks for at this instant: perhaps a session, perhaps actions."""
+        self.moved_at = self._agenda.now
         if play.early and not play.session:
             return self._request(play), []
         spec, actions, turn = None, [], play.spec.turns[play.turn]
@@ -96,16 +98,14 @@ class Player:
 
     def ended(self, action: int) -> int:
         """An action ended; the session to close with it, 0 for none."""
-        play = self._of_action.pop(action).play
-        now = self._agenda.now
+        was = self._of_action.pop(action)
+        play, now = was.play, self._agenda.now
+        self.moved_at = now
         play.open -= 1
+        play.cpu_left -= was.work.resource == "cpu"
         if not play.open:
             self._think(play, now)
         return self._closes(play)
-
-    def count_cpu(self, action: int) -> None:
-        """A CPU action of a trajectory ended."""
-        self._of_action[action].play.cpu_left -= 1
 
     def _closes(self, play: Play) -> int:
         over = play.turn >= len(play.spec.turns) if play.early else not play.cpu_left

@@ -18,8 +18,9 @@ from ..domain.states import ActionState
 from ..errors import InfeasibleRequest, InvalidInput
 from . import progress
 from .clock import Agenda
+from .log import Log
 from .player import CLIENT, Play, Player
-from .records import FORMAT, Record, Run
+from .records import FORMAT, Run
 from .workload import Cluster, Workload, check_match
 
 _END = 0  # priority within an instant; trajectories are 1
@@ -37,8 +38,7 @@ class World:
         self.player = Player(work, self.agenda, oracle, placer.reserve > 0)
         self.events: list[ev.Event] | None = None  # set to a list to keep them all
         self._runs: dict[int, progress.Run] = {}  # by lease
-        self._open: dict[int, Record] = {}  # by lease
-        self._records: list[Record] = []
+        self._log = Log(self.player, self.scheduler.ledger)
         self._opened: list[int] = []  # sessions whose sandbox is being built
         self._ended: list[int] = []  # actions whose result is known
 
@@ -58,10 +58,9 @@ class World:
             ready = len(self.scheduler.ledger.ready)
             raise InfeasibleRequest(f"policy {self.scheduler.placer.name}: {self.player.left} "
                                     f"trajectories never end; {ready} actions wait for ever")
-        self._records.sort(key=lambda r: r.order)
         head = {"format": FORMAT, "workload": self._work.name,
                 "policy": self.scheduler.placer.name}
-        return Run(head | ({"services_warm": True} if warm else {}), self._records,
+        return Run(head | ({"services_warm": True} if warm else {}), self._log.ordered(),
                    self.player.step_ns)
 
     def _next_instant(self) -> int | None:
@@ -104,7 +103,7 @@ class World:
         for event in self.scheduler.consequences(fact):
             if self.events is not None:
                 self.events.append(event)
-            self._note(event)
+            self._log.note(event)
             for order in self.scheduler.handle(event):
                 self._perform(order)
             if self._check:
@@ -138,12 +137,10 @@ class World:
             return  # it was resized since
         del self._runs[lease]
         now = self.agenda.now
-        outcome = Outcome(ActionState.COMPLETED, exec_ns=now - self._open[lease].start)
+        outcome = Outcome(ActionState.COMPLETED)
         self._happen(ev.LeaseFinished(now, lease, outcome, True))
         ended, self._ended = self._ended, []
         for action in ended:
-            if self.player.submission(action).work.resource == "cpu":
-                self.player.count_cpu(action)
             session = self.player.ended(action)
             self._happen(ev.ActionAcknowledged(now, (action,)))
             if session:
@@ -164,25 +161,6 @@ class World:
     def _refuse(self, what: str, why: str) -> None:
         if why:
             raise InfeasibleRequest(f"workload {self._work.name}, {what}: {why}")
-
-    # ---- records -----------------------------------------------------------------------------
-
-    def _note(self, event: ev.Event) -> None:
-        if isinstance(event, ev.LeaseGranted):
-            s = self.player.submission(event.action)
-            node = self.scheduler.ledger.nodes[event.node].spec.name
-            units = 1 if s.work.resource.startswith("endpoint:") else len(
-                event.gpus or event.cores)
-            self._open[event.lease] = Record(
-                (s.play.index, s.turn, s.index, event.attempt - 1), s.play.spec.trajectory, s.work,
-                s.ready, event.at, node, [(event.at, units, event.cores)], event.gpus,
-                event.restore_ns)
-        elif isinstance(event, ev.LeaseResized):
-            self._open[event.lease].grants.append((event.at, len(event.cores), event.cores))
-        elif isinstance(event, ev.LeaseFinished):
-            record = self._open.pop(event.lease)
-            record.end, record.state = event.at, event.outcome.state.value
-            self._records.append(record)
 
     # ---- the beginning -----------------------------------------------------------------------
 

@@ -238,13 +238,15 @@ class WorkerWelcome(Message, frozen=True, tag=70):
 
 
 class Start(Message, frozen=True, tag=71):
-    """Run an action under a lease on these units; the payload is the client's."""
+    """Run an action under a lease on these units, after bringing its service onto the GPUs where
+    that costs `restore_ns`; the payload is the client's."""
 
     lease: int
     action: Action
     cores: tuple[int, ...]
     gpus: tuple[int, ...] = ()
     n: int = 1
+    restore_ns: int = 0
 
 
 class Kill(Message, frozen=True, tag=72):

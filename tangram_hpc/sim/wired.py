@@ -1,0 +1,153 @@
+"""A simulated step through everything: the real broker and worker drivers, the real frames.
+
+Law: what is modelled is what lies behind the ports: clock, links, journal, machines, and one client
+that plays the workload. Times are the broker's, so a record's run holds two ways of the network.
+Where `World` asks "what does the policy do", this asks "do the parts do it together".
+"""
+
+from __future__ import annotations
+
+import random
+
+from ..broker.driver import Broker, Settings
+from ..core.placers.base import Placer
+from ..core.scheduler import Scheduler
+from ..domain.node import NodeSpec
+from ..errors import InfeasibleRequest
+from ..wire import message as ms
+from ..worker.driver import WorkerDriver
+from .clock import Agenda
+from .log import Log
+from .machine import Machine
+from .network import BEAT, FLUSH, AgendaTimer, MemoryJournal, Way
+from .player import CLIENT, Play, Player
+from .records import FORMAT, Run
+from .workload import Cluster, WorkAction, Workload, check_match
+
+JOB = "simulated"
+
+
+class WiredWorld:
+    """One run over modelled links whose one way takes `latency_ns` to twice that."""
+
+    def __init__(self, work: Workload, cluster: Cluster, placer: Placer, oracle: bool,
+                 latency_ns: int = 0, seed: int = 0, check: bool = False) -> None:
+        check_match(work, cluster)
+        self._work, self._cluster, self._check = work, cluster, check
+        self._latency_ns, self._rng = latency_ns, random.Random(seed)
+        self.agenda, self.scheduler = Agenda(), Scheduler(placer)
+        self.agenda.now = -8 * latency_ns  # all have joined when the step begins, at 0
+        self.player: Player | None = None
+        specs = cluster.node_specs()
+        settings = Settings(JOB, "", len(specs), services=tuple(cluster.service_specs(work)),
+                            endpoints=tuple(cluster.endpoint_specs()))
+        self.broker = Broker(self.scheduler, MemoryJournal(self._note), self.agenda,
+                             AgendaTimer(self.agenda, BEAT), settings, lambda: None)
+        self._log: Log | None = None
+        self._oracle = oracle
+        self._due: list[Play] = []
+        self.ways: list[Way] = []
+        self.broker.start()
+        for spec in specs:
+            self._join_worker(spec)
+        self._to_broker = self._converse(self._from_broker)
+        self._to_broker.send(ms.Hello(ms.PROTOCOL_VERSION, JOB, "step"))
+        self._to_broker.flush()
+
+    def run(self) -> Run:
+        """Plays the workload to its end.
+
+        Raises:
+            InvalidInput: the policy or the cluster can never finish this workload.
+        """
+        while self.player is None or self.player.left:
+            at = self.agenda.next_at()
+            assert at is not None, "the broker's own timers have stopped"
+            self.agenda.now = at
+            item = self.agenda.take()
+            if isinstance(item, Play):
+                if not self._due:
+                    self.agenda.put(at, FLUSH, self._submit_due)
+                self._due.append(item)
+            else:
+                item()
+                if self._check:
+                    self.scheduler.ledger.check()
+            if self.player is not None and self._stuck():
+                raise InfeasibleRequest(f"policy {self.scheduler.placer.name}: {self.player.left} "
+                                        "trajectories never end")
+        assert self._log is not None
+        head = {"format": FORMAT, "workload": self._work.name,
+                "policy": self.scheduler.placer.name, "latency_ns": self._latency_ns}
+        return Run(head, self._log.ordered(), self.player.step_ns)
+
+    def _stuck(self) -> bool:
+        """Nothing runs, nobody thinks, and it has been so for an hour."""
+        assert self.player is not None
+        return self.agenda.now - self.player.moved_at > 3600 * 10**9
+
+    # ---- the parts ---------------------------------------------------------------------------
+
+    def _way(self) -> Way:
+        way = Way(self.agenda, self._latency_ns, self._rng)
+        self.ways.append(way)
+        return way
+
+    def _join_worker(self, spec: NodeSpec) -> None:
+        down, up = self._way(), self._way()
+        worker = WorkerDriver(
+            JOB, spec, up, AgendaTimer(self.agenda, FLUSH),
+            lambda reports, welcome: Machine(self.agenda, reports, self._work_of),
+            lambda why: None)
+        down.receive = worker.receive
+        talk = self.broker.accept(down)
+        up.receive = lambda message, payload: self.broker.receive(talk, message, payload)
+        worker.start()
+
+    def _converse(self, receive: object) -> Way:
+        down, up = self._way(), self._way()
+        down.receive = receive  # type: ignore[assignment]
+        talk = self.broker.accept(down)
+        up.receive = lambda message, payload: self.broker.receive(talk, message, payload)
+        return up
+
+    def _work_of(self, action: int) -> WorkAction:
+        assert self.player is not None
+        return self.player.submission(action).work
+
+    def _note(self, event: object) -> None:
+        if self._log is not None:
+            self._log.note(event)  # type: ignore[arg-type]
+
+    # ---- the client --------------------------------------------------------------------------
+
+    def _from_broker(self, message: ms.AnyMessage, payload: memoryview | None) -> None:
+        if isinstance(message, ms.Welcome):
+            assert message.client == CLIENT
+            self.player = Player(self._work, self.agenda, self._oracle,
+                                 self.scheduler.placer.reserve > 0)
+            self._log = Log(self.player, self.scheduler.ledger)
+            return
+        player = self.player
+        assert player is not None
+        if isinstance(message, ms.Result):
+            self._to_broker.send(ms.Ack((message.action,)))
+            session = player.ended(message.action)
+            if session:
+                self._to_broker.send(ms.ReleaseSession(session))
+            self.agenda.put(self.agenda.now, FLUSH, self._to_broker.flush)
+        elif isinstance(message, ms.SessionUp):
+            player.admitted(message.session)
+        elif isinstance(message, ms.Rejected):
+            raise InfeasibleRequest(f"workload {self._work.name}: {message.text}")
+
+    def _submit_due(self) -> None:
+        assert self.player is not None
+        due, self._due = sorted(self._due, key=lambda play: play.index), []
+        for play in due:
+            spec, actions = self.player.due(play)
+            if spec is not None:
+                self._to_broker.send(ms.RequestSession(spec))
+            for action in actions:
+                self._to_broker.send(ms.Submit(action), b"")
+        self._to_broker.flush()
