@@ -13,11 +13,12 @@ import pytest
 from sim_material import CLUSTER, one_node, reference_fcfs, reference_static, workload
 
 from tangram_hpc.cli import main
-from tangram_hpc.core.placers.base import Placement, Resizing, find_node, grant, open_by_load
+from tangram_hpc.core.placers.base import Finder, Placement, Resizing, grant, open_by_load
 from tangram_hpc.core.placers.fcfs import Fcfs
 from tangram_hpc.core.placers.registry import make_placer
 from tangram_hpc.core.queue import CPU
 from tangram_hpc.errors import InvalidInput
+from tangram_hpc.sim.checkers import faults
 from tangram_hpc.sim.run import simulate
 from tangram_hpc.sim.workload import Cluster, Workload, read_cluster, read_workload
 
@@ -87,6 +88,7 @@ def test_shared_workloads_break_no_rule(name: str, policy: str, share: str, tmp_
     run = simulate(read_workload(work), read_cluster(cluster), make_placer(policy))
     run.write(tmp_path / "r.jsonl")
     check_records(work, cluster, tmp_path / "r.jsonl")
+    assert faults(run, read_workload(work), read_cluster(cluster)) == []
 
 
 class Restless:
@@ -121,7 +123,7 @@ class Restless:
         while (head := walk.head()) is not None:
             units = rng.randrange(head[1].degrees[-1] + 1) if head[1].resizable else (
                 head[1].degrees[0])
-            node = find_node(view, head[1], units)
+            node = Finder(view).node(head[1], units)
             if node is None:
                 walk.skip_shape()
                 continue
@@ -138,6 +140,7 @@ def test_resizing_at_random_breaks_no_law(seed: int, tmp_path: Path) -> None:
         CLUSTER)
     run = simulate(work, cluster, Restless(seed), check=True)
     assert run.figures()["resizes"] > 10
+    assert faults(run, work, cluster) == []
     assert len(run.records) == sum(len(u.actions) for t in work.trajectories for u in t.turns)
     if SHARED.is_dir():
         w, c = write(work, CLUSTER, tmp_path)
@@ -153,7 +156,9 @@ def test_random_mixtures_break_no_law(seed: int, policy: str, tmp_path: Path) ->
         rows = [json.loads(t.model_dump_json().replace('"degrees":[2],', '"degrees":[1,2],'))
                 for t in work.trajectories]
         work = Workload.model_validate({"name": work.name, "trajectories": rows})
-    run = simulate(work, Cluster.model_validate(CLUSTER), make_placer(policy), check=True)
+    cluster = Cluster.model_validate(CLUSTER)
+    run = simulate(work, cluster, make_placer(policy), check=True)
+    assert faults(run, work, cluster) == []
     if SHARED.is_dir():
         w, c = write(work, CLUSTER, tmp_path)
         run.write(tmp_path / "r.jsonl")
@@ -239,3 +244,41 @@ def test_a_slow_network_costs_what_it_takes(policy: str, tmp_path: Path) -> None
         w, c = write(work, CLUSTER, tmp_path)
         runs[2].write(tmp_path / "r.jsonl")
         check_records(w, c, tmp_path / "r.jsonl", "--live")
+
+
+def test_the_checkers_find_what_is_broken() -> None:
+    work, cluster = workload(3, 10, ALL), Cluster.model_validate(CLUSTER)
+
+    def broken(change) -> str:
+        run = simulate(work, cluster, make_placer("first-fit"))
+        change(run.records)
+        return "; ".join(faults(run, work, cluster))
+
+    def of(records, kind: str, most: bool = False):
+        found = [r for r in records if r.action.resource.startswith(kind)]
+        return max(found, key=lambda r: r.end - r.start) if most else found[-1]
+
+    def late(records) -> None:
+        of(records, "cpu").end += 1
+
+    def elsewhere(records) -> None:
+        of(records, "service").restore += 10**9
+
+    def twice(records) -> None:
+        one = of(records, "cpu", True)
+        for r in records:
+            if r.action.resource == "cpu":
+                r.node, r.grants = one.node, [(r.start, r.grants[0][1], tuple(
+                    range(r.grants[0][1])))]
+
+    def crowd(records) -> None:
+        for r in records:
+            if r.action.resource.startswith("endpoint"):
+                r.start, r.end = 0, 10**9
+
+    assert broken(lambda records: None) == ""
+    assert "ns, not" in broken(late)
+    assert "restore of" in broken(elsewhere)
+    assert "is lent twice" in broken(twice)
+    assert "at once" in broken(crowd) and "no token" in broken(crowd)
+    assert "no record" in broken(lambda records: records.pop())

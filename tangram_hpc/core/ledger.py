@@ -96,6 +96,7 @@ class LeaseEntry:
     granted_at: int
     key: str = "cpu"
     grants: list[tuple[int, int]] = field(default_factory=list)  # (since, units), first at start
+    restore_ns: int = 0  # what of its time goes into bringing its service in
     state: LeaseState = LeaseState.GRANTED
 
     @property

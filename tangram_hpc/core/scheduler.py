@@ -397,7 +397,7 @@ class Scheduler:
         units = 1 if endpoint_of(key) else len(event.gpus if service_of(key) else event.cores)
         lease = LeaseEntry(event.lease, event.action, event.node, event.cores, event.gpus,
                            action.mem_mib, action.session, reserved, event.at, key,
-                           [(event.at, units)])
+                           [(event.at, units)], event.restore_ns)
         ledger.ready.remove(event.action)
         if session is not None:
             head = next(iter(session.waiting))

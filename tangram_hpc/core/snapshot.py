@@ -110,7 +110,7 @@ def snapshot(ledger: Ledger, now_ns: int) -> Snapshot:
     """The ledger's amounts as of now."""
     views = {
         n.node: NodeView(n.node, n.spec.component, len(n.cores.units), n.cores.free,
-                         n.free_mem_mib, len(n.sessions), n.gpus.copy())
+                         n.free_mem_mib, len(n.sessions), n.gpus.copy() if n.gpus.units else n.gpus)
         for n in ledger.up_nodes()
     }
     endpoints = {name: EndpointView(name, e.free, e.tokens(now_ns))

@@ -25,7 +25,6 @@ class Machine:
                  ) -> None:
         self._agenda, self._reports, self._work_of = agenda, reports, work_of
         self._runs: dict[int, progress.Run] = {}
-        self._since: dict[int, int] = {}
 
     def open_session(self, spec: SessionSpec) -> None:
         """See `ports.Executor`."""
@@ -41,7 +40,6 @@ class Machine:
         units = 1 if endpoint_of(key) else len(order.gpus if service_of(key) else order.cores)
         work, now = self._work_of(order.action.id), self._agenda.now
         self._runs[order.lease] = progress.Run(work, units, now, order.restore_ns)
-        self._since[order.lease] = now
         self._reports.started(order.lease)
         self._await(order.lease)
 
@@ -71,6 +69,5 @@ class Machine:
             self._end(lease, ActionState.COMPLETED, "")
 
     def _end(self, lease: int, state: ActionState, reason: str) -> None:
-        del self._runs[lease]
-        exec_ns = self._agenda.now - self._since.pop(lease)
+        exec_ns = self._agenda.now - self._runs.pop(lease).start
         self._reports.finished(lease, Outcome(state, exec_ns=exec_ns, reason=reason), b"", True)

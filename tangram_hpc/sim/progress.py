@@ -17,11 +17,11 @@ _SECOND = 10**9
 class Run:
     """A run under way. `end_at` is None while it is suspended (0 units)."""
 
-    __slots__ = ("_action", "_left", "_rates", "_since", "_units", "end_at")
+    __slots__ = ("_action", "_left", "_rates", "_since", "_units", "end_at", "start")
 
     def __init__(self, action: WorkAction, units: int, start: int, restore_ns: int) -> None:
         self._action, self._units, self._since = action, units, start + restore_ns
-        self._left = _ONE
+        self.start, self._left = start, _ONE
         self._rates: dict[int, int] = {}
         self.end_at: int | None = None
         if units:

@@ -137,7 +137,7 @@ class World:
             return  # it was resized since
         del self._runs[lease]
         now = self.agenda.now
-        outcome = Outcome(ActionState.COMPLETED)
+        outcome = Outcome(ActionState.COMPLETED, exec_ns=now - run.start)
         self._happen(ev.LeaseFinished(now, lease, outcome, True))
         ended, self._ended = self._ended, []
         for action in ended:

@@ -113,12 +113,36 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
         placement.openings.append(Opening(session_id, best.node, reserve))
 
 
-def find_node(view: Snapshot, shape: Shape, units: int) -> NodeView | None:
-    """The first node, in order of joining, where an action of this shape can start now."""
-    for node in view.candidates(shape):
-        if view.fits(node, shape, units):
-            return node
-    return None
+class Finder:
+    """Finds room for CPUs during one pass. It remembers where something was free at its start and
+    what it found no room for, since amounts only shrink in a pass."""
+
+    def __init__(self, view: Snapshot) -> None:
+        self._view = view
+        self._open = [n for n in view.nodes.values() if n.free_cpus]
+        self._most: dict[tuple[str, int], int] = {}
+        self._full: set[tuple[object, ...]] = set()
+
+    def most(self, shape: Shape) -> int:
+        """The CPUs of the largest node on which an action of this shape may run."""
+        where = (shape.component, shape.node)
+        if where not in self._most:
+            self._most[where] = max((n.cpus for n in self._view.candidates(shape)), default=0)
+        return self._most[where]
+
+    def node(self, shape: Shape, units: int) -> NodeView | None:
+        """The first node, in order of joining, where an action of this shape can start now."""
+        need = (units, shape.mem_mib, shape.gpus, shape.component, shape.node, shape.session)
+        if need in self._full:
+            return None
+        free = self._view.candidates(shape)
+        if units and not shape.node:
+            free = (n for n in self._open if shape.component in ("", n.component))
+        for node in free:
+            if self._view.fits(node, shape, units):
+                return node
+        self._full.add(need)
+        return None
 
 
 def find_block(view: Snapshot, shape: Shape, size: int) -> Block | None:

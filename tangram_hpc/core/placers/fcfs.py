@@ -13,9 +13,9 @@ from ...domain.service import service_of
 from ..queue import CPU, GPU, NOTHING, Shape, Walk
 from ..snapshot import Snapshot
 from .base import (
+    Finder,
     Placement,
     find_block,
-    find_node,
     grant,
     largest,
     largest_block,
@@ -48,12 +48,11 @@ class Fcfs:
         if not self._strict and pool == CPU:  # where nothing is free nobody need be asked
             some = {n.node for n in view.nodes.values() if n.free_cpus}
             bays = [b for b in bays if b.node in some or (some and not b.node)]
-        walk = Walk(bays)
+        walk, finder = Walk(bays), Finder(view)
         while (head := walk.head()) is not None:
             action, shape = head
-            most = max((n.cpus for n in view.candidates(shape)), default=0)
-            units = largest(shape.degrees, min(self._degree_max, most))
-            node = find_node(view, shape, units)
+            units = largest(shape.degrees, min(self._degree_max, finder.most(shape)))
+            node = finder.node(shape, units)
             if node is not None:
                 grant(view, placement, action, shape, node, units)
                 walk.next()

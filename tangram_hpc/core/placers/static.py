@@ -12,7 +12,7 @@ from __future__ import annotations
 from ...domain.service import ServiceSpec, service_of
 from ..queue import CPU, GPU, NOTHING, Walk
 from ..snapshot import Snapshot
-from .base import Placement, find_node, grant, largest, open_by_load, start_calls
+from .base import Finder, Placement, grant, largest, open_by_load, start_calls
 
 Gpu = tuple[int, int]  # node, GPU
 
@@ -36,12 +36,12 @@ class Static:
         return placement
 
     def _cpus(self, view: Snapshot, placement: Placement, pool: str) -> None:
-        walk, blocked = view.ledger.ready.walk(pool), False
+        walk, finder, blocked = view.ledger.ready.walk(pool), Finder(view), False
         while (head := walk.head()) is not None:
             action, shape = head
             units = largest(shape.degrees, self.reserve)
             wants = units > 0 and not shape.session  # one of the CPUs that nobody reserved
-            node = find_node(view, shape, units) if not (blocked and wants) else None
+            node = finder.node(shape, units) if not (blocked and wants) else None
             if node is None:
                 blocked = blocked or wants
                 walk.skip_shape()

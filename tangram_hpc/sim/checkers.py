@@ -1,0 +1,166 @@
+"""The laws of a simulated run, proved from its records alone, in whole nanoseconds.
+
+Law: every checker reads records, workload and cluster and nothing of the scheduler; it returns one
+line a fault. Ends count before starts of the same instant; what takes no time holds nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+from fractions import Fraction
+from itertools import pairwise
+
+from ..domain.service import endpoint_of, service_of
+from .records import Record, Run
+from .workload import Cluster, WorkAction, Workload, to_ns
+
+RESIZE_GAP_NS = 20_000_000
+_Spans = dict[Hashable, list[tuple[int, int, int]]]  # what -> (from, to, amount)
+
+
+def faults(run: Run, work: Workload, cluster: Cluster) -> list[str]:
+    """All of them; empty for a run that broke no law."""
+    return [*complete(run, work), *run_times(run), *amounts(run, work, cluster),
+            *residents(run, cluster), *quotas(run, cluster)]
+
+
+def complete(run: Run, work: Workload) -> list[str]:
+    """Every action ends once, was submitted when its turn was ready, and stays on its node."""
+    done, found = {r.order[:3]: r for r in run.records}, []
+    if len(done) != len(run.records):
+        found.append("an action has two records")
+    for i, t in enumerate(work.trajectories):
+        clock, homes = to_ns(t.start_s), set()
+        for j, turn in enumerate(t.turns):
+            ready = end = clock + to_ns(turn.think_s)
+            for k, action in enumerate(turn.actions):
+                r = done.pop((i, j, k), None)
+                where = f"{t.trajectory}.{j}.{k}"
+                if r is None:
+                    found.append(f"{where}: no record")
+                    continue
+                if not ready == r.submit <= r.start <= r.end:
+                    found.append(f"{where}: ready {ready}, {r.submit}, {r.start}, {r.end}")
+                if action.resource == "cpu":
+                    homes.add(r.node)
+                end = max(end, r.end)
+            clock = end
+        if len(homes) > 1:
+            found.append(f"{t.trajectory}: ran on {sorted(homes)}")
+    return found + [f"{key}: no such action" for key in done]
+
+
+def run_times(run: Run) -> list[str]:
+    """A size that stays takes its run time; sizes that change add up to the whole work."""
+    found = []
+    for r in run.records:
+        if not r.resized:
+            want = r.action.run_ns(r.grants[0][1]) + r.restore
+            if r.end - r.start != want:
+                found.append(f"{r.trajectory} {r.order}: ran {r.end - r.start} ns, not {want}")
+            continue
+        cuts = [since for since, _, _ in r.grants]
+        if not r.action.resize or r.action.resource != "cpu":
+            found.append(f"{r.trajectory} {r.order}: may not be resized")
+        if any(b - a < RESIZE_GAP_NS for a, b in pairwise(cuts)):
+            found.append(f"{r.trajectory} {r.order}: resized twice within {RESIZE_GAP_NS} ns")
+        if any(not 0 <= units <= r.action.degrees[-1] for _, units, _ in r.grants):
+            found.append(f"{r.trajectory} {r.order}: {r.grants} of {r.action.degrees}")
+        left = Fraction(1)
+        for since, end, units in _sizes(r):
+            left -= (end - since) * _rate(r.action, units) if units else 0
+        if abs(left) > _rate(r.action, r.action.degrees[-1]):  # a nanosecond's worth
+            found.append(f"{r.trajectory} {r.order}: {float(left):.2e} of its work is left")
+    return found
+
+
+def amounts(run: Run, work: Workload, cluster: Cluster) -> list[str]:
+    """No core, GPU or node's memory is lent twice, and none that is not there."""
+    spans: _Spans = defaultdict(list)
+    nodes = {n.name: n for n in cluster.node_specs()}
+    stay: dict[tuple[str, int], list[int]] = {}
+    for r in run.records:
+        ends = [*(since for since, _, _ in r.grants[1:]), r.end]
+        if r.action.resource == "cpu":
+            for (since, units, cores), end in zip(r.grants, ends, strict=True):
+                if len(cores) != units or not set(cores) <= set(nodes[r.node].cores):
+                    return [f"{r.trajectory} {r.order}: {units} units, cores {cores}"]
+                for core in cores:
+                    spans["core", r.node, core].append((since, end, 1))
+            held = stay.setdefault((r.node, r.order[0]), [r.start, r.end])
+            held[:] = [min(held[0], r.start), max(held[1], r.end)]
+        for gpu in r.gpus:
+            spans["GPU", r.node, gpu].append((r.start, r.end, 1))
+    room = {"core": 1, "GPU": 1}
+    found = [f"{what} is lent twice" for what, held in spans.items()
+             if _peak(held) > room[what[0]]]  # type: ignore[index]
+    memory: _Spans = defaultdict(list)
+    for (node, index), (since, end) in stay.items():
+        memory[node].append((since, end, work.trajectories[index].session.mem_mib))
+    return found + [f"memory of {node} is overdrawn" for node, held in memory.items()
+                    if _peak(held) > nodes[str(node)].mem_mib]
+
+
+def residents(run: Run, cluster: Cluster) -> list[str]:
+    """Blocks are aligned, and a restore is paid exactly where the block holds something else."""
+    cost = {s.name: to_ns(s.restore_s) for s in cluster.services}
+    lent = {n.name: set(n.gpus) for n in cluster.node_specs()}
+    warm, found = run.head.get("services_warm", False), []
+    stands: dict[tuple[str, int], tuple[str, tuple[int, ...]]] = {}
+    calls = [r for r in run.records if service_of(r.action.resource)]
+    for r in sorted(calls, key=lambda r: (r.start, r.end)):
+        block, size = (service_of(r.action.resource), r.gpus), len(r.gpus)
+        if size != r.grants[0][1] or r.gpus != tuple(range(r.gpus[0], r.gpus[0] + size)) or (
+                r.gpus[0] % size or not set(r.gpus) <= lent[r.node]):
+            found.append(f"{r.trajectory} {r.order}: {r.gpus} is no aligned block of {r.node}")
+        there = all(stands[r.node, g] == block if (r.node, g) in stands else warm for g in r.gpus)
+        if r.restore != (0 if there else cost[block[0]]):
+            found.append(f"{r.trajectory} {r.order}: restore of {r.restore} ns on {block}")
+        stands.update({(r.node, g): block for g in r.gpus})
+    return found
+
+
+def quotas(run: Run, cluster: Cluster) -> list[str]:
+    """No endpoint has too many inside, nor gives a token that it does not have."""
+    found, calls = [], defaultdict(list)
+    for r in run.records:
+        if name := endpoint_of(r.action.resource):
+            calls[name].append((r.start, r.end, 1))
+    for spec in cluster.endpoint_specs():
+        spans = sorted(calls.get(spec.name, ()))
+        if _peak(spans) > spec.concurrency:
+            found.append(f"endpoint {spec.name}: more than {spec.concurrency} at once")
+        full = level = spec.burst_micro * 10**9
+        last = 0
+        for start, _, _ in spans if spec.rate_micro else ():
+            level = min(full, level + (start - last) * spec.rate_micro) - 10**15
+            last = start
+            if level < 0:
+                found.append(f"endpoint {spec.name}: no token at {start}")
+                break
+    return found
+
+
+def _sizes(r: Record) -> list[tuple[int, int, int]]:
+    ends = [*(since for since, _, _ in r.grants[1:]), r.end]
+    return [(since, end, units)
+            for (since, units, _), end in zip(r.grants, ends, strict=True)]
+
+
+def _rate(action: WorkAction, units: int) -> Fraction:
+    """Part of the work done in a nanosecond."""
+    serial = Fraction(action.serial)
+    time = Fraction(action.work_s) * 10**9 * (serial + (1 - serial) / units)
+    return 1 / max(time, Fraction(1, 1 << 20))
+
+
+def _peak(spans: list[tuple[int, int, int]]) -> int:
+    """The most that is held at once; ends come before starts of the same instant."""
+    kept = [(s, e, a) for s, e, a in spans if e > s]
+    steps = sorted([(e, 0, -a) for s, e, a in kept] + [(s, 1, a) for s, e, a in kept])
+    level = most = 0
+    for _, _, change in steps:
+        level += change
+        most = max(most, level)
+    return most
