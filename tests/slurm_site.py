@@ -33,7 +33,7 @@ def python_for(cluster: RunningCluster) -> str:
             continue
         if told.returncode == 0:
             return candidate
-    raise AssertionError("no Python that every user may run has ensurepip: apt install python3-venv")
+    raise AssertionError("no Python that every user may run has ensurepip: install python3-venv")
 
 
 def install_for(cluster: RunningCluster, scratch: Path, venv: str = "venv",
