@@ -151,10 +151,16 @@ SRUN = """\
 #!/bin/bash
 words=("$@")
 while [ "${words[0]#-}" != "${words[0]}" ]; do words=("${words[@]:1}"); done
-[ "${words[0]}" != bash ] || SLURM_PROCID=2 "${words[@]}"     # the gateway, then a trainer rank
-SLURM_PROCID=0 "${words[@]}" &
-trap 'kill "$!"; wait "$!"; exit 143' TERM
+[ "${words[0]}" != bash ] || SLURM_PROCID=2 SLURM_STEP_ID=5 "${words[@]}"  # gateway, then a rank
+SLURM_PROCID=0 SLURM_STEP_ID=5 "${words[@]}" &
+[ "${words[0]}" != bash ] || echo "$!" > "$LOG.pid"
+trap 'echo "srun ended" >> "$LOG"; kill -9 "$!"; wait "$!"; exit 143' TERM
 wait "$!"
+"""
+SCANCEL = """\
+#!/bin/bash
+echo "scancel $*" >> "$LOG"
+kill -TERM "$(cat "$LOG.pid")"
 """
 
 
@@ -164,7 +170,7 @@ class Pretence:
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "log"
         (folder / "bin").mkdir()
-        for name, text in (("tangram", TANGRAM), ("srun", SRUN)):
+        for name, text in (("tangram", TANGRAM), ("srun", SRUN), ("scancel", SCANCEL)):
             (folder / "bin" / name).write_text(text)
             (folder / "bin" / name).chmod(0o755)
 
@@ -174,8 +180,8 @@ class Pretence:
         script.write_text(text or render(load("hetjob"), {**FULL, "trainer": trainer}))
         environ = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "HOME": str(self.folder),
                    "LOG": str(self.log), "SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "3",
-                   "SLURM_JOB_NUM_NODES_HET_GROUP_0": "2", "SLURM_JOB_NUM_NODES_HET_GROUP_1": "1",
-                   **env}
+                   "SLURM_JOB_ID_HET_GROUP_2": "9", "SLURM_JOB_NUM_NODES_HET_GROUP_0": "2",
+                   "SLURM_JOB_NUM_NODES_HET_GROUP_1": "1", **env}
         return subprocess.Popen(["bash", str(script)], env=environ, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
 
@@ -206,15 +212,27 @@ def test_the_script_starts_all_and_ends_all(pretence: Pretence) -> None:
     assert told[-1] == "broker ended"
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_trainer_then_broker(pretence: Pretence, number: int, status: int) -> None:
-    child = pretence.start("""trap 'echo "trainer ended" >> "$LOG"; exit 0' TERM
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_trainer_then_broker(pretence: Pretence, number: int) -> None:
+    child = pretence.start("""trap 'echo "trainer ended" >> "$LOG"; exit 4' TERM
         echo up; while :; do sleep 0.05; done""")
     assert child.stdout is not None and child.stdout.readline() == "up\n"
     child.send_signal(number)
     _, err = child.communicate(timeout=60)
-    assert (child.returncode, err) == (status, "")
-    assert pretence.logged()[-2:] == ["trainer ended", "broker ended"]
+    assert (child.returncode, err) == (4, "")  # the trainer's own status
+    assert pretence.logged()[-3:] == [
+        "scancel --quiet --signal=TERM 9.5", "trainer ended", "broker ended"]
+
+
+def test_a_trainer_that_does_not_listen_is_killed(pretence: Pretence) -> None:
+    trainer = "trap '' TERM; echo up; while :; do sleep 0.05; done"
+    text = render(load("hetjob"), {**FULL, "trainer": trainer, "warn": "2"})
+    child = pretence.start("", text)
+    assert child.stdout is not None and child.stdout.readline() == "up\n"
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=60)
+    assert child.returncode == 143
+    assert pretence.logged()[-2:] == ["srun ended", "broker ended"]
 
 
 def test_a_broker_that_does_not_start_ends_it(pretence: Pretence) -> None:
