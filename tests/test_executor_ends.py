@@ -304,6 +304,11 @@ def test_an_unprivileged_user_can_do_it_too() -> None:
         print("fine")
     """)
     env = {"PYTHONPATH": ":".join([str(Path(__file__).parent), *filter(None, sys.path)])}
+    seen = subprocess.run([python, "-B", "-c", "import executor_rig"], user=65534, group=65534,
+                          extra_groups=(), cwd=folder, env=env, capture_output=True, check=False)
+    if seen.returncode:
+        folder.rmdir()
+        pytest.skip("no other user can read where this checkout lies")
     try:
         done = subprocess.run([python, "-B", "-c", program, str(folder)], user=65534, group=65534,
                               extra_groups=(), cwd=folder, env=env, capture_output=True, text=True,
