@@ -26,7 +26,8 @@ run: install
 # What only root can install on Debian: Slurm, munge and MariaDB for the real-Slurm tests.
 system:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  slurm/devcluster/devcluster install; \
+	  slurm/devcluster/devcluster install && { /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || \
+	    apt-get install -q -y --no-install-recommends python3-venv; }; \
 	else echo "tangram: not root on Debian: the real-Slurm tests will be skipped" >&2; fi
 
 test: install system lint

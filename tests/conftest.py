@@ -1,12 +1,17 @@
-"""Fixtures that several files share: a real Slurm, and this package installed where its user is."""
+"""Fixtures that several files share: a real Slurm with this package on it, a real executor."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from devcluster_fixture import RunningCluster, running_cluster
+from executor_rig import SECRETS, Rig
 from slurm_site import Site, install_for
+
+from tangram_hpc.backends.sandbox import tree
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +24,14 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
 @pytest.fixture(scope="session")
 def site(slurm: RunningCluster, tmp_path_factory: pytest.TempPathFactory) -> Site:
     return Site(slurm, install_for(slurm, tmp_path_factory.mktemp("tree")))
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    before = set(tree.descendants(os.getpid()))
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+    assert set(rig.processes()) <= before

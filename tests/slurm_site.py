@@ -33,11 +33,11 @@ def python_for(cluster: RunningCluster) -> str:
             continue
         if told.returncode == 0:
             return candidate
-    raise AssertionError("no Python that every user may run has ensurepip: apt install python3-venv")
+    raise AssertionError("no Python that every user may run has ensurepip: install python3-venv")
 
 
 def install_for(cluster: RunningCluster, scratch: Path, venv: str = "venv",
-                requirements: Sequence[str] = ("{tree}[demo]",)) -> Path:
+                requirements: Sequence[str] = ("{tree}[demo]", "pytest")) -> Path:
     """A venv in the user's home with this package in it, built from a copy of the tree."""
     tree = scratch / "tree"
     skip = shutil.ignore_patterns(".git", ".venv", "__pycache__", "build", "*.egg-info", ".*_cache")

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,17 +25,6 @@ from tangram_hpc.wire.payload import (
     FileReturn,
     ValueReturn,
 )
-
-
-@pytest.fixture
-def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    for name, value in SECRETS.items():
-        monkeypatch.setenv(name, value)
-    before = set(tree.descendants(os.getpid()))
-    rig = Rig(tmp_path)
-    yield rig
-    rig.close()
-    assert set(rig.processes()) <= before
 
 
 def test_argv_and_exit_codes(rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""The hetjob template on a real Slurm: jobs submitted by a non-root user, seen as users see them."""
+"""The hetjob template on a real Slurm: jobs of a non-root user, seen as users see them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
 def test_the_main_job(site: Site) -> None:
-    """The RL step over coding tasks, by the template, with rewards as the mutations make certain."""
+    """The RL step over coding tasks, by the template; rewards as the mutations make certain."""
     job = site.sbatch("main", "python -m tangram_hpc.demo.rank --problems 12 --seed 0 "
                       "--scale 0.01 --out main.json")
     said = site.finish("main", job)

@@ -36,12 +36,16 @@ def test_run_streams_and_returns_the_exit_code(site: Site, job: str) -> None:
 
 
 def test_run_pytest_as_in_the_readme(site: Site, job: str) -> None:
-    (site.cluster.home / "test_it.py").write_text(
-        "import unittest\nclass T(unittest.TestCase):\n"
-        "    def test_ok(self): pass\n    def test_bad(self): self.fail('on purpose')\n")
-    told = site.tangram("run", "-j", job, "-c", "2", "--", "python3", "-m", "unittest", "-q",
-                        "test_it")
-    assert told.returncode == 1 and "on purpose" in told.stderr and "FAILED" in told.stderr
+    suite = site.cluster.home / "suite"
+    suite.mkdir()
+    (suite / "test_it.py").write_text("def test_ok(): pass\ndef test_bad(): assert 1 == 2\n")
+    told = site.cluster.run_as_user(
+        f"cd suite && source {site.venv}/bin/activate && tangram run -j {job} -c 2 -- pytest -q")
+    assert told.returncode == 1 and "1 failed, 1 passed" in told.stdout, told
+    (suite / "test_it.py").write_text("def test_ok(): pass\n")
+    told = site.cluster.run_as_user(
+        f"cd suite && source {site.venv}/bin/activate && tangram run -j {job} -c 2 -- pytest -q")
+    assert told.returncode == 0 and "1 passed" in told.stdout, told
 
 
 def test_run_gives_signals_and_takes_interrupts(site: Site, job: str) -> None:

@@ -1,9 +1,14 @@
-"""`tangram template`: what is rendered, what is refused, and that a wheel brings the templates."""
+"""`tangram template`, and the rendered script itself under a pretended srun: no Slurm is needed."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -11,24 +16,52 @@ import pytest
 from tangram_hpc.cli.template import left_open, load, render
 from tangram_hpc.errors import InvalidInput
 
+REPO = Path(__file__).resolve().parent.parent
 FULL = {"partition_cpu": "c", "partition_gpu": "g", "partition_trainer": "t",
         "trainer": "python train.py --lr 1"}
+
+
+def directives(text: str) -> list[str]:
+    """The script's `#SBATCH` lines as sbatch takes them: without what follows a #."""
+    return [line[8:].partition("#")[0].strip() for line in text.splitlines()
+            if line.startswith("#SBATCH ")]
+
+
+def tangram(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "tangram_hpc", "template", *words],
+                          capture_output=True, text=True, check=False, timeout=60)
+
+
+# ---- rendering ---------------------------------------------------------------------------------
 
 
 def test_every_placeholder_has_a_key_and_every_key_is_used() -> None:
     template = load("hetjob")
     used = {p[1:-1].lower() for p in left_open(template.text)} - {"tasks_trainer"}
     assert used == set(template.keys) - {"ranks"}
-    assert template.about and all(about for _, about in template.keys.values())
+    assert template.about
 
 
-def test_render_fills_removes_and_keeps(tmp_path: Path) -> None:
-    text = render(load("hetjob"), {**FULL, "account": "mine", "ranks": "8", "gres_gpu": ""})
+def test_every_directive_says_whether_it_is_needed() -> None:
+    lines = [line for line in load("hetjob").text.splitlines() if line.startswith("#SBATCH ")]
+    said = [line for line in lines if "# required" in line or "# optional" in line]
+    assert len(lines) > 20 and set(lines) - set(said) == {"#SBATCH hetjob"}
+    for key, about in load("hetjob").keys.items():  # what says optional can be dropped, and only it
+        mine = [line for line in lines if f"<{key.upper()}>" in line]
+        if about.optional and mine:
+            assert all("# optional" in line for line in mine), key
+
+
+def test_render_fills_in_and_drops(tmp_path: Path) -> None:
+    text = render(load("hetjob"), {**FULL, "account": "mine", "ranks": "8", "gres_gpu": "",
+                                   "partition_gpu": ""})
     assert left_open(text) == []
-    assert "#SBATCH --account=mine\n" in text and "--qos" not in text
-    assert "#SBATCH --ntasks=9\n" in text and "TANGRAM_WORLD_SIZE=9" in text
-    assert "#SBATCH --gres" not in text
-    assert "exec python train.py --lr 1'" in text
+    told = directives(text)
+    assert told.count("hetjob") == 2 and "--output=%x-%j.out" in told
+    cpu, gpu = told[: told.index("hetjob")], told[told.index("hetjob") + 1 :]
+    assert "--account=mine" in cpu and "--partition=c" in cpu and "--no-kill" in cpu
+    assert not any(word.startswith(("--qos", "--mem", "--gres", "--partition=g")) for word in told)
+    assert "--partition=t" in gpu and "--ntasks=9" in gpu and "TANGRAM_WORLD_SIZE=9" in text
     script = tmp_path / "job.sbatch"
     script.write_text(text)
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
@@ -37,39 +70,204 @@ def test_render_fills_removes_and_keeps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("given", "told"), [
-    ({"partition_cpus": "x"}, "did you mean 'partition_cpu'"), ({"ranks": "0"}, "ranks='0'")])
+    ({"partition_cpus": "x"}, "did you mean 'partition_cpu'"),
+    ({"zzz": "1"}, "tangram template show hetjob"),
+    ({"ranks": "0"}, "ranks='0' is not a whole number"),
+    ({"nodes_cpu": "two"}, "nodes_cpu='two' is not a whole number"),
+    ({"cpus_per_rank": ""}, "cpus_per_rank is not optional"),
+    ({"trainer": " "}, "trainer is not optional")])
 def test_wrong_keys_are_told(given: dict[str, str], told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         render(load("hetjob"), given)
 
 
 def test_the_command(tmp_path: Path) -> None:
-    def tangram(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "tangram_hpc", "template", *words],
-                              capture_output=True, text=True, check=False, timeout=60)
-
     assert tangram("list").stdout.startswith("hetjob ")
-    assert tangram("show", "hetjob").stdout.startswith("#!/bin/bash\n")
+    assert tangram("show", "hetjob").stdout == load("hetjob").text
+    job = tmp_path / "job.sbatch"
     for words, said in ((("show", "nope"), "there is hetjob"),
+                        (("show", "../setup"), "there is hetjob"),
                         (("render", "hetjob", "--strict"), "<TRAINER>"),
                         (("render", "hetjob", "-o", "ranks"), "KEY=VALUE"),
+                        (("render", "hetjob", "-o", "rank=1"), "did you mean 'ranks'"),
+                        (("render", "hetjob", "--output", str(tmp_path / "no" / "file")),
+                         "No such file"),
                         (("check", str(tmp_path / "none")), "No such file")):
         told = tangram(*words)
         assert (told.returncode, told.stderr.count("\n")) == (2, 1) and said in told.stderr
+    options = [word for key, value in FULL.items() for word in ("-o", f"{key}={value}")]
+    told = tangram("render", "hetjob", *options[2:], "--output", str(job))
+    assert told.returncode == 0 and told.stdout == ""
+    assert told.stderr.count("\n") == 1 and "warning" in told.stderr
+    assert "<PARTITION_CPU>" in told.stderr
+    told = tangram("check", str(job))
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1) and str(job) in told.stderr
+    told = tangram("render", "hetjob", *options, "--strict", "--output", str(job))
+    assert (told.returncode, told.stderr) == (0, "")
+    assert tangram("check", str(job)).returncode == 0
 
 
 @pytest.mark.timeout(300)
 def test_a_wheel_brings_the_templates(tmp_path: Path) -> None:
-    import zipfile
-
-    from slurm_site import REPO
-
-    subprocess.run(["git", "-C", str(REPO), "checkout-index", "-a", "-f",
-                    f"--prefix={tmp_path}/tree/"], check=True)
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path),
-                    str(tmp_path / "tree")], check=True)
+    tree, venv = tmp_path / "tree", tmp_path / "venv"
+    tree.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(REPO / name, tree)
+    for name in ("tangram_hpc", "sbatch_templates"):
+        shutil.copytree(REPO / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "-q"]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path, tree], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert any(n.endswith("share/tangram_hpc/sbatch_templates/hetjob.sbatch") for n in names)
     assert any(n.endswith("demo/data/mutants.json") for n in names)
     assert not any(n.startswith("tests/") for n in names)
+    shutil.rmtree(tree)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    subprocess.run([*pip, "--python", venv / "bin" / "python", "install", "--no-deps", wheel],
+                   check=True)
+    told = subprocess.run([venv / "bin" / "tangram", "template", "show", "hetjob"], cwd=tmp_path,
+                          capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout == load("hetjob").text
+
+
+# ---- the script under a pretended srun -----------------------------------------------------------
+
+TANGRAM = """\
+#!/bin/bash
+echo "tangram $*" >> "$LOG"
+job="$TANGRAM_HOME/jobs/$SLURM_JOB_ID"
+case "$1" in
+  broker)
+    [ -z "${BROKER_FAILS:-}" ] || { echo "tangram: error: config field" >&2; exit 2; }
+    trap 'echo "broker ended" >> "$LOG"; touch "$job/ended"; exit 0' TERM
+    mkdir -p "$job"; echo key > "$job/access.json"
+    while :; do sleep 0.05; done ;;
+  worker) until [ -e "$job/ended" ]; do sleep 0.05; done ;;
+  gateway) echo "gateway of $TANGRAM_WORLD_SIZE" >> "$LOG" ;;
+esac
+"""
+SRUN = """\
+#!/bin/bash
+words=("$@")
+while [ "${words[0]#-}" != "${words[0]}" ]; do words=("${words[@]:1}"); done
+[ "${words[0]}" != bash ] || SLURM_PROCID=2 SLURM_STEP_ID=5 "${words[@]}"  # gateway, then a rank
+SLURM_PROCID=0 SLURM_STEP_ID=5 "${words[@]}" &
+[ "${words[0]}" != bash ] || echo "$!" > "$LOG.pid"
+trap 'echo "srun ended" >> "$LOG"; kill -9 "$!"; wait "$!"; exit 143' TERM
+wait "$!"
+"""
+SCANCEL = """\
+#!/bin/bash
+echo "scancel $*" >> "$LOG"
+kill -TERM "$(cat "$LOG.pid")"
+"""
+
+
+class Pretence:
+    """A rendered script, and commands of its own instead of Slurm's and tangram's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.log = folder, folder / "log"
+        (folder / "bin").mkdir()
+        for name, text in (("tangram", TANGRAM), ("srun", SRUN), ("scancel", SCANCEL)):
+            (folder / "bin" / name).write_text(text)
+            (folder / "bin" / name).chmod(0o755)
+
+    def start(self, trainer: str, text: str = "", **env: str) -> subprocess.Popen[str]:
+        """Starts the script as Slurm would."""
+        script = self.folder / "job.sbatch"
+        script.write_text(text or render(load("hetjob"), {**FULL, "trainer": trainer}))
+        environ = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "HOME": str(self.folder),
+                   "LOG": str(self.log), "SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "3",
+                   "SLURM_JOB_ID_HET_GROUP_2": "9", "SLURM_JOB_NUM_NODES_HET_GROUP_0": "2",
+                   "SLURM_JOB_NUM_NODES_HET_GROUP_1": "1", **env}
+        return subprocess.Popen(["bash", str(script)], env=environ, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+
+    def run(self, trainer: str, text: str = "", **env: str) -> tuple[int, str, str]:
+        """Runs it to its end: status, stdout, stderr."""
+        child = self.start(trainer, text, **env)
+        out, err = child.communicate(timeout=60)
+        return child.returncode, out, err
+
+    def logged(self) -> list[str]:
+        """What was called, in order."""
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+@pytest.fixture
+def pretence(tmp_path: Path) -> Pretence:
+    return Pretence(tmp_path)
+
+
+def test_the_script_starts_all_and_ends_all(pretence: Pretence) -> None:
+    trainer = """python3 -c 'import sys; print("it'"'"'s", "$5 & more"); sys.exit(7)'"""
+    status, out, err = pretence.run(trainer)
+    assert (status, out, err) == (7, "it's $5 & more\n", "")  # its quotes are its own
+    told = pretence.logged()
+    assert told[0] == "tangram broker --placer first-fit --nodes 3"
+    assert set(told[1:-1]) == {"tangram worker --component cpu", "tangram worker --component gpu",
+                               "tangram gateway", "gateway of 3"}
+    assert told[-1] == "broker ended"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_trainer_then_broker(pretence: Pretence, number: int) -> None:
+    child = pretence.start("""trap 'echo "trainer ended" >> "$LOG"; exit 4' TERM
+        echo up; while :; do sleep 0.05; done""")
+    assert child.stdout is not None and child.stdout.readline() == "up\n"
+    child.send_signal(number)
+    _, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (4, "")  # the trainer's own status
+    assert pretence.logged()[-3:] == [
+        "scancel --quiet --signal=TERM 9.5", "trainer ended", "broker ended"]
+
+
+def test_a_trainer_that_does_not_listen_is_killed(pretence: Pretence) -> None:
+    trainer = "trap '' TERM; echo up; while :; do sleep 0.05; done"
+    text = render(load("hetjob"), {**FULL, "trainer": trainer, "warn": "2"})
+    child = pretence.start("", text)
+    assert child.stdout is not None and child.stdout.readline() == "up\n"
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=60)
+    assert child.returncode == 143
+    assert pretence.logged()[-2:] == ["srun ended", "broker ended"]
+
+
+def test_a_broker_that_does_not_start_ends_it(pretence: Pretence) -> None:
+    status, _, err = pretence.run("true", BROKER_FAILS="1")
+    assert status == 2 and err.count("\n") == 2 and "the broker did not start" in err
+    assert len(pretence.logged()) == 1
+
+
+def test_a_killed_broker_does_not_hang_the_end(pretence: Pretence) -> None:
+    child = pretence.start("echo up; sleep 1; touch $TANGRAM_HOME/jobs/7/ended")
+    assert child.stdout is not None and child.stdout.readline() == "up\n"
+    broker = subprocess.run(["pgrep", "-P", str(child.pid), "-f", "tangram broker"],
+                            capture_output=True, text=True, check=True).stdout.split()
+    os.kill(int(broker[0]), signal.SIGKILL)
+    child.communicate(timeout=60)
+    assert child.returncode == 0
+
+
+@pytest.mark.parametrize("key", sorted({*load("hetjob").keys} - {"ranks"}))
+def test_any_placeholder_left_stops_it(pretence: Pretence, key: str) -> None:
+    text = load("hetjob").text
+    for other in {*load("hetjob").keys, "tasks_trainer"} - {key}:
+        text = text.replace(f"<{other.upper()}>", "1")
+    status, _, err = pretence.run("", text)
+    assert (status, err.count("\n")) == (2, 1) and f": <{key.upper()}>;" in err
+    assert pretence.logged() == []
+
+
+def test_the_raw_template_and_a_wrong_place_are_one_line(pretence: Pretence) -> None:
+    began = time.monotonic()
+    status, _, err = pretence.run("", load("hetjob").text)
+    assert (status, err.count("\n")) == (2, 1) and "<PARTITION_CPU>" in err and "<TRAINER>" in err
+    status, _, err = pretence.run("true", SLURM_HET_SIZE="")
+    assert (status, err.count("\n")) == (2, 1) and "sbatch" in err
+    (pretence.folder / "bin" / "tangram").unlink()
+    status, _, err = pretence.run("true", PATH=f"{pretence.folder}/bin:/usr/bin:/bin")
+    assert (status, err.count("\n")) == (2, 1) and "`setup`" in err
+    assert time.monotonic() - began < 30 and pretence.logged() == []

@@ -10,9 +10,9 @@ each commit before going on.
 from __future__ import annotations
 
 import os
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -37,6 +37,7 @@ class FileJournal:
         self._count = 0
         self._waiting: list[Callable[[], None]] = []
         self._syncing = False
+        self._thread = ThreadPoolExecutor(1)  # kept: starting one a sync costs more than a sync
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         if os.fstat(self._fd).st_size == 0:
             os.write(self._fd, MAGIC)
@@ -73,8 +74,8 @@ class FileJournal:
         waiting, self._waiting = self._waiting, []
         for then in waiting:
             then()
-        if not self._syncing:
-            os.close(self._fd)
+        self._thread.shutdown()
+        os.close(self._fd)
         self._fd = -1
 
     def _start_sync(self) -> None:
@@ -82,10 +83,10 @@ class FileJournal:
             return
         self._syncing = True
         covered, self._waiting = self._waiting, []
-        threading.Thread(target=self._sync, args=(self._fd, covered), daemon=True).start()
+        self._thread.submit(self._sync, covered)
 
-    def _sync(self, fd: int, covered: list[Callable[[], None]]) -> None:
-        os.fdatasync(fd)
+    def _sync(self, covered: list[Callable[[], None]]) -> None:
+        os.fdatasync(self._fd)
         self._wake(lambda: self._synced(covered))
 
     def _synced(self, covered: list[Callable[[], None]]) -> None:

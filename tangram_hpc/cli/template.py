@@ -1,7 +1,8 @@
 """`tangram template`: the batch scripts that come with the package - list, show, render, check.
 
-Law: text in, text out. A key is documented at the head of its template (`#: key=default  about`)
-and stands in it as `<KEY>`; a directive whose key is empty is removed; what stays open is told.
+Law: text in, text out; Slurm is not called. A key is documented at the head of its template
+(`#: key=default  about`) and stands in it as `<KEY>`; a directive whose optional key is empty is
+dropped; what stays open is told.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidInput
 
+_ABOUT = re.compile(r"^#: [a-z-]+: (.+)$", re.MULTILINE)
 _KEY = re.compile(r"^#: ([a-z_]+)(=(\S*))?\s+(\S.*)$", re.MULTILINE)
 _OPEN = re.compile(r"<([A-Z][A-Z_]+)>")
+_COUNT = re.compile(r"(nodes|cpus|ranks)(_|$)")  # keys that stand for whole numbers
 
 
 def add(verbs: Any) -> None:
@@ -29,14 +33,15 @@ def add(verbs: Any) -> None:
     acts = p.add_subparsers(metavar="ACT", required=True)
     listing = acts.add_parser("list", help="what there is, a line each")
     listing.set_defaults(act=_list)
-    show = acts.add_parser("show", help="one template as it is")
+    show = acts.add_parser("show", help="one template as it is; its keys stand at its head")
     show.add_argument("name")
     show.set_defaults(act=_show)
     fill = acts.add_parser("render", help="one template filled in")
     fill.add_argument("name")
-    fill.add_argument("-o", "--option", action="append", default=[], metavar="KEY=VALUE")
-    fill.add_argument("--output", type=Path, help="file to write (default: stdout)")
-    fill.add_argument("--strict", action="store_true", help="open keys are an error")
+    fill.add_argument("-o", "--option", action="append", default=[], metavar="KEY=VALUE",
+                      help="fills a key in; KEY= drops the directive of an optional one")
+    fill.add_argument("--output", type=Path, metavar="FILE", help="file to write (default: stdout)")
+    fill.add_argument("--strict", action="store_true", help="keys left open are an error")
     fill.set_defaults(act=_render)
     check = acts.add_parser("check", help="whether a script has placeholders left (status 2)")
     check.add_argument("file", type=Path)
@@ -44,20 +49,45 @@ def add(verbs: Any) -> None:
 
 
 @dataclass(frozen=True)
+class Key:
+    """What may be filled in; `default` is None where the site must say."""
+
+    default: str | None
+    optional: bool
+
+
+@dataclass(frozen=True)
 class Template:
-    """A template's text and its keys: name -> (default or None, about)."""
+    """A template's text, its first line about itself, and its keys."""
 
     name: str
     text: str
     about: str
-    keys: Mapping[str, tuple[str | None, str]]
+    keys: Mapping[str, Key]
+
+
+# ---- finding ---------------------------------------------------------------------------------
 
 
 def folder() -> Path:
-    """Where the templates lie: beside a checkout's package, or in the environment's share."""
+    """Where the templates lie: beside a checkout's package, else where pip put them.
+
+    Raises:
+        InvalidInput: they are not installed.
+    """
     checkout = Path(__file__).resolve().parents[2] / "sbatch_templates"
+    if checkout.is_dir():
+        return checkout
+    try:
+        files = metadata.files("tangram_hpc") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    recorded = (Path(str(f.locate())).resolve().parent for f in files if f.suffix == ".sbatch")
     shared = Path(sysconfig.get_path("data")) / "share" / "tangram_hpc" / "sbatch_templates"
-    return checkout if checkout.is_dir() else shared
+    for place in (*recorded, shared):
+        if place.is_dir():
+            return place
+    raise InvalidInput(f"templates: there is no {shared}; install tangram-hpc anew")
 
 
 def load(name: str) -> Template:
@@ -66,40 +96,47 @@ def load(name: str) -> Template:
     Raises:
         InvalidInput: there is none; names those there are.
     """
-    path = folder() / f"{name}.sbatch"
-    if "/" in name or not path.is_file():
-        there = ", ".join(sorted(p.stem for p in folder().glob("*.sbatch"))) or "none"
-        raise InvalidInput(f"template: {name!r} is not known; there is {there}")
-    text = path.read_text()
-    about = re.search(r"^#: [a-z-]+: (.+)$", text, re.MULTILINE)
-    keys = {m[1]: (m[3] if m[2] else None, m[4]) for m in _KEY.finditer(text)}
+    paths = {path.stem: path for path in folder().glob("*.sbatch")}
+    if name not in paths:
+        raise InvalidInput(f"template: {name!r} is not known; there is {', '.join(sorted(paths))}")
+    text = paths[name].read_text()
+    about = _ABOUT.search(text)
+    keys = {m[1]: Key(m[3] if m[2] else None, m[4].startswith("(optional)"))
+            for m in _KEY.finditer(text)}
     return Template(name, text, about[1] if about else "", keys)
+
+
+# ---- filling in --------------------------------------------------------------------------------
 
 
 def render(template: Template, given: Mapping[str, str]) -> str:
     """The template filled in; keys without a value stay open.
 
     Raises:
-        InvalidInput: a key is not the template's.
+        InvalidInput: a key is not the template's, or its value cannot be.
     """
-    for key in given:
-        if key not in template.keys:
-            near = difflib.get_close_matches(key, template.keys, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InvalidInput(f"--option: {key!r} is not a key of {template.name}{hint}")
-    values = {k: given.get(k, default) for k, (default, _) in template.keys.items()}
-    ranks = values.get("ranks")
-    if ranks is not None:
-        if not ranks.isdigit() or ranks == "0":
-            raise InvalidInput(f"--option: ranks={ranks!r} is not a whole number of at least 1")
-        values["tasks_trainer"] = str(int(ranks) + 1)  # the gateway is one rank more
+    for key, value in given.items():
+        _check_option(template, key, value)
+    values = {name: given.get(name, key.default) for name, key in template.keys.items()}
+    if values.get("ranks"):
+        values["tasks_trainer"] = str(int(values["ranks"] or 0) + 1)  # and the gateway
     lines = []
     for line in template.text.splitlines(keepends=True):
-        empty = any(values.get(k.lower()) == "" for k in _OPEN.findall(line))
-        if line.startswith("#SBATCH") and empty:
-            continue
-        lines.append(_OPEN.sub(lambda m: _filled(m, values), line))
+        dropped = any(values.get(k.lower()) == "" for k in _OPEN.findall(line))
+        if not (dropped and line.startswith("#SBATCH")):
+            lines.append(_OPEN.sub(lambda m: _filled(m, values), line))
     return "".join(lines)
+
+
+def _check_option(template: Template, key: str, value: str) -> None:
+    if key not in template.keys:
+        near = difflib.get_close_matches(key, template.keys, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"`tangram template show {template.name}`"
+        raise InvalidInput(f"--option: {key!r} is not a key of {template.name}; {hint}")
+    if not value.strip() and not template.keys[key].optional:
+        raise InvalidInput(f"--option: {key} is not optional; give it a value")
+    if _COUNT.match(key) and not (value.isdecimal() and int(value)):
+        raise InvalidInput(f"--option: {key}={value!r} is not a whole number of at least 1")
 
 
 def _filled(match: re.Match[str], values: Mapping[str, str | None]) -> str:
@@ -112,6 +149,9 @@ def left_open(text: str) -> list[str]:
     live = [line for line in text.splitlines()
             if not line.startswith("#") or line.startswith("#SBATCH")]
     return sorted({m[0] for line in live for m in _OPEN.finditer(line)})
+
+
+# ---- the acts ----------------------------------------------------------------------------------
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -134,22 +174,32 @@ def _render(args: argparse.Namespace) -> int:
         given[key] = value
     text = render(load(args.name), given)
     still = left_open(text)
+    told = (f"template {args.name}: still to be filled in: {', '.join(still)}; give each with "
+            "-o KEY=VALUE, its name in small letters")
     if still and args.strict:
-        raise InvalidInput(f"template {args.name}: no value for {', '.join(still)}")
-    if still:
-        print(f"tangram: still to be filled in: {', '.join(still)}", file=sys.stderr)
+        raise InvalidInput(told)
     if args.output is None:
         sys.stdout.write(text)
     else:
-        args.output.write_text(text)
+        _write(args.output, text)
+    if still:
+        print(f"tangram: warning: {told}", file=sys.stderr)
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise InvalidInput(f"--output {path}: {error.strerror}") from None
 
 
 def _check(args: argparse.Namespace) -> int:
     try:
         text = args.file.read_text()
-    except OSError as error:
-        raise InvalidInput(f"script {args.file}: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise InvalidInput(f"script {args.file}: {why}") from None
     still = left_open(text)
     if still:
         raise InvalidInput(f"script {args.file}: placeholders are left: {', '.join(still)}; fill "

@@ -1,4 +1,4 @@
-"""A trainer for tests: its ranks submit ACTIONS commands and a session each, and reduce over MPI."""
+"""A trainer for tests: its ranks submit ACTIONS commands, use a session each, reduce over MPI."""
 
 import os
 import sys

@@ -22,7 +22,7 @@ with tangram_hpc.connect(name="echo") as client:
     for begin in range(0, len(mine), 50):
         sent = [rng.bytes(SIZE) for _ in mine[begin : begin + 50]]
         futures = [client.submit(flip, data, name="flip") for data in sent]
-        for data, future in zip(sent, futures):
+        for data, future in zip(sent, futures, strict=True):
             if future.result(300) == data[::-1]:
                 right += 1
             else:

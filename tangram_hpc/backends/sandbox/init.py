@@ -244,15 +244,7 @@ class Init:
             os.chdir(self._home)
 
     def _end(self) -> None:
-        deadline = time.monotonic() + _END_S
-        while time.monotonic() < deadline:
-            tree.kill_beneath(os.getpid())
-            try:
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            except ChildProcessError:
-                break
-            time.sleep(0.001)
+        tree.end_beneath(_END_S)
         os.chdir("/")
         if not scratch.remove(self._home):
             print(f"tangram: cannot remove {self._home}", file=sys.stderr)

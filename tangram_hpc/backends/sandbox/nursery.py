@@ -16,7 +16,6 @@ import shutil
 import signal
 import socket
 import sys
-import time
 import traceback
 from array import array
 from contextlib import suppress
@@ -193,15 +192,7 @@ class Nursery:
                 self._brooms.add(pid)
 
     def _end(self) -> None:
-        deadline = time.monotonic() + _END_S
-        while time.monotonic() < deadline:
-            tree.kill_beneath(os.getpid())
-            try:
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            except ChildProcessError:
-                break
-            time.sleep(0.001)
+        tree.end_beneath(_END_S)
         if not scratch.remove(self._root):
             shutil.rmtree(self._root, ignore_errors=True)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import suppress
 
 
@@ -85,3 +86,16 @@ def kill_beneath(pid: int, spare: frozenset[int] = frozenset()) -> bool:
             with suppress(OSError):  # gone meanwhile, or it became another user's
                 os.kill(victim, signal.SIGKILL)
     return seen
+
+
+def end_beneath(seconds: float) -> None:
+    """SIGKILLs and reaps all beneath this process, for so long at most."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        kill_beneath(os.getpid())
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.001)

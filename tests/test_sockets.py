@@ -1,0 +1,125 @@
+"""Listeners: nothing is said to whom has not proven the key; TCP and Unix serve alike."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tangram_hpc
+from tangram_hpc import LocalCluster
+from tangram_hpc.backends.access import read_access
+from tangram_hpc.errors import InvalidInput
+from tangram_hpc.wire import auth
+from tangram_hpc.wire import message as ms
+from tangram_hpc.wire.frame import Outbox
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(cpus=2, home=tmp_path_factory.mktemp("home"), bind="127.0.0.1") as c:
+        yield c
+
+
+def tcp(cluster: LocalCluster) -> tuple[str, int]:
+    address = next(a for a in read_access(cluster.access).addresses if a.startswith("tcp:"))
+    host, port = address[4:].rsplit(":", 1)
+    return host, int(port)
+
+
+def knock(cluster: LocalCluster, answer: bytes) -> bytes:
+    """What a peer hears after the greeting when it answers so."""
+    with socket.create_connection(tcp(cluster), timeout=30) as sock:
+        greeting = sock.recv(auth.GREETING)
+        assert greeting.startswith(auth.MAGIC) and len(greeting) == auth.GREETING
+        sock.sendall(answer)
+        heard = b""
+        while True:
+            try:
+                more = sock.recv(4096)
+            except ConnectionResetError:
+                return heard
+            if not more:
+                return heard
+            heard += more
+
+
+def test_an_explicit_address_over_tcp(cluster: LocalCluster) -> None:
+    host, port = tcp(cluster)
+    with tangram_hpc.connect(cluster.access, address=f"tcp:{host}:{port}") as client:
+        assert client.submit(pow, 2, 5).result(30) == 32
+        big = "x" * 200_000  # through the store, both ways
+        assert client.submit(["cat"], stdin=big).result(30).text == big
+    with pytest.raises(InvalidInput, match="unix:PATH or tcp:HOST:PORT"):
+        tangram_hpc.connect(cluster.access, address="http://x")
+    with pytest.raises(tangram_hpc.AccessError, match="no broker answers"):
+        tangram_hpc.connect(cluster.access, address="tcp:127.0.0.1:1")
+
+
+def test_who_has_not_the_key_hears_nothing(cluster: LocalCluster) -> None:
+    known = read_access(cluster.access)
+    ours = os.urandom(auth.NONCE)
+    hello = Outbox()
+    hello.put(ms.Hello(ms.PROTOCOL_VERSION, known.job, "intruder"))
+    frame = b"".join(hello.take())
+    for answer in (b"\0" * auth.ANSWER + frame, ours + ours + frame, frame + b"\0" * 200,
+                   ours + auth.proof(b"x" * 32, "peer", ours, ours, known.job) + frame):
+        assert knock(cluster, answer) == b""
+    assert cluster.submit(pow, 2, 2).result(30) == 4
+
+
+def test_a_silent_peer_is_dropped(cluster: LocalCluster) -> None:
+    with socket.create_connection(tcp(cluster), timeout=30) as sock:
+        sock.recv(auth.GREETING)
+        assert sock.recv(1) == b""  # after HANDSHAKE_S, and not before it proved anything
+
+
+def test_another_user_is_refused_on_the_unix_socket(cluster: LocalCluster) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to be somebody else")
+    known = read_access(cluster.access)
+    path = Path(next(a for a in known.addresses if a.startswith("unix:"))[5:])
+    assert path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0
+    path.parent.chmod(0o711)
+    path.chmod(0o666)  # even where the folder is open
+    code = (f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({str(path)!r});\n"
+            "print(s.recv(100))")
+    told = subprocess.run([_anybodys_python(), "-c", code], capture_output=True, text=True,
+                          timeout=30, check=False, user=65534)
+    path.chmod(0o600)
+    path.parent.chmod(0o700)
+    assert told.stdout == "b''\n", told.stderr
+
+
+def _anybodys_python() -> str:
+    for candidate in (str(Path(sys.executable).resolve()), "/usr/bin/python3"):
+        try:
+            if subprocess.run([candidate, "-c", ""], user=65534, check=False,
+                              capture_output=True).returncode == 0:
+                return candidate
+        except (PermissionError, FileNotFoundError):
+            continue
+    pytest.skip("no Python that every user may run")
+
+
+def test_another_version_or_job_is_told_so(cluster: LocalCluster) -> None:
+    from tangram_hpc.backends.transport.dial import dial
+    from tangram_hpc.wire.frame import Inbox
+
+    known = read_access(cluster.access)
+    for hello, said in ((ms.Hello(99, known.job, "u"), "protocol version 99"),
+                        (ms.Hello(ms.PROTOCOL_VERSION, "other", "u"), "not other"),
+                        (ms.Ping(1), "Hello first")):
+        sock = dial(known.addresses, known.key, known.job)
+        outbox = Outbox()
+        outbox.put(hello)
+        sock.sendall(b"".join(outbox.take()))
+        sock.settimeout(30)
+        ((told, _),) = Inbox().feed(sock.recv(4096))
+        assert isinstance(told, ms.Refused) and said in told.text
+        sock.close()
