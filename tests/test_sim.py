@@ -20,6 +20,7 @@ from tangram_hpc.core.queue import CPU
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.sim.checkers import faults
 from tangram_hpc.sim.run import simulate
+from tangram_hpc.sim.wired import Failure
 from tangram_hpc.sim.workload import Cluster, Workload, read_cluster, read_workload
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "workloads"
@@ -282,3 +283,30 @@ def test_the_checkers_find_what_is_broken() -> None:
     assert "is lent twice" in broken(twice)
     assert "at once" in broken(crowd) and "no token" in broken(crowd)
     assert "no record" in broken(lambda records: records.pop())
+
+
+@pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "static:4"])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("latency_us", [0, 700])
+def test_a_node_that_dies_loses_no_action(seed: int, policy: str, latency_us: int, tmp_path: Path
+                                          ) -> None:
+    # plenty of memory: the shared checker takes a sandbox that was lost and opened again on the
+    # same node for one that stood all the time
+    rich = CLUSTER | {"nodes": [n | {"mem_mib": 10**5} for n in CLUSTER["nodes"]]}
+    work, cluster = workload(seed, 14, ALL), Cluster.model_validate(rich)
+    if policy == "static:4":
+        work = workload(seed, 14)
+    failures = [Failure("c0", 10**9, 2 * 10**9), Failure("g", 2 * 10**9, 10**8),
+                Failure("c1", 3 * 10**9)]
+    run = simulate(work, cluster, make_placer(policy), latency_us=latency_us, failures=failures,
+                   check=True)
+    again = simulate(work, cluster, make_placer(policy), latency_us=latency_us, failures=failures)
+    assert [r.line() for r in run.records] == [r.line() for r in again.records]
+    assert {r.state for r in run.records} == {"COMPLETED", "NODE_FAIL"}
+    assert any(r.migrated for r in run.records)
+    if not latency_us:
+        assert faults(run, work, cluster) == []
+    if SHARED.is_dir():
+        w, c = write(work, rich, tmp_path)
+        run.write(tmp_path / "r.jsonl")
+        check_records(w, c, tmp_path / "r.jsonl", "--live")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..sim.wired import Failure
 
 
 def add(verbs: Any) -> None:
@@ -24,8 +27,23 @@ def add(verbs: Any) -> None:
                    help="write tangram-records/1 (JSON lines) there")
     p.add_argument("--latency-us", type=int, metavar="N", default=None,
                    help="send everything through the drivers and over links that take N to 2 N")
+    p.add_argument("--fail", action="append", default=[], metavar="NODE@T[+B]",
+                   help="NODE dies at T seconds and is back B seconds later (as --latency-us 0)")
     p.add_argument("--json", action="store_true", help="one JSON object")
     p.set_defaults(go=go)
+
+
+def _failure(text: str) -> Failure:
+    """`NODE@T` or `NODE@T+B`."""
+    from ..errors import InvalidInput
+    from ..sim.wired import Failure
+
+    node, _, times = text.partition("@")
+    at, _, back = times.partition("+")
+    try:
+        return Failure(node, round(float(at) * 1e9), round(float(back or 0) * 1e9))
+    except (ValueError, OverflowError):
+        raise InvalidInput(f"--fail {text!r}: write NODE@SECONDS or NODE@SECONDS+SECONDS") from None
 
 
 def go(args: argparse.Namespace) -> int:
@@ -36,7 +54,7 @@ def go(args: argparse.Namespace) -> int:
 
     run = simulate(read_workload(args.workload), read_cluster(args.cluster),
                    make_placer(args.policy), args.durations, args.seed,
-                   latency_us=args.latency_us)
+                   latency_us=args.latency_us, failures=[_failure(f) for f in args.fail])
     if args.records is not None:
         run.write(args.records)
     figures = run.figures()

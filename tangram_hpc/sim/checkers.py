@@ -27,26 +27,33 @@ def faults(run: Run, work: Workload, cluster: Cluster) -> list[str]:
 
 def complete(run: Run, work: Workload) -> list[str]:
     """Every action ends once, was submitted when its turn was ready, and stays on its node."""
-    done, found = {r.order[:3]: r for r in run.records}, []
-    if len(done) != len(run.records):
-        found.append("an action has two records")
+    tries: dict[tuple[int, ...], list[Record]] = defaultdict(list)
+    for r in run.records:
+        tries[r.order[:3]].append(r)
+    done: dict[tuple[int, ...], Record] = {key: of[-1] for key, of in tries.items()}
+    found = []
+    for key, of in tries.items():
+        states = [r.state for r in of]
+        if [r.order[3] for r in of] != [*range(len(of))] or states.index("COMPLETED") + 1 < len(of):
+            found.append(f"{key}: attempts {[r.order[3] for r in of]} ended {states}")
+    moved = {r.order[0] for r in run.records if r.migrated}
     for i, t in enumerate(work.trajectories):
         clock, homes = to_ns(t.start_s), set()
         for j, turn in enumerate(t.turns):
             ready = end = clock + to_ns(turn.think_s)
             for k, action in enumerate(turn.actions):
-                r = done.pop((i, j, k), None)
                 where = f"{t.trajectory}.{j}.{k}"
-                if r is None:
+                if (i, j, k) not in done:
                     found.append(f"{where}: no record")
                     continue
+                r = done.pop((i, j, k))
                 if not ready == r.submit <= r.start <= r.end:
                     found.append(f"{where}: ready {ready}, {r.submit}, {r.start}, {r.end}")
                 if action.resource == "cpu":
                     homes.add(r.node)
                 end = max(end, r.end)
             clock = end
-        if len(homes) > 1:
+        if len(homes) > 1 and i not in moved:
             found.append(f"{t.trajectory}: ran on {sorted(homes)}")
     return found + [f"{key}: no such action" for key in done]
 
@@ -54,7 +61,7 @@ def complete(run: Run, work: Workload) -> list[str]:
 def run_times(run: Run) -> list[str]:
     """A size that stays takes its run time; sizes that change add up to the whole work."""
     found = []
-    for r in run.records:
+    for r in (r for r in run.records if r.state == "COMPLETED"):
         if not r.resized:
             want = r.action.run_ns(r.grants[0][1]) + r.restore
             if r.end - r.start != want:
@@ -88,7 +95,9 @@ def amounts(run: Run, work: Workload, cluster: Cluster) -> list[str]:
                     return [f"{r.trajectory} {r.order}: {units} units, cores {cores}"]
                 for core in cores:
                     spans["core", r.node, core].append((since, end, 1))
-            held = stay.setdefault((r.node, r.order[0]), [r.start, r.end])
+            held = stay.setdefault((r.node, r.order[0]), [r.start, r.end])  # the last stay there
+            if r.migrated:
+                held[:] = [r.start, r.end]
             held[:] = [min(held[0], r.start), max(held[1], r.end)]
         for gpu in r.gpus:
             spans["GPU", r.node, gpu].append((r.start, r.end, 1))
@@ -108,8 +117,12 @@ def residents(run: Run, cluster: Cluster) -> list[str]:
     lent = {n.name: set(n.gpus) for n in cluster.node_specs()}
     warm, found = run.head.get("services_warm", False), []
     stands: dict[tuple[str, int], tuple[str, tuple[int, ...]]] = {}
+    deaths = sorted((at, node) for node, at, _ in run.head.get("failures", ()))
     calls = [r for r in run.records if service_of(r.action.resource)]
     for r in sorted(calls, key=lambda r: (r.start, r.end)):
+        while deaths and deaths[0][0] <= r.start:
+            _, dead = deaths.pop(0)
+            stands.update({(dead, g): ("", ()) for g in lent[dead]})
         block, size = (service_of(r.action.resource), r.gpus), len(r.gpus)
         if size != r.grants[0][1] or r.gpus != tuple(range(r.gpus[0], r.gpus[0] + size)) or (
                 r.gpus[0] % size or not set(r.gpus) <= lent[r.node]):

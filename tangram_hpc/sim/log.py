@@ -24,9 +24,11 @@ class Log:
             units = 1 if s.work.resource.startswith("endpoint:") else len(
                 event.gpus or event.cores)
             self._open[event.lease] = Record(
-                (s.play.index, s.turn, s.index, event.attempt - 1), s.play.spec.trajectory, s.work,
-                s.ready, event.at, node, [(event.at, units, event.cores)], event.gpus,
-                event.restore_ns)
+                (s.play.index, s.turn, s.index, s.attempt + event.attempt - 1),
+                s.play.spec.trajectory, s.work, s.ready, event.at, node,
+                [(event.at, units, event.cores)], event.gpus, event.restore_ns)
+            if s.session and s.play.moved:
+                s.play.moved, self._open[event.lease].migrated = False, True
         elif isinstance(event, ev.LeaseResized):
             self._open[event.lease].grants.append((event.at, len(event.cores), event.cores))
         elif isinstance(event, ev.LeaseFinished):

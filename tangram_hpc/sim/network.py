@@ -46,6 +46,10 @@ class Way:
         """See `ports.Link`."""
         self.flush()
 
+    def cut(self) -> None:
+        """Nothing arrives any more, not even what is on its way."""
+        self.receive = lambda message, payload: None
+
     def _deliver(self, data: bytes) -> None:
         for message, payload in self._inbox.feed(data):
             self.receive(message, payload)

@@ -33,6 +33,7 @@ class Play:
     session: int = 0
     late_ns: int = 0  # how long admission took
     submitted: bool = False
+    moved: bool = False  # its sandbox was lost and nothing has run in the next one yet
 
 
 @dataclass(slots=True)
@@ -44,6 +45,8 @@ class Submission:
     index: int
     work: WorkAction
     ready: int
+    session: int = 0
+    attempt: int = 0  # leases that ended badly under earlier ids
 
 
 class Player:
@@ -73,7 +76,7 @@ class Player:
     def due(self, play: Play) -> tuple[SessionSpec | None, list[Action]]:
         """What a trajectory asks for at this instant: perhaps a session, perhaps actions."""
         self.moved_at = self._agenda.now
-        if play.early and not play.session:
+        if play.early and not play.session and play.turn < 0:
             return self._request(play), []
         spec, actions, turn = None, [], play.spec.turns[play.turn]
         for k, work in enumerate(turn.actions):
@@ -81,7 +84,8 @@ class Player:
                 spec = self._request(play)
             ready = self._agenda.now - (0 if play.submitted else play.late_ns)
             action = self._action(play, work)
-            self._of_action[action.id] = Submission(play, play.turn, k, work, ready)
+            self._of_action[action.id] = Submission(play, play.turn, k, work, ready,
+                                                    action.session)
             actions.append(action)
         play.open = len(actions)
         play.submitted = play.submitted or bool(actions)
@@ -106,6 +110,23 @@ class Player:
         if not play.open:
             self._think(play, now)
         return self._closes(play)
+
+    def failed(self, action: int, leases: int) -> tuple[SessionSpec | None, Action]:
+        """An action was lost with its node, after so many leases: what to ask for instead."""
+        was, spec = self._of_action.pop(action), None
+        if was.session and was.play.session == was.session:
+            self.lost(was.session)
+            spec = self._request(was.play)
+        again = self._action(was.play, was.work)
+        self._of_action[again.id] = Submission(was.play, was.turn, was.index, was.work, was.ready,
+                                               again.session, was.attempt + leases)
+        return spec, again
+
+    def lost(self, session: int) -> None:
+        """A sandbox is gone; the next CPU action asks for another."""
+        play = self._of_session.pop(session, None)
+        if play is not None and play.session == session:
+            play.session, play.moved = 0, True
 
     def _closes(self, play: Play) -> int:
         over = play.turn >= len(play.spec.turns) if play.early else not play.cpu_left
@@ -136,4 +157,5 @@ class Player:
         cpu = work.resource == "cpu"
         return Action(mint(CLIENT, self._minted), work.name, degrees=work.degrees,
                       key=work.resource, session=play.session if cpu else 0,
-                      resizable=cpu and work.resize, profile=profile if self._oracle else None)
+                      attempts_max=1 if cpu else 3, resizable=cpu and work.resize,
+                      profile=profile if self._oracle else None)

@@ -33,6 +33,7 @@ class Record:
     restore: int = 0
     end: int = -1
     state: str = ""
+    migrated: bool = False  # the first in a new sandbox after the old one was lost
 
     @property
     def resized(self) -> bool:
@@ -60,6 +61,8 @@ class Record:
             told["grants"] = [[at / _SECOND, units, list(ids)] for at, units, ids in self.grants]
         elif self.action.resource == "cpu":
             told["cpu_ids"] = list(self.grants[0][2])
+        if self.migrated:
+            told["migrated"] = True
         if self.gpus:
             told["gpu_ids"], told["restore_s"] = list(self.gpus), self.restore / _SECOND
         return told

@@ -8,12 +8,15 @@ Where `World` asks "what does the policy do", this asks "do the parts do it toge
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from ..broker.driver import Broker, Settings
 from ..core.placers.base import Placer
 from ..core.scheduler import Scheduler
 from ..domain.node import NodeSpec
-from ..errors import InfeasibleRequest
+from ..domain.states import ActionState
+from ..errors import InfeasibleRequest, InvalidInput
 from ..wire import message as ms
 from ..worker.driver import WorkerDriver
 from .clock import Agenda
@@ -27,11 +30,20 @@ from .workload import Cluster, WorkAction, Workload, check_match
 JOB = "simulated"
 
 
+class Failure(NamedTuple):
+    """A node dies, and joins again as a new one `back_ns` later (0: never)."""
+
+    node: str
+    at_ns: int
+    back_ns: int = 0
+
+
 class WiredWorld:
     """One run over modelled links whose one way takes `latency_ns` to twice that."""
 
     def __init__(self, work: Workload, cluster: Cluster, placer: Placer, oracle: bool,
-                 latency_ns: int = 0, seed: int = 0, check: bool = False) -> None:
+                 latency_ns: int = 0, seed: int = 0, failures: Sequence[Failure] = (),
+                 check: bool = False) -> None:
         check_match(work, cluster)
         self._work, self._cluster, self._check = work, cluster, check
         self._latency_ns, self._rng = latency_ns, random.Random(seed)
@@ -44,12 +56,18 @@ class WiredWorld:
         self.broker = Broker(self.scheduler, MemoryJournal(self._note), self.agenda,
                              AgendaTimer(self.agenda, BEAT), settings, lambda: None)
         self._log: Log | None = None
-        self._oracle = oracle
+        self._oracle, self._failures = oracle, failures
         self._due: list[Play] = []
         self.ways: list[Way] = []
+        self._alive: dict[str, Callable[[str], None]] = {}  # how to kill each node
         self.broker.start()
         for spec in specs:
             self._join_worker(spec)
+        names = {spec.name: spec for spec in specs}
+        for failure in failures:
+            if failure.node not in names:
+                raise InvalidInput(f"failure of {failure.node!r}: the cluster has no such node")
+            self._plan_failure(failure, names[failure.node])
         self._to_broker = self._converse(self._from_broker)
         self._to_broker.send(ms.Hello(ms.PROTOCOL_VERSION, JOB, "step"))
         self._to_broker.flush()
@@ -77,8 +95,10 @@ class WiredWorld:
                 raise InfeasibleRequest(f"policy {self.scheduler.placer.name}: {self.player.left} "
                                         "trajectories never end")
         assert self._log is not None
-        head = {"format": FORMAT, "workload": self._work.name,
+        head: dict[str, Any] = {"format": FORMAT, "workload": self._work.name,
                 "policy": self.scheduler.placer.name, "latency_ns": self._latency_ns}
+        if self._failures:
+            head["failures"] = [[*failure] for failure in self._failures]
         return Run(head, self._log.ordered(), self.player.step_ns)
 
     def _stuck(self) -> bool:
@@ -103,6 +123,18 @@ class WiredWorld:
         talk = self.broker.accept(down)
         up.receive = lambda message, payload: self.broker.receive(talk, message, payload)
         worker.start()
+
+        def die(why: str) -> None:
+            up.cut()
+            down.cut()
+            worker.lost(why)
+            self.broker.lost(talk, why)
+        self._alive[spec.name] = die
+
+    def _plan_failure(self, failure: Failure, spec: NodeSpec) -> None:
+        self.agenda.put(failure.at_ns, 0, lambda: self._alive[spec.name]("it failed"))
+        if failure.back_ns:
+            self.agenda.put(failure.at_ns + failure.back_ns, 0, lambda: self._join_worker(spec))
 
     def _converse(self, receive: object) -> Way:
         down, up = self._way(), self._way()
@@ -132,14 +164,29 @@ class WiredWorld:
         assert player is not None
         if isinstance(message, ms.Result):
             self._to_broker.send(ms.Ack((message.action,)))
-            session = player.ended(message.action)
-            if session:
-                self._to_broker.send(ms.ReleaseSession(session))
+            if message.outcome.state is ActionState.COMPLETED:
+                session = player.ended(message.action)
+                if session:
+                    self._to_broker.send(ms.ReleaseSession(session))
+            else:
+                self._again(message.action, message.attempt)
             self.agenda.put(self.agenda.now, FLUSH, self._to_broker.flush)
         elif isinstance(message, ms.SessionUp):
             player.admitted(message.session)
+        elif isinstance(message, ms.SessionDown):
+            player.lost(message.session)
+        elif isinstance(message, ms.Rejected) and message.lost:
+            self._again(message.id, 0)
+            self.agenda.put(self.agenda.now, FLUSH, self._to_broker.flush)
         elif isinstance(message, ms.Rejected):
             raise InfeasibleRequest(f"workload {self._work.name}: {message.text}")
+
+    def _again(self, action: int, leases: int) -> None:
+        assert self.player is not None
+        spec, again = self.player.failed(action, leases)
+        if spec is not None:
+            self._to_broker.send(ms.RequestSession(spec))
+        self._to_broker.send(ms.Submit(again), b"")
 
     def _submit_due(self) -> None:
         assert self.player is not None
