@@ -310,3 +310,31 @@ def test_a_node_that_dies_loses_no_action(seed: int, policy: str, latency_us: in
         w, c = write(work, rich, tmp_path)
         run.write(tmp_path / "r.jsonl")
         check_records(w, c, tmp_path / "r.jsonl", "--live")
+
+
+class Waiting:
+    """A placer that starts nothing and always wants to be asked again."""
+
+    name, reserve = "waiting", 0
+
+    def place(self, view):
+        return Placement(again_at=view.now_ns + 20_000_000)
+
+
+@pytest.mark.parametrize("latency_us", [None, 0])
+def test_a_policy_that_never_ends_is_said(latency_us: int | None) -> None:
+    placer = Waiting() if latency_us is None else make_placer("fcfs:4")
+    failures = [] if latency_us is None else [Failure("c", 10**8)]
+    with pytest.raises(InvalidInput, match="3 trajectories never end"):
+        simulate(workload(1, 3), one_node(8), placer, latency_us=latency_us, failures=failures)
+    with pytest.raises(InvalidInput, match="no such node"):
+        simulate(workload(1, 3), one_node(8), make_placer("fcfs:4"), failures=[Failure("x", 1)])
+
+
+def test_a_long_run_is_not_taken_for_none() -> None:
+    rows = [{"trajectory": "t", "start_s": 9000, "turns": [{"think_s": 9000, "actions": [
+        {"name": "x", "resource": "cpu", "work_s": 90000, "degrees": [1]}]}]}]
+    work = Workload.model_validate({"name": "long", "trajectories": rows})
+    for latency_us in (None, 0):
+        run = simulate(work, one_node(1), make_placer("fcfs:1"), latency_us=latency_us)
+        assert run.figures()["step_s"] == 108000

@@ -25,7 +25,7 @@ from .machine import Machine
 from .network import BEAT, FLUSH, AgendaTimer, MemoryJournal, Way
 from .player import CLIENT, Play, Player
 from .records import FORMAT, Run
-from .workload import Cluster, WorkAction, Workload, check_match
+from .workload import Cluster, WorkAction, Workload, check_match, to_ns
 
 JOB = "simulated"
 
@@ -58,6 +58,10 @@ class WiredWorld:
         self._log: Log | None = None
         self._oracle, self._failures = oracle, failures
         self._due: list[Play] = []
+        waits = [to_ns(t.start_s) for t in work.trajectories] + [
+            to_ns(turn.think_s) for t in work.trajectories for turn in t.turns]
+        self._busy_at = 0
+        self._patience_ns = 3600 * 10**9 + 2 * max(waits, default=0)
         self.ways: list[Way] = []
         self._alive: dict[str, Callable[[str], None]] = {}  # how to kill each node
         self.broker.start()
@@ -102,9 +106,11 @@ class WiredWorld:
         return Run(head, self._log.ordered(), self.player.step_ns)
 
     def _stuck(self) -> bool:
-        """Nothing runs, nobody thinks, and it has been so for an hour."""
+        """Nothing runs and nothing has happened for longer than anybody thinks."""
         assert self.player is not None
-        return self.agenda.now - self.player.moved_at > 3600 * 10**9
+        if self.scheduler.ledger.leases:
+            self._busy_at = self.agenda.now
+        return self.agenda.now - max(self.player.moved_at, self._busy_at) > self._patience_ns
 
     # ---- the parts ---------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ defaulted that the format does not default; times become whole nanoseconds here,
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class ClusterEndpoint(_Model):
 
     name: str
     concurrency: int = Field(ge=1)
-    rate_per_s: float | None = Field(None, gt=0)
+    rate_per_s: float | None = Field(None, ge=1 / MICRO)
     burst: float | None = Field(None, ge=1)
 
 
@@ -132,9 +133,13 @@ class Cluster(_Model):
 
 
 def _endpoint(e: ClusterEndpoint) -> EndpointSpec:
-    rate = round((e.rate_per_s or 0) * MICRO)
     burst = e.burst if e.burst is not None else max(1.0, e.rate_per_s or 1.0)
-    return EndpointSpec(e.name, e.concurrency, rate, round(burst * MICRO))
+    return EndpointSpec(e.name, e.concurrency, _micro(e.rate_per_s or 0), _micro(burst))
+
+
+def _micro(amount: float) -> int:
+    """Whole millionths, never more than was written."""
+    return int(Fraction(str(amount)) * MICRO)
 
 
 def all_actions(work: Workload) -> list[WorkAction]:

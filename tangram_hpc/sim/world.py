@@ -24,6 +24,7 @@ from .records import FORMAT, Run
 from .workload import Cluster, Workload, check_match
 
 _END = 0  # priority within an instant; trajectories are 1
+_IDLE_MAX = 100_000
 
 
 class World:
@@ -36,6 +37,7 @@ class World:
         self.scheduler = Scheduler(placer)
         self.agenda = Agenda()
         self.player = Player(work, self.agenda, oracle, placer.reserve > 0)
+        self._idle = 0  # instants since anything happened but that the placer was asked
         self.events: list[ev.Event] | None = None  # set to a list to keep them all
         self._runs: dict[int, progress.Run] = {}  # by lease
         self._log = Log(self.player, self.scheduler.ledger)
@@ -51,7 +53,7 @@ class World:
             InvalidInput: the policy or the cluster can never finish this workload.
         """
         warm = self._set_up()
-        while (at := self._next_instant()) is not None:
+        while (at := self._next_instant()) is not None and self._idle < _IDLE_MAX:
             self.agenda.now = at
             self._instant()
         if self.player.left:
@@ -65,6 +67,7 @@ class World:
 
     def _next_instant(self) -> int | None:
         at, deadline = self.agenda.next_at(), self.scheduler.next_deadline()
+        self._idle = self._idle + 1 if at is None else 0
         if deadline and (at is None or deadline < at) and self.player.left:
             return deadline
         return at
