@@ -155,7 +155,8 @@ class Client:
         return session
 
     def ask(self, what: str, argument: str = "", timeout_s: float = 10.0) -> Any:
-        """The broker's answer to a question (`info`, `nodes`, `pending`), as plain values."""
+        """The broker's answer to a question (`info`, `nodes`, `pending`; `explain` with an
+        action's id as its argument), as plain values."""
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._lock:
             request = self._mint()

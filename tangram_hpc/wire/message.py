@@ -95,7 +95,8 @@ class Ack(Message, frozen=True, tag=15):
 
 
 class Ask(Message, frozen=True, tag=16):
-    """A question about the broker's state (`info`, `nodes`, `pending`); answered by Answer."""
+    """A question about the broker's state (`info`, `nodes`, `pending`; `explain` with an
+    action's id); answered by Answer."""
 
     request: int
     what: str

@@ -1,0 +1,119 @@
+"""Pure. `tangram explain`: why one action waits, behind what, and when it should start.
+
+Law: changes nothing; lists are cut to a length that a person reads, and their full counts are told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ..core.admission import reason
+from ..core.forecast import Means, expected_end, forecast
+from ..core.ledger import ActionEntry, LeaseEntry
+from ..core.queue import Shape, pool_of
+from ..core.scheduler import Scheduler
+from ..domain.ids import parse, show
+from ..domain.states import ENDED, ActionState
+
+_LIST_MAX = 8
+
+
+def explain(scheduler: Scheduler, means: Means, now: int, argument: str) -> dict[str, Any]:
+    """All that is known of an action; `{"error": ...}` when there is none of that id."""
+    try:
+        entry = scheduler.ledger.actions.get(parse(argument))
+    except (ValueError, AssertionError):
+        return {"error": f"{argument!r} is no action id; write CLIENT.NUMBER, such as 2.17"}
+    if entry is None:
+        return {"error": f"no action {argument} is waiting or running"}
+    told: dict[str, Any] = {
+        "id": show(entry.action.id), "name": entry.action.name, "state": entry.state.value,
+        "key": entry.action.key, "degrees": list(entry.action.degrees),
+        "session": show(entry.action.session), "attempt": entry.attempt,
+    }
+    if entry.state in ENDED:
+        assert entry.outcome is not None
+        return told | {"exit_code": entry.outcome.exit_code, "signal": entry.outcome.signal,
+                       "exec_s": entry.outcome.exec_ns / 1e9, "why": entry.outcome.reason}
+    if entry.state is ActionState.PENDING:
+        return told | _waits(scheduler, means, entry, now)
+    return told | _runs(scheduler, scheduler.ledger.leases[entry.lease], means, now)
+
+
+def _runs(scheduler: Scheduler, lease: LeaseEntry, means: Means, now: int) -> dict[str, Any]:
+    profile, source = means.profile(scheduler.ledger.actions[lease.action].action)
+    end = expected_end(lease, profile, now)
+    return {
+        "node": scheduler.ledger.nodes[lease.node].spec.name, "units": lease.units,
+        "cores": list(lease.cores), "gpus": list(lease.gpus),
+        "runs_s": (now - lease.granted_at) / 1e9, "resizes": len(lease.grants) - 1,
+        "ends_in_s": None if end is None else (end - now) / 1e9, "rests_on": source,
+    }
+
+
+def _waits(scheduler: Scheduler, means: Means, entry: ActionEntry, now: int) -> dict[str, Any]:
+    ledger, action = scheduler.ledger, entry.action
+    told = forecast(scheduler, means, action.id, now)
+    if told.at is None:
+        start: dict[str, Any] = {"in_s": None, "why": told.why}
+    else:
+        start = {"in_s": (told.at - now) / 1e9, "units": told.units,
+                 "node": ledger.nodes[told.node].spec.name}
+    start["rests_on"] = dict(sorted(told.rests_on.items()))
+    ahead = _ahead(scheduler, entry)
+    holders = _holders(scheduler, means, entry, now)
+    return {
+        "reason": reason(ledger, entry), "waited_s": (now - entry.submitted_at) / 1e9,
+        "ahead": len(ahead), "ahead_sessions": len({e.action.session for e in ahead} - {0}),
+        "ahead_shapes": [{"name": name, "key": key, "degrees": list(degrees), "count": count}
+                         for (name, key, degrees), count in _shapes(ahead)],
+        "holders": len(holders), "held_by": holders[:_LIST_MAX], "start": start,
+    }
+
+
+def _shapes(ahead: list[ActionEntry]) -> list[tuple[tuple[str, str, tuple[int, ...]], int]]:
+    shapes = Counter((e.action.name, e.action.key, e.action.degrees) for e in ahead)
+    return shapes.most_common(_LIST_MAX)
+
+
+def _ahead(scheduler: Scheduler, entry: ActionEntry) -> list[ActionEntry]:
+    """Who waits before it: in its session while that is busy or not there, else in its pool."""
+    ledger, action = scheduler.ledger, entry.action
+    session = ledger.sessions.get(action.session)
+    if action.id not in ledger.ready:
+        earlier = []
+        for other in session.waiting if session is not None else ():
+            if other == action.id:
+                break
+            earlier.append(ledger.actions[other])
+        return earlier
+    pool, turn = pool_of(action.key, action.degrees[-1]), ledger.ready.turn_of(action.id)
+    return [e for e in ledger.actions.values()
+            if e.action.id in ledger.ready and ledger.ready.turn_of(e.action.id) < turn
+            and pool_of(e.action.key, e.action.degrees[-1]) == pool]
+
+
+def _holders(scheduler: Scheduler, means: Means, entry: ActionEntry, now: int
+             ) -> list[dict[str, Any]]:
+    """The leases that hold what it could run on, those that end first first."""
+    ledger, action = scheduler.ledger, entry.action
+    session = ledger.sessions.get(action.session)
+    home = session.node if session is not None else 0
+    shape = (ledger.ready.shape_of(action.id) if action.id in ledger.ready else
+             Shape(action.key, action.degrees, 0, 0, action.component, home, 0))
+    found: list[tuple[float, int, dict[str, Any]]] = []
+    for lease in ledger.leases.values():
+        node, of = ledger.nodes[lease.node], ledger.actions[lease.action].action
+        same = pool_of(of.key, of.degrees[-1]) == pool_of(action.key, action.degrees[-1])
+        if not same or shape.node not in (0, lease.node) or (
+                shape.component not in ("", node.spec.component)):
+            continue
+        if action.id not in ledger.ready and lease.session != action.session:
+            continue  # it waits for its own session, not for units
+        end = expected_end(lease, means.profile(of)[0], now)
+        found.append((end if end is not None else float("inf"), lease.lease, {
+            "id": show(lease.action), "name": of.name, "session": show(lease.session),
+            "node": node.spec.name, "units": lease.units,
+            "ends_in_s": None if end is None else (end - now) / 1e9}))
+    return [told for _, _, told in sorted(found, key=lambda x: x[:2])]

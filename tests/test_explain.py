@@ -1,0 +1,141 @@
+"""`tangram explain`: forecasts on a copy equal what then happens, and what is told of an action."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders import World, started
+
+from tangram_hpc import LocalCluster
+from tangram_hpc.broker.explain import explain
+from tangram_hpc.core.forecast import OPEN_MAX, Means, forecast
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Profile
+from tangram_hpc.domain.ids import show
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.states import ActionState
+
+S = 10**9
+
+
+def happens(world: World, works: dict[int, Profile]) -> dict[int, int]:
+    """Plays all to its end by its profiles; action -> when it started."""
+    starts: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    while True:
+        while events := world.scheduler.plan(world.now):
+            world.scheduler.dirty = False
+            for event in events:
+                for action in started(world.happen(event)):
+                    starts[action] = world.now
+                    units = world.ledger.leases[world.lease_of(action)].units
+                    ends[action] = world.now + works[action].duration_ns(units)
+        if not ends:
+            return starts
+        action = min(ends, key=lambda a: (ends[a], world.lease_of(a)))
+        world.now = ends.pop(action)
+        world.happen(ev.LeaseFinished(world.now, world.lease_of(action),
+                                      Outcome(ActionState.COMPLETED), True))
+
+
+@pytest.mark.parametrize("placer", ["fcfs:4", "fcfs:2", "first-fit"])
+def test_a_forecast_is_what_then_happens(placer: str) -> None:
+    world = World(placer)
+    world.node(4)
+    works = {}
+    for i in range(24):
+        profile = Profile((i * 7 % 11 + 1) * S // 3, 100_000 * (i % 4))
+        degrees = (1, 2, 4) if i % 3 else (2,)
+        works[world.submit(degrees, profile=profile)] = profile
+    told = {a: forecast(world.scheduler, Means(), a, world.now).at for a in works}
+    before = len(world.events)
+    assert len(world.ledger.ready) == 24, "a forecast changes nothing"
+    assert happens(world, works) == told
+    assert len(world.events) > before
+
+
+def test_means_of_what_finished_stand_in_for_profiles() -> None:
+    world, means = World("fcfs:4"), Means()
+    world.node(2)
+    first, second = world.submit(2), world.submit(2)
+    world.plan()
+    told = forecast(world.scheduler, means, second, world.now)
+    assert told.at is None and "unknown" in told.why and told.rests_on == {"unknown": 1}
+    means.note("x", 3 * S)
+    means.note("x", 5 * S)
+    told = forecast(world.scheduler, means, second, world.now)
+    assert told.at == world.ledger.leases[world.lease_of(first)].granted_at + 4 * S
+    assert told.rests_on == {"mean": 1}
+
+
+def test_what_is_told() -> None:
+    world, means = World("fcfs:4"), Means()
+    world.node(2)
+    profile = Profile(2 * S)
+    first = world.submit(2, profile=profile)
+    world.plan()
+    others = [world.submit((1, 2), profile=profile) for _ in range(3)]
+    last = world.submit(1, profile=profile)
+    told = explain(world.scheduler, means, world.now, show(last))
+    assert (told["state"], told["reason"], told["ahead"]) == ("PENDING", "Resources", 3)
+    assert told["ahead_shapes"] == [
+        {"name": "x", "key": "cpu", "degrees": [1, 2], "count": 3}]
+    assert [h["id"] for h in told["held_by"]] == [show(first)]
+    assert told["start"]["rests_on"] == {"profile": 4}
+    running = explain(world.scheduler, means, world.now, show(first))
+    assert (running["units"], running["node"]) == (2, "n1") and running["ends_in_s"] > 0
+    world.finish(first, ActionState.FAILED)
+    assert explain(world.scheduler, means, world.now, show(first))["state"] == "FAILED"
+    for wrong in ("nonsense", "1.99", "-1.2", show(others[0]) + ".1"):
+        assert "error" in explain(world.scheduler, means, world.now, wrong)
+
+
+def test_sessions() -> None:
+    world, means = World("fcfs:4"), Means()
+    world.node(2, mem=10)
+    one, two = world.session(mem=10), world.session(mem=10)
+    early, late = world.submit(1, session=one), world.submit(1, session=two)
+    told = explain(world.scheduler, means, world.now, show(late))
+    assert told["reason"] == "SessionAdmission" and told["start"]["in_s"] is None
+    assert "session" in told["start"]["why"]
+    assert explain(world.scheduler, means, world.now, show(early))["start"]["in_s"] == 0
+
+
+def test_a_forecast_is_bounded() -> None:
+    world = World("fcfs:1")
+    world.node(1)
+    last = [world.submit(1, profile=Profile(S)) for _ in range(OPEN_MAX + 1)][-1]
+    told = forecast(world.scheduler, Means(), last, world.now)
+    assert told.at is None and str(OPEN_MAX) in told.why
+
+
+def test_on_a_cluster(tmp_path: Path) -> None:
+    def tangram(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "tangram_hpc", "explain", *words],
+                              capture_output=True, text=True, timeout=60, check=False,
+                              stdin=subprocess.DEVNULL, env={
+                                  **os.environ, "TANGRAM_HOME": str(tmp_path),
+                                  "TANGRAM_ACCESS": str(c.access)})
+
+    with LocalCluster(cpus=1, home=tmp_path) as c:
+        done = c.submit(["true"])
+        done.result()
+        long = c.submit(["sleep", "60"], profile=Profile(60 * S))
+        waits = c.submit(["true"])
+        told = json.loads(tangram(waits.id, "--json").stdout)
+        assert told["state"] == "PENDING" and 0 < told["start"]["in_s"] <= 60
+        assert told["start"]["rests_on"] == {"profile": 1}
+        assert "expected start: in " in tangram(waits.id).stdout
+        assert "expected end: in " in tangram(long.id).stdout
+        assert "exit code 0" in tangram(done.id).stdout
+        for wrong in ("9.99", "x"):
+            told_wrong = tangram(wrong)
+            assert told_wrong.returncode == 2 and told_wrong.stderr.count("\n") == 1, told_wrong
+        long.cancel()
+        waits.result()
+    assert "exit code 0" in tangram(waits.id, "-j", c.job).stdout
