@@ -90,7 +90,9 @@ def test_environment_is_clean_and_tells_the_grant(rig: Rig) -> None:
     assert env["TMPDIR"] == env["HOME"] + "/tmp" and "PATH" in env
     assert not SECRETS.keys() & env.keys()
     _, back = rig.exec("/usr/bin/env", env={"A": "b"}, clean_env=False, gpus=(1, 3))
-    assert sorted(back.stdout.split()) == [b"A=b", b"CUDA_VISIBLE_DEVICES=1,3", b"TANGRAM_CPUS=1"]
+    told = sorted(back.stdout.split())
+    assert told[:3] == [b"A=b", b"CUDA_VISIBLE_DEVICES=1,3", b"TANGRAM_CPUS=1"]
+    assert len(told) == 4 and told[3].startswith(b"TANGRAM_CPUS_FILE=/")
     seen = rig.value(lambda: dict(os.environ))
     assert not SECRETS.keys() & seen.keys() and seen["TANGRAM_CPUS"] == "1"
 
@@ -142,6 +144,23 @@ def test_more_units_than_cores_are_counted(tmp_path: Path) -> None:
     leases = [rig.begin(ExecCall(argv=("sleep", "0.05")), Kind.EXEC) for _ in range(80)]
     assert all(rig.end(lease)[0].state is ActionState.COMPLETED for lease in leases)
     rig.close()
+
+
+def test_a_command_finds_how_many_cpus_it_has_now(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, cores=tuple(range(64)))
+    text = 'while :; do n=$(cat $TANGRAM_CPUS_FILE); echo $n >> seen; [ $n = 0 ] && exit; done'
+    rig.open()
+    lease = rig.begin(ExecCall(shell=text), Kind.EXEC, session=1, cores=tuple(range(5)))
+    seen = lambda: next(iter(rig.scratch.glob("worker-*/*/seen")), None)  # noqa: E731
+    for units in (5, 16, 0):
+        if units != 5:
+            rig.loop.call_soon(rig.executor.resize, lease, tuple(range(units)))
+        rig.until(lambda n=units: seen() is not None and f"{n}" in seen().read_text().split())
+    outcome, _, _ = rig.end(lease)
+    assert outcome.state is ActionState.COMPLETED
+    assert rig.shell("cat $TANGRAM_CPUS_FILE", cores=(1, 2))[1].stdout == b"2\n"
+    rig.close()
+    assert not list(rig.scratch.glob("**/*.cpus*"))
 
 
 def test_output_is_capped_and_the_cut_is_counted(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ PACKAGE = "tangram_hpc"
 ORDER = [
     ("version",), ("errors",), ("domain",), ("core", "accounting"), ("wire", "config"), ("ports",),
     ("broker", "worker", "gateway", "client", "backends"), ("sim",), ("assemble",),
-    ("local",), ("demo",), ("cli",), ("__init__", "__main__"),
+    ("local",), ("demo", "replay"), ("cli",), ("__init__", "__main__"),
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from .. import __version__
 from ..errors import TangramError
 
-VERBS = ("demo", "run", "acct", "info", "explain", "sim", "template", "broker", "worker",
+VERBS = ("demo", "run", "acct", "info", "explain", "sim", "replay", "template", "broker", "worker",
          "gateway", "shutdown")
 
 

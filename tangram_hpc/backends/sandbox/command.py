@@ -50,6 +50,7 @@ class Command:
         "_sizes",
         "act_at",
         "call",
+        "cpus_file",
         "enforcement",
         "pid",
         "pipes",
@@ -61,9 +62,11 @@ class Command:
         "status",
     )
 
-    def __init__(self, run: Run, call: ExecCall, output_max: int, enforcement: str) -> None:
+    def __init__(self, run: Run, call: ExecCall, output_max: int, enforcement: str,
+                 cpus_file: str = "") -> None:
         self.run = run
         self.call = call
+        self.cpus_file = cpus_file
         self.enforcement = enforcement
         self.pid = 0
         self.status: int | None = None
@@ -122,7 +125,7 @@ class Command:
             env.update(call.env)
         else:
             env = dict(call.env)
-        environ.grant(env, run.units, run.gpus)
+        environ.grant(env, run.units, run.gpus, self.cpus_file)
         return env
 
     # ---- output ----

@@ -12,6 +12,7 @@ _KEPT = ("PATH", "LANG", "LANGUAGE", "TZ", "USER", "LOGNAME", "LD_LIBRARY_PATH")
 _KEPT_BY_RUNNERS = (*_KEPT, "HOME", "SHELL", "VIRTUAL_ENV", "XDG_CACHE_HOME")
 _PREFIXES = ("LC_",)
 _PREFIXES_BY_RUNNERS = (*_PREFIXES, "PYTHON", "CONDA_")
+CPUS_FILE = "TANGRAM_CPUS_FILE"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -49,7 +50,10 @@ def hints(units: int) -> tuple[tuple[str, str], ...]:
     )
 
 
-def grant(env: MutableMapping[str, str], units: int, gpus: tuple[int, ...]) -> None:
-    """Writes what was granted, over whatever stands there."""
+def grant(env: MutableMapping[str, str], units: int, gpus: tuple[int, ...],
+          cpus_file: str = "") -> None:
+    """Writes what was granted, over whatever stands there. `cpus_file`: see `UnitsFile`."""
     env["TANGRAM_CPUS"] = str(max(1, units))
+    if cpus_file:
+        env[CPUS_FILE] = cpus_file
     env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))

@@ -261,13 +261,14 @@ class SandboxExecutor:
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
         """See `ports.Executor`."""
         job = self._jobs.get(lease)
-        if job is None or not cores:
+        if job is None:
             return
         job.cores = cores
-        if self.pinned and job.host is not None and job.live:
-            if job.host.kind == RUNNER:  # it is busy with the function and cannot listen
-                affinity.apply(job.host.pid, cores)
-            job.host.send(Cores(lease, cores))
+        if job.host is not None and job.live:
+            bound = cores if self.pinned else ()
+            if bound and job.host.kind == RUNNER:  # it is busy with the function, cannot listen
+                affinity.apply(job.host.pid, bound)
+            job.host.send(Cores(lease, bound, len(cores)))
 
     # ---- facts from hosts ----
 

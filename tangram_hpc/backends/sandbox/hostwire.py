@@ -64,10 +64,11 @@ class Kill(Frame, frozen=True, tag=3):
 
 
 class Cores(Frame, frozen=True, tag=4):
-    """Bind the whole tree of a lease to these cores."""
+    """A lease has so many units now; `cores` as in `Run`: the whole tree is to be bound to them."""
 
     lease: int
     cores: tuple[int, ...]
+    units: int = 0
 
 
 class Load(Frame, frozen=True, tag=5):

@@ -24,6 +24,7 @@ from . import confine, environ, scratch, tree
 from .command import Command, Unstartable
 from .host import Binding
 from .hostwire import Close, Cores, Ended, Gone, HostInbox, Kill, Piece, Run, Setup, frame
+from .units_file import UnitsFile
 
 _SOON_NS = 2_000_000  # the pipes of a shorter command are only read at its end
 _AGAIN_NS = 20_000_000  # between two tries to end what does not end
@@ -40,6 +41,7 @@ class Init:
         self._devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._base = environ.for_commands(os.environ, home)
         self._binding = Binding()
+        self._units = UnitsFile(home)
         self._inbox = HostInbox()
         self._kill_wait_ns = 2_000_000_000
         self._output_max = 1 << 20
@@ -113,10 +115,12 @@ class Init:
             return self._file(run, call)
         if not isinstance(call, ExecCall):
             return self._refuse(run, 0, f"payload: a sandbox cannot run a {type(call).__name__}")
-        command = Command(run, call, self._output_max, self._binding.set(run.cores))
+        command = Command(run, call, self._output_max, self._binding.set(run.cores),
+                          self._units.path)
         try:
             for path, data in call.files.items():
                 confine.write(self._home, path, data, 0o644)
+            self._units.write(run.units)
             command.start(self._home, self._base, self._devnull)
         except confine.Refused as error:
             return self._refuse(run, 0, f"files: {error}")
@@ -153,8 +157,10 @@ class Init:
 
     def _resize(self, order: Cores) -> None:
         if self._command is not None and self._command.run.lease == order.lease:
-            affinity.apply(os.getpid(), order.cores)
-            self._binding.moved(order.cores)
+            self._units.write(order.units)
+            if order.cores:
+                affinity.apply(os.getpid(), order.cores)
+                self._binding.moved(order.cores)
 
     def _send(self, message: Ended | Gone | Piece) -> None:
         self._control.sendall(frame(message))
@@ -246,5 +252,6 @@ class Init:
     def _end(self) -> None:
         tree.end_beneath(_END_S)
         os.chdir("/")
+        self._units.remove()
         if not scratch.remove(self._home):
             print(f"tangram: cannot remove {self._home}", file=sys.stderr)

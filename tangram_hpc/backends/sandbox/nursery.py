@@ -38,6 +38,7 @@ from .hostwire import (
     packet,
 )
 from .init import Init
+from .units_file import UnitsFile
 
 _AGAIN_MS = 5
 _END_S = 8.0
@@ -173,6 +174,7 @@ class Nursery:
         """Removes what a dead host left of its directory; a large one in a child, as we must not
         be late for others."""
         home = self._home(number)
+        UnitsFile(home).remove()
         with suppress(OSError):
             os.unlink(os.path.join(home, OUTPUT))
         with suppress(OSError):

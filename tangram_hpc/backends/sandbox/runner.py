@@ -81,7 +81,7 @@ class Runner:
                 elif isinstance(order, Load):
                     self._functions.pop(order.drop, None)
                     self._functions[order.digest] = order.blob
-                elif isinstance(order, Cores):
+                elif isinstance(order, Cores) and order.cores:
                     self._binding.moved(order.cores)  # the worker has, while we were busy
                 elif isinstance(order, Close):
                     return

@@ -1,0 +1,1 @@
+"""Live replay of a workload: real processes, real broker and worker, virtual CPUs."""
