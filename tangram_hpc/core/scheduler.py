@@ -33,6 +33,8 @@ from .session_facts import SessionFacts
 from .snapshot import snapshot
 from .transitions import ACTION_MOVES, LEASE_MOVES, NODE_MOVES, SESSION_MOVES, move
 
+_WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # ends that an action came to by itself
+
 
 class Scheduler(SessionFacts):
     """One ledger and one placer."""
@@ -234,6 +236,10 @@ class Scheduler(SessionFacts):
         assert action.id not in self.ledger.actions, f"{action} was submitted twice"
         entry = self.ledger.actions[action.id] = ActionEntry(action, event.at)
         self.ledger.clients[client_of(action.id)].actions[action.id] = None
+        if service := service_of(action.key):
+            declared = self.ledger.services.get(service)
+            self.ledger.demand.came(action, event.at, declared.restore_ns if declared else 0,
+                                    self.ledger.estimator)
         self._enqueue(entry)
         return []
 
@@ -317,6 +323,7 @@ class Scheduler(SessionFacts):
         ledger.next_lease = event.lease + 1
         entry.state = move(ACTION_MOVES, entry.state, ActionState.CONFIGURING, event)
         entry.lease, entry.attempt = event.lease, event.attempt
+        ledger.estimator.began(action)
         return [StartLease(event.node, event.lease, event.action, event.cores, event.gpus,
                            event.restore_ns)]
 
@@ -354,6 +361,7 @@ class Scheduler(SessionFacts):
         if lease is None or lease.state not in (LeaseState.GRANTED, LeaseState.ACTIVE):
             return []  # fenced: a late word of an older attempt
         entry, outcome = self.ledger.actions[lease.action], event.outcome
+        self.ledger.estimator.ended(entry.action, lease.spans(event.at), outcome.state in _WHOLE)
         if event.clean:
             self._release(lease)
         else:
@@ -384,6 +392,7 @@ class Scheduler(SessionFacts):
         if endpoint := endpoint_of(lease.key):
             self.ledger.endpoints[endpoint].done()
         node.free_mem_mib += lease.mem_mib
+        node.news += 1
         del node.leases[lease.lease]
         del self.ledger.leases[lease.lease]
         session = self.ledger.sessions.get(lease.session)

@@ -115,6 +115,10 @@ class SessionFacts:
         node = session.node if session is not None else 0
         own = session.spec.id if session is not None and session.cores else 0
         self.ledger.ready.push(entry.action, node, own, entry.turn)
+        if node:
+            self.ledger.nodes[node].news += 1
+        else:
+            self.ledger.news += 1
         self.dirty = True
 
     def _drop_if_gone(self, owner: ClientEntry) -> None:
