@@ -16,6 +16,8 @@ from ..domain.service import ServiceSpec, endpoint_of, service_of
 from ..domain.session import SessionSpec
 from ..domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
 from .core_sets import CoreSet
+from .demand import Demand
+from .estimator import Estimator
 from .gpu_blocks import GpuSet
 from .queue import ReadyQueue
 from .rate_limit import EndpointEntry
@@ -46,6 +48,7 @@ class NodeEntry:
     state: NodeState = NodeState.UP
     sessions: dict[int, None] = field(default_factory=dict)
     leases: dict[int, None] = field(default_factory=dict)
+    news: int = 0  # grows when somebody comes to wait here, or when units come free
 
 
 @dataclass(slots=True)
@@ -109,6 +112,15 @@ class LeaseEntry:
         """From when on its size may change again."""
         return self.grants[-1][0] + RESIZE_GAP_NS
 
+    def spans(self, until: int) -> list[tuple[int, int]]:
+        """(units, ns) of each size it had up to a time, restores left out."""
+        ends = [since for since, _ in self.grants[1:]] + [until]
+        spans, late = [], self.restore_ns
+        for (since, units), end in zip(self.grants, ends, strict=True):
+            spans.append((units, max(0, end - since - late)))
+            late = max(0, late - (end - since))
+        return spans
+
 
 @dataclass(slots=True)
 class Ledger:
@@ -125,6 +137,9 @@ class Ledger:
     actions: dict[int, ActionEntry] = field(default_factory=dict)
     leases: dict[int, LeaseEntry] = field(default_factory=dict)
     ready: ReadyQueue = field(default_factory=ReadyQueue)
+    estimator: Estimator = field(default_factory=Estimator)
+    demand: Demand = field(default_factory=Demand)
+    news: int = 0  # grows when somebody comes to wait who may start on any node
     complete: bool = False  # all expected nodes have joined
     next_lease: int = 1
     next_node: int = 1

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from ..domain.action import Action, Profile
+from .speed import octaves
 
 CPU, GPU, NOTHING = "cpu", "gpu", "nothing"  # pools; each endpoint is one of its own
 _T = TypeVar("_T")
@@ -44,8 +45,7 @@ def size_of(profile: Profile | None) -> int:
     """The bucket of a profile's work, eight an octave; 0 when nothing is known."""
     if profile is None:
         return 0
-    work = max(8, profile.work_ns)
-    return (work.bit_length() << 3) | (work >> (work.bit_length() - 4)) & 7
+    return octaves(profile.work_ns)
 
 
 def pool_of(key: str, units: int) -> str:
@@ -119,11 +119,12 @@ class Line:
 class Bay:
     """The lines of one key whose actions must start on one node (0: on any)."""
 
-    __slots__ = ("heads", "key", "lines", "node")
+    __slots__ = ("heads", "key", "lines", "node", "passed")
 
     def __init__(self, key: str, node: int) -> None:
         self.key, self.node = key, node
         self.lines: dict[Shape, Line] = {}
+        self.passed = 0  # how many left although somebody had waited longer
         self.heads: Turns[Line] = Turns()  # each line at the turn of its first action
 
     def refresh(self, line: Line) -> None:
@@ -147,7 +148,8 @@ class ReadyQueue:
 
     def __init__(self) -> None:
         self.pools: dict[str, dict[tuple[str, int], Bay]] = {}
-        self._place: dict[int, tuple[int, Line]] = {}
+        # turn, line, and how many had left its bay out of order when it came
+        self._place: dict[int, tuple[int, Line, int]] = {}
         self._last = 0
 
     def __len__(self) -> int:
@@ -174,14 +176,15 @@ class ReadyQueue:
             line = bay.lines[shape] = Line(shape)
         line.actions.add(turn, action.id)
         bay.refresh(line)
-        self._place[action.id] = (turn, line)
+        self._place[action.id] = (turn, line, bay.passed)
 
     def remove(self, action: int) -> None:
         """Takes an action out."""
-        turn, line = self._place.pop(action)
+        turn, line, _ = self._place.pop(action)
         shape = line.shape
         pool = pool_of(shape.key, shape.degrees[-1])
         bay = self.pools[pool][shape.key, shape.node]
+        bay.passed += turn != bay.heads.first()
         line.actions.drop(turn)
         bay.refresh(line)
         if not bay.lines:
@@ -196,6 +199,18 @@ class ReadyQueue:
     def turn_of(self, action: int) -> int:
         """The turn of an action that waits here."""
         return self._place[action][0]
+
+    def passed(self, action: int) -> int:
+        """How many have left its bay out of order since an action came: no more have overtaken
+        it there. One that was cancelled counts too."""
+        _, line, before = self._place[action]
+        shape = line.shape
+        pool = pool_of(shape.key, shape.degrees[-1])
+        return self.pools[pool][shape.key, shape.node].passed - before
+
+    def bay(self, pool: str, key: str, node: int) -> Bay | None:
+        """The bay of a key and a home node (0: any), if somebody waits in it."""
+        return self.pools.get(pool, {}).get((key, node))
 
     def waits(self, pool: str) -> bool:
         """Whether anybody waits in a pool."""

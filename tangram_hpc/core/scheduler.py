@@ -12,17 +12,13 @@ from __future__ import annotations
 from ..domain import event as ev
 from ..domain.action import Action
 from ..domain.decision import (
-    AnnounceSession,
-    AnnounceSessionEnd,
-    CloseSession,
     Decision,
     KillLease,
-    OpenSession,
     Reply,
     ResizeLease,
     StartLease,
 )
-from ..domain.ids import client_of, show
+from ..domain.ids import client_of
 from ..domain.outcome import Outcome
 from ..domain.service import endpoint_of, service_of
 from ..domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
@@ -30,14 +26,17 @@ from .admission import OPEN_SESSION, misfit
 from .carry_out import Carrier
 from .core_sets import CoreSet
 from .gpu_blocks import GpuSet
-from .ledger import ActionEntry, ClientEntry, LeaseEntry, Ledger, NodeEntry, SessionEntry
+from .ledger import ActionEntry, ClientEntry, LeaseEntry, Ledger, NodeEntry
 from .placers.base import Placement, Placer
 from .rate_limit import full
+from .session_facts import SessionFacts
 from .snapshot import snapshot
 from .transitions import ACTION_MOVES, LEASE_MOVES, NODE_MOVES, SESSION_MOVES, move
 
+_WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # ends that an action came to by itself
 
-class Scheduler:
+
+class Scheduler(SessionFacts):
     """One ledger and one placer."""
 
     def __init__(self, placer: Placer) -> None:
@@ -170,10 +169,6 @@ class Scheduler:
         del owner.actions[action]
         self._drop_if_gone(owner)
 
-    def _drop_if_gone(self, owner: ClientEntry) -> None:
-        if not owner.uid and not owner.actions and not owner.sessions:
-            self.ledger.clients.pop(owner.client, None)
-
     # ---- nodes -------------------------------------------------------------------------------
 
     def _node_joined(self, event: ev.NodeJoined) -> list[Decision]:
@@ -234,98 +229,6 @@ class Scheduler:
         self.dirty = True
         return []
 
-    # ---- sessions ----------------------------------------------------------------------------
-
-    def _session_requested(self, event: ev.SessionRequested) -> list[Decision]:
-        spec = event.spec
-        self.ledger.sessions[spec.id] = SessionEntry(spec, event.at)
-        self.ledger.opening[spec.id] = None
-        self.ledger.sessions_seen += 1
-        self.ledger.clients[client_of(spec.id)].sessions[spec.id] = None
-        self.dirty = True
-        return []
-
-    def _session_placed(self, event: ev.SessionPlaced) -> list[Decision]:
-        session, node = self.ledger.sessions[event.session], self.ledger.nodes[event.node]
-        session.state = move(SESSION_MOVES, session.state, SessionState.OPENING, event)
-        session.node, session.cores, session.placed_at = event.node, event.cores, event.at
-        del self.ledger.opening[event.session]
-        node.sessions[event.session] = None
-        node.cores.take(event.cores)
-        node.free_mem_mib -= session.spec.mem_mib
-        self.dirty = True
-        return [OpenSession(event.node, session.spec)]
-
-    def _session_ready(self, event: ev.SessionReady) -> list[Decision]:
-        session = self.ledger.sessions.get(event.session)
-        if session is None or session.state is not SessionState.OPENING:
-            return []
-        session.state = move(SESSION_MOVES, session.state, SessionState.IDLE, event)
-        for action in session.waiting if session.parallel else ():
-            self._push(self.ledger.actions[action], session)
-        self._promote(session)
-        return [AnnounceSession(event.session, session.node)]
-
-    def _session_closing(self, event: ev.SessionClosing) -> list[Decision]:
-        session = self.ledger.sessions[event.session]
-        if session.state is SessionState.WAITING:
-            return []  # SessionClosed follows at once
-        for action in session.waiting if session.parallel else list(session.waiting)[:1]:
-            if action in self.ledger.ready:
-                self.ledger.ready.remove(action)
-        session.state = move(SESSION_MOVES, session.state, SessionState.CLOSING, event)
-        for lease in session.leases:
-            entry = self.ledger.actions[self.ledger.leases[lease].action]
-            entry.doomed = entry.doomed or ActionState.CANCELLED
-        return [CloseSession(session.node, event.session)]
-
-    def _session_closed(self, event: ev.SessionClosed) -> list[Decision]:
-        session = self.ledger.sessions.pop(event.session, None)
-        if session is None:
-            return []
-        if session.state is SessionState.WAITING:
-            del self.ledger.opening[event.session]
-        else:
-            node = self.ledger.nodes[session.node]
-            del node.sessions[event.session]
-            node.cores.give(session.cores)
-            node.free_mem_mib += session.spec.mem_mib
-        owner = self.ledger.clients[client_of(event.session)]
-        del owner.sessions[event.session]
-        self._drop_if_gone(owner)
-        self.dirty = True
-        return [AnnounceSessionEnd(event.session, event.reason)]
-
-    def _end_of_session(self, fact: ev.SessionClosing) -> list[ev.Event]:
-        session = self.ledger.sessions.get(fact.session)
-        if session is None or session.state not in OPEN_SESSION:
-            return []
-        events = [fact, *self._end_waiting(fact.session, fact.at, fact.reason)]
-        if session.state is SessionState.WAITING:
-            events.append(ev.SessionClosed(fact.at, fact.session, fact.reason))
-        return events
-
-    def _end_waiting(self, session_id: int, now: int, reason: str) -> list[ev.Event]:
-        session = self.ledger.sessions.get(session_id)
-        if session is None:
-            return []
-        why = f"session {show(session_id)} ended" + (f": {reason}" if reason else "")
-        return [ev.ActionCancelled(now, action, why) for action in session.waiting]
-
-    def _promote(self, session: SessionEntry) -> None:
-        """Lets the first waiting action of an idle session compete for units."""
-        if session.waiting and session.state is SessionState.IDLE and not session.parallel:
-            head = next(iter(session.waiting))
-            if head not in self.ledger.ready:
-                self._push(self.ledger.actions[head], session)
-
-    def _push(self, entry: ActionEntry, session: SessionEntry | None) -> None:
-        entry.turn = entry.turn or self.ledger.ready.draw()
-        node = session.node if session is not None else 0
-        own = session.spec.id if session is not None and session.cores else 0
-        self.ledger.ready.push(entry.action, node, own, entry.turn)
-        self.dirty = True
-
     # ---- actions -----------------------------------------------------------------------------
 
     def _action_submitted(self, event: ev.ActionSubmitted) -> list[Decision]:
@@ -333,6 +236,10 @@ class Scheduler:
         assert action.id not in self.ledger.actions, f"{action} was submitted twice"
         entry = self.ledger.actions[action.id] = ActionEntry(action, event.at)
         self.ledger.clients[client_of(action.id)].actions[action.id] = None
+        if service := service_of(action.key):
+            declared = self.ledger.services.get(service)
+            self.ledger.demand.came(action, event.at, declared.restore_ns if declared else 0,
+                                    self.ledger.estimator)
         self._enqueue(entry)
         return []
 
@@ -416,6 +323,7 @@ class Scheduler:
         ledger.next_lease = event.lease + 1
         entry.state = move(ACTION_MOVES, entry.state, ActionState.CONFIGURING, event)
         entry.lease, entry.attempt = event.lease, event.attempt
+        ledger.estimator.began(action)
         return [StartLease(event.node, event.lease, event.action, event.cores, event.gpus,
                            event.restore_ns)]
 
@@ -453,6 +361,7 @@ class Scheduler:
         if lease is None or lease.state not in (LeaseState.GRANTED, LeaseState.ACTIVE):
             return []  # fenced: a late word of an older attempt
         entry, outcome = self.ledger.actions[lease.action], event.outcome
+        self.ledger.estimator.ended(entry.action, lease.spans(event.at), outcome.state in _WHOLE)
         if event.clean:
             self._release(lease)
         else:
@@ -483,6 +392,7 @@ class Scheduler:
         if endpoint := endpoint_of(lease.key):
             self.ledger.endpoints[endpoint].done()
         node.free_mem_mib += lease.mem_mib
+        node.news += 1
         del node.leases[lease.lease]
         del self.ledger.leases[lease.lease]
         session = self.ledger.sessions.get(lease.session)
