@@ -13,7 +13,7 @@ from builders import World, started
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.broker.explain import explain
-from tangram_hpc.core.forecast import OPEN_MAX, Means, forecast
+from tangram_hpc.core.forecast import OPEN_MAX, forecast
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Profile
 from tangram_hpc.domain.ids import show
@@ -52,65 +52,67 @@ def test_a_forecast_is_what_then_happens(placer: str) -> None:
         profile = Profile((i * 7 % 11 + 1) * S // 3, 100_000 * (i % 4))
         degrees = (1, 2, 4) if i % 3 else (2,)
         works[world.submit(degrees, profile=profile)] = profile
-    told = {a: forecast(world.scheduler, Means(), a, world.now).at for a in works}
+    told = {a: forecast(world.scheduler, a, world.now).at for a in works}
     before = len(world.events)
     assert len(world.ledger.ready) == 24, "a forecast changes nothing"
     assert happens(world, works) == told
     assert len(world.events) > before
 
 
-def test_means_of_what_finished_stand_in_for_profiles() -> None:
-    world, means = World("fcfs:4"), Means()
+def test_what_finished_stands_in_for_profiles() -> None:
+    world = World("fcfs:4")
     world.node(2)
     first, second = world.submit(2), world.submit(2)
     world.plan()
-    told = forecast(world.scheduler, means, second, world.now)
+    told = forecast(world.scheduler, second, world.now)
     assert told.at is None and "unknown" in told.why and told.rests_on == {"unknown": 1}
-    means.note("x", 3 * S)
-    means.note("x", 5 * S)
-    told = forecast(world.scheduler, means, second, world.now)
-    assert told.at == world.ledger.leases[world.lease_of(first)].granted_at + 4 * S
-    assert told.rests_on == {"mean": 1}
+    world.now += 4 * S
+    world.finish(first)
+    world.plan()
+    third = world.submit(2)
+    told = forecast(world.scheduler, third, world.now)
+    assert told.at is not None and S < told.at - world.now < 8 * S
+    assert told.rests_on == {"learned": 1}
 
 
 def test_what_is_told() -> None:
-    world, means = World("fcfs:4"), Means()
+    world = World("fcfs:4")
     world.node(2)
     profile = Profile(2 * S)
     first = world.submit(2, profile=profile)
     world.plan()
     others = [world.submit((1, 2), profile=profile) for _ in range(3)]
     last = world.submit(1, profile=profile)
-    told = explain(world.scheduler, means, world.now, show(last))
+    told = explain(world.scheduler, world.now, show(last))
     assert (told["state"], told["reason"], told["ahead"]) == ("PENDING", "Resources", 3)
     assert told["ahead_shapes"] == [
         {"name": "x", "key": "cpu", "degrees": [1, 2], "count": 3}]
     assert [h["id"] for h in told["held_by"]] == [show(first)]
     assert told["start"]["rests_on"] == {"profile": 4}
-    running = explain(world.scheduler, means, world.now, show(first))
+    running = explain(world.scheduler, world.now, show(first))
     assert (running["units"], running["node"]) == (2, "n1") and running["ends_in_s"] > 0
     world.finish(first, ActionState.FAILED)
-    assert explain(world.scheduler, means, world.now, show(first))["state"] == "FAILED"
+    assert explain(world.scheduler, world.now, show(first))["state"] == "FAILED"
     for wrong in ("nonsense", "1.99", "-1.2", show(others[0]) + ".1"):
-        assert "error" in explain(world.scheduler, means, world.now, wrong)
+        assert "error" in explain(world.scheduler, world.now, wrong)
 
 
 def test_sessions() -> None:
-    world, means = World("fcfs:4"), Means()
+    world = World("fcfs:4")
     world.node(2, mem=10)
     one, two = world.session(mem=10), world.session(mem=10)
     early, late = world.submit(1, session=one), world.submit(1, session=two)
-    told = explain(world.scheduler, means, world.now, show(late))
+    told = explain(world.scheduler, world.now, show(late))
     assert told["reason"] == "SessionAdmission" and told["start"]["in_s"] is None
     assert "session" in told["start"]["why"]
-    assert explain(world.scheduler, means, world.now, show(early))["start"]["in_s"] == 0
+    assert explain(world.scheduler, world.now, show(early))["start"]["in_s"] == 0
 
 
 def test_a_forecast_is_bounded() -> None:
     world = World("fcfs:1")
     world.node(1)
     last = [world.submit(1, profile=Profile(S)) for _ in range(OPEN_MAX + 1)][-1]
-    told = forecast(world.scheduler, Means(), last, world.now)
+    told = forecast(world.scheduler, last, world.now)
     assert told.at is None and str(OPEN_MAX) in told.why
 
 

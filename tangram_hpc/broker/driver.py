@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..core.admission import refusal, refusal_of_session
-from ..core.forecast import Means
 from ..core.liveness import Liveness
 from ..core.scheduler import Scheduler
 from ..domain import decision as de
@@ -20,7 +19,6 @@ from ..domain import event as ev
 from ..domain.ids import client_of, show
 from ..domain.service import EndpointSpec, ServiceSpec
 from ..domain.session import SessionSpec
-from ..domain.states import ActionState
 from ..ports import Buffer, Clock, Journal, Link, Timer
 from ..wire import message as ms
 from .explain import explain
@@ -71,7 +69,6 @@ class Broker:
         self._replies: list[tuple[int, ms.Message, Buffer | None]] = []  # (client, word)
         self._touched: dict[int, Link] = {}  # links to flush at the end of the beat
         self._liveness = Liveness(int(SILENCE_S * 1e9))
-        self._means = Means()
         self._beat_due = False
         self._wake_at = 0
         self.ended = False
@@ -274,7 +271,7 @@ class Broker:
         if view is not None:
             told = view(self.scheduler, self.settings.job, now)
         elif ask.what == "explain":
-            told = explain(self.scheduler, self._means, now, ask.argument)
+            told = explain(self.scheduler, now, ask.argument)
         else:
             told = {"error": f"{ask.what!r} is not a question; ask {', '.join(views)}, explain"}
         self._say(talk.client, ms.Answer(ask.request), json.dumps(told).encode())
@@ -318,8 +315,6 @@ class Broker:
 
     def _reply(self, order: de.Reply, payload: Buffer | None) -> None:
         action, ledger = order.action, self.scheduler.ledger
-        if action in ledger.actions and order.outcome.state is ActionState.COMPLETED:
-            self._means.note(ledger.actions[action].action.name, order.outcome.exec_ns)
         self._payloads.pop(action, None)
         node = ledger.nodes[order.node].spec.name if order.node else ""
         result = ms.Result(action, order.outcome, node, order.cores, order.attempt,

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 from ..core.admission import reason
-from ..core.forecast import Means, expected_end, forecast
+from ..core.forecast import expected_end, forecast, source
 from ..core.ledger import ActionEntry, LeaseEntry
 from ..core.queue import Shape, pool_of
 from ..core.scheduler import Scheduler
@@ -19,7 +19,7 @@ from ..domain.states import ENDED, ActionState
 _LIST_MAX = 8
 
 
-def explain(scheduler: Scheduler, means: Means, now: int, argument: str) -> dict[str, Any]:
+def explain(scheduler: Scheduler, now: int, argument: str) -> dict[str, Any]:
     """All that is known of an action; `{"error": ...}` when there is none of that id."""
     try:
         entry = scheduler.ledger.actions.get(parse(argument))
@@ -37,24 +37,25 @@ def explain(scheduler: Scheduler, means: Means, now: int, argument: str) -> dict
         return told | {"exit_code": entry.outcome.exit_code, "signal": entry.outcome.signal,
                        "exec_s": entry.outcome.exec_ns / 1e9, "why": entry.outcome.reason}
     if entry.state is ActionState.PENDING:
-        return told | _waits(scheduler, means, entry, now)
-    return told | _runs(scheduler, scheduler.ledger.leases[entry.lease], means, now)
+        return told | _waits(scheduler, entry, now)
+    return told | _runs(scheduler, scheduler.ledger.leases[entry.lease], now)
 
 
-def _runs(scheduler: Scheduler, lease: LeaseEntry, means: Means, now: int) -> dict[str, Any]:
-    profile, source = means.profile(scheduler.ledger.actions[lease.action].action)
-    end = expected_end(lease, profile, now)
+def _runs(scheduler: Scheduler, lease: LeaseEntry, now: int) -> dict[str, Any]:
+    action = scheduler.ledger.actions[lease.action].action
+    end = expected_end(scheduler.ledger, lease, now)
     return {
         "node": scheduler.ledger.nodes[lease.node].spec.name, "units": lease.units,
         "cores": list(lease.cores), "gpus": list(lease.gpus),
         "runs_s": (now - lease.granted_at) / 1e9, "resizes": len(lease.grants) - 1,
-        "ends_in_s": None if end is None else (end - now) / 1e9, "rests_on": source,
+        "ends_in_s": None if end is None else (end - now) / 1e9,
+        "rests_on": source(scheduler.ledger, action),
     }
 
 
-def _waits(scheduler: Scheduler, means: Means, entry: ActionEntry, now: int) -> dict[str, Any]:
+def _waits(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, Any]:
     ledger, action = scheduler.ledger, entry.action
-    told = forecast(scheduler, means, action.id, now)
+    told = forecast(scheduler, action.id, now)
     if told.at is None:
         start: dict[str, Any] = {"in_s": None, "why": told.why}
     else:
@@ -62,7 +63,7 @@ def _waits(scheduler: Scheduler, means: Means, entry: ActionEntry, now: int) -> 
                  "node": ledger.nodes[told.node].spec.name}
     start["rests_on"] = dict(sorted(told.rests_on.items()))
     ahead = _ahead(scheduler, entry)
-    holders = _holders(scheduler, means, entry, now)
+    holders = _holders(scheduler, entry, now)
     return {
         "reason": reason(ledger, entry), "waited_s": (now - entry.submitted_at) / 1e9,
         "ahead": len(ahead), "ahead_sessions": len({e.action.session for e in ahead} - {0}),
@@ -94,8 +95,7 @@ def _ahead(scheduler: Scheduler, entry: ActionEntry) -> list[ActionEntry]:
             and pool_of(e.action.key, e.action.degrees[-1]) == pool]
 
 
-def _holders(scheduler: Scheduler, means: Means, entry: ActionEntry, now: int
-             ) -> list[dict[str, Any]]:
+def _holders(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[dict[str, Any]]:
     """The leases that hold what it could run on, those that end first first."""
     ledger, action = scheduler.ledger, entry.action
     session = ledger.sessions.get(action.session)
@@ -111,7 +111,7 @@ def _holders(scheduler: Scheduler, means: Means, entry: ActionEntry, now: int
             continue
         if action.id not in ledger.ready and lease.session != action.session:
             continue  # it waits for its own session, not for units
-        end = expected_end(lease, means.profile(of)[0], now)
+        end = expected_end(ledger, lease, now)
         found.append((end if end is not None else float("inf"), lease.lease, {
             "id": show(lease.action), "name": of.name, "session": show(lease.session),
             "node": node.spec.name, "units": lease.units,

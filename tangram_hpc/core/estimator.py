@@ -113,6 +113,10 @@ class Estimator:
             return self.serial(action), profile.work_ns
         return self.serial(action), self.mean(action.key, action.name, action.degrees)
 
+    def seen(self, action: Action) -> bool:
+        """Whether any of its class has ended."""
+        return (action.key, action.name) in self._sizes
+
     def serial(self, action: Action) -> int:
         """Its serial fraction, in 1/1000."""
         if action.degrees[-1] <= 1:

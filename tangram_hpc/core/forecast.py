@@ -14,35 +14,17 @@ from dataclasses import dataclass, field
 
 from ..domain import decision as de
 from ..domain import event as ev
-from ..domain.action import Action, Profile
+from ..domain.action import Action
 from ..domain.outcome import Outcome
 from ..domain.states import ActionState, LeaseState, SessionState
-from .ledger import LeaseEntry
+from .estimator import work_of
+from .ledger import LeaseEntry, Ledger
 from .scheduler import Scheduler
+from .speed import run_ns
 
 OPEN_MAX = 2_000  # actions that wait or run; with more no forecast is made
 STEPS_MAX = 4_000  # events of a forecast
 _OVERDUE_NS = 1_000_000  # what should have ended already is expected to end so soon
-
-
-class Means:
-    """Mean run times of what has finished, by class; used where an action has no profile."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, tuple[int, int]] = {}  # name -> (how many, total ns)
-
-    def note(self, name: str, exec_ns: int) -> None:
-        """One of this class ran so long."""
-        count, total = self._sums.get(name, (0, 0))
-        self._sums[name] = (count + 1, total + exec_ns)
-
-    def profile(self, action: Action) -> tuple[Profile | None, str]:
-        """What is known of an action's run time, and from where: `profile`, `mean` or `unknown`.
-        A mean says nothing about speed-up, so it holds on any number of units."""
-        if action.profile is not None:
-            return action.profile, "profile"
-        count, total = self._sums.get(action.name, (0, 0))
-        return (Profile(total // count, 1_000_000), "mean") if count else (None, "unknown")
 
 
 @dataclass(slots=True)
@@ -57,20 +39,33 @@ class Forecast:
     rests_on: Counter[str] = field(default_factory=Counter)
 
 
-def expected_end(lease: LeaseEntry, profile: Profile | None, now: int) -> int | None:
+def source(ledger: Ledger, action: Action) -> str:
+    """Where an action's run time is known from: its `profile`, `learned` from others of its class
+    that ended, or `unknown`."""
+    if action.profile is not None:
+        return "profile"
+    return "learned" if ledger.estimator.seen(action) else "unknown"
+
+
+def expected_end(ledger: Ledger, lease: LeaseEntry, now: int) -> int | None:
     """When a lease should end at the sizes it had and the one it has; None when unknown."""
-    if profile is None:
+    action = ledger.actions[lease.action].action
+    if not lease.units or source(ledger, action) == "unknown":
         return None
-    left, ends = 1.0, [*(at for at, _ in lease.grants[1:]), now]
-    if len(lease.grants) == 1 and lease.units:
-        end = lease.granted_at + lease.restore_ns + profile.duration_ns(lease.units)
+    if action.profile is None:
+        estimator, spans = ledger.estimator, lease.spans(now)
+        serial = estimator.serial(action)
+        left = run_ns(estimator.remaining(action, work_of(spans, serial)), serial, lease.units)
+        return max(now, lease.granted_at + lease.restore_ns) + max(_OVERDUE_NS, left)
+    ends = [*(since for since, _ in lease.grants[1:]), now]
+    if len(lease.grants) == 1:
+        end = lease.granted_at + lease.restore_ns + action.profile.duration_ns(lease.units)
         return end if end > now else now + _OVERDUE_NS
+    rest = 1.0
     for (since, units), until in zip(lease.grants, ends, strict=True):
         if units:
-            left -= max(0, until - since) / max(1, profile.duration_ns(units))
-    if not lease.units:
-        return None
-    return now + max(_OVERDUE_NS, round(left * profile.duration_ns(lease.units)))
+            rest -= max(0, until - since) / max(1, action.profile.duration_ns(units))
+    return now + max(_OVERDUE_NS, round(rest * action.profile.duration_ns(lease.units)))
 
 
 def copied(scheduler: Scheduler) -> Scheduler:
@@ -82,21 +77,21 @@ def copied(scheduler: Scheduler) -> Scheduler:
     return copy.deepcopy(scheduler, {id(one): one for one in shared})
 
 
-def forecast(scheduler: Scheduler, means: Means, action: int, now: int) -> Forecast:
+def forecast(scheduler: Scheduler, action: int, now: int) -> Forecast:
     """When a pending action is expected to start."""
     ledger = scheduler.ledger
     waiting = sum(e.state is ActionState.PENDING for e in ledger.actions.values())
     if waiting + len(ledger.leases) > OPEN_MAX:
         return Forecast(why=f"more than {OPEN_MAX} actions wait or run")
-    return _Ahead(copied(scheduler), means, action, now).run()
+    return _Ahead(copied(scheduler), action, now).run()
 
 
 class _Ahead:
     """One run ahead on a copy."""
 
-    def __init__(self, scheduler: Scheduler, means: Means, action: int, now: int) -> None:
+    def __init__(self, scheduler: Scheduler, action: int, now: int) -> None:
         self._scheduler, self._ledger = scheduler, scheduler.ledger
-        self._means, self._action, self._now = means, action, now
+        self._action, self._now = action, now
         self._found = Forecast(at=None)
         self._ends: list[tuple[int, int]] = []  # (when, lease)
         self._end_of: dict[int, int] = {}
@@ -178,10 +173,10 @@ class _Ahead:
             found.at, found.node, found.units = self._now, order.node, lease.units
 
     def _expect(self, lease: LeaseEntry, new: bool) -> None:
-        profile, source = self._means.profile(self._ledger.actions[lease.action].action)
         if new and lease.action != self._action:
-            self._found.rests_on[source] += 1
-        end = expected_end(lease, profile, self._now)
+            action = self._ledger.actions[lease.action].action
+            self._found.rests_on[source(self._ledger, action)] += 1
+        end = expected_end(self._ledger, lease, self._now)
         if end is None:
             self._end_of.pop(lease.lease, None)
         else:

@@ -2,7 +2,8 @@
 
 Law: it does what the simulated client does (`sim/player.py`), against the clock of the wall: a
 sandbox is asked for with a trajectory's first CPU action and closed with its last; where sessions
-reserve CPUs it is asked for at the trajectory's start, and thinking begins with its admission.
+reserve CPUs it is asked for at the trajectory's start, thinking begins when it stands, and its
+first action counts as submitted so much earlier as its admission was late.
 Times of the workload are multiplied by `scale`.
 """
 
@@ -69,8 +70,7 @@ class Driver:
                 await self._until(clock)
                 session = self._session(one)
                 await asyncio.wrap_future(session.opened)
-                now = time.monotonic() - self._zero
-                late_ns, clock = to_ns(now - clock), now
+                late_ns, clock = to_ns(session.wait_s), time.monotonic() - self._zero
             for j, turn in enumerate(one.turns):
                 await self._until(clock + turn.think_s * self._scale)
                 if turn.actions:
