@@ -207,8 +207,8 @@ class _Pass:
 
     def _split(self, want: Shape) -> None:
         """Remakes an idle copy that is wider than what is coming allows into narrower ones, if
-        those who wait and the calls of two horizons end sooner: each^2/2 runs on it, each^2/2k narrow
-        runs and a restore each on k."""
+        those who wait and the calls of two horizons end sooner: each^2/2 runs on it, each^2/2k
+        narrow runs and a restore each on k."""
         q, restore = self._queues[want], self._restore(service_of(want.key))
         fit, calls = self._copies.usable(want), self._calls(want)
         for copy in fit:

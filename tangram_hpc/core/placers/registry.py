@@ -1,5 +1,5 @@
-"""Pure. Placers by the name that a person writes: `elastic`, `first-fit`,
-`fcfs:K`, `static:K`.
+"""Pure. Placers by the name that a person writes: `elastic`, `paper`,
+`first-fit`, `fcfs:K`, `static:K`.
 
 `static` alone is `static:1`.
 """
@@ -10,9 +10,10 @@ from ...errors import InvalidInput
 from .base import Placer
 from .elastic import Elastic
 from .fcfs import Fcfs
+from .paper import Paper
 from .static import Static
 
-NAMES = ("elastic", "first-fit", "fcfs:K", "static:K")
+NAMES = ("elastic", "paper", "first-fit", "fcfs:K", "static:K")
 _NO_LIMIT = 1 << 30
 
 
@@ -27,6 +28,8 @@ def make_placer(name: str) -> Placer:
         return Fcfs(_NO_LIMIT, strict=False)
     if name == "elastic":
         return Elastic()
+    if name == "paper":
+        return Paper()
     if name == "static":
         return Static(1)
     if kind in ("fcfs", "static"):
