@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ...domain.service import BLOCK_SIZES, endpoint_of, service_of
-from ..queue import Shape
+from ..queue import NOTHING, Shape
 from ..snapshot import Block, NodeView, Snapshot
 
 
@@ -158,6 +158,19 @@ def largest_block(view: Snapshot, shape: Shape) -> int:
     """The size of the largest aligned block that any node it may run on lends."""
     return max((size for n in view.candidates(shape) for size in BLOCK_SIZES
                 if n.gpus.blocks[size]), default=0)
+
+
+def start_unitless(view: Snapshot, placement: Placement) -> None:
+    """Starts actions that hold no CPU, in order, where their memory and GPUs are free."""
+    walk, finder = view.ledger.ready.walk(NOTHING), Finder(view)
+    while (head := walk.head()) is not None:
+        action, shape = head
+        node = finder.node(shape, 0)
+        if node is None:
+            walk.skip_shape()
+            continue
+        grant(view, placement, action, shape, node, 0)
+        walk.next()
 
 
 def start_calls(view: Snapshot, placement: Placement) -> None:

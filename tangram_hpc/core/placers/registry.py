@@ -1,4 +1,5 @@
-"""Pure. Placers by the name that a person writes: `first-fit`, `fcfs:K`, `static:K`.
+"""Pure. Placers by the name that a person writes: `elastic`, `paper`,
+`first-fit`, `fcfs:K`, `static:K`.
 
 `static` alone is `static:1`.
 """
@@ -7,10 +8,12 @@ from __future__ import annotations
 
 from ...errors import InvalidInput
 from .base import Placer
+from .elastic import Elastic
 from .fcfs import Fcfs
+from .paper import Paper
 from .static import Static
 
-NAMES = ("first-fit", "fcfs:K", "static:K")
+NAMES = ("elastic", "paper", "first-fit", "fcfs:K", "static:K")
 _NO_LIMIT = 1 << 30
 
 
@@ -23,6 +26,10 @@ def make_placer(name: str) -> Placer:
     kind, _, argument = name.partition(":")
     if kind == "first-fit" and not argument:
         return Fcfs(_NO_LIMIT, strict=False)
+    if name == "elastic":
+        return Elastic()
+    if name == "paper":
+        return Paper()
     if name == "static":
         return Static(1)
     if kind in ("fcfs", "static"):
