@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from .. import __version__
 from ..errors import TangramError
 
-VERBS = ("demo", "run", "acct", "info", "sim", "template", "broker", "worker", "gateway",
+VERBS = ("demo", "run", "acct", "info", "sim", "size", "template", "broker", "worker", "gateway",
          "shutdown")
 
 
