@@ -61,15 +61,15 @@ def go(args: argparse.Namespace) -> int:
     answers = [c.answer for c in curves if c.answer is not None]
     if not any(a.held for a in answers):
         raise InvalidInput(_hopeless(target, answers, scale, why))
-    if draw is not None:
-        draw(_panels(curves, target, work.name, scale), args.plot)
     if args.json:
         print(json.dumps(_told(args, work.name, scale, target, curves, why)))
-        return 0
-    print(f"{work.name}  target {_words(target)}  durations {args.durations}  full cluster "
-          f"{_amounts(scale.full, scale)}")
-    _table(curves, scale)
-    print(*_lines(curves, args.like, scale, why), sep="\n")
+    else:
+        print(f"{work.name}  target {_words(target)}  durations {args.durations}  full cluster "
+              f"{_amounts(scale.full, scale)}")
+        _table(curves, scale)
+        print(*_lines(curves, args.like, scale, why), sep="\n")
+    if draw is not None:
+        draw(_panels(curves, target, work.name, scale), args.plot)
     return 0
 
 
@@ -221,7 +221,8 @@ def _compared(policy: str, held: Holding, against: str, other: Holding, scale: S
     shares = []
     for (_, mine), (_, its) in zip(_used(held, scale), _used(other, scale), strict=True):
         share = 100 * (1 - mine / its)
-        shares.append(f"{abs(share):.0f} % {'fewer' if share >= 0 else 'more'}")
+        shares.append("as many" if mine == its else
+                      f"{abs(share):.0f} % {'fewer' if share > 0 else 'more'}")
     return f"; {against} needs {_amounts(other, scale)}: {' and '.join(shares)}"
 
 
