@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import InvalidInput, MissingExtra
-from .curve_svg import COLOURS, Panel, number
+from .curve_svg import COLOURS, Panel, axes_of, number
 
 
 def check() -> None:
@@ -45,9 +45,10 @@ def write(panels: Sequence[Panel], path: Path) -> None:
             axes.axhline(panel.target, color="#777777", linestyle="--", linewidth=1)
         axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label, xscale="log",
                  yscale="log")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(lambda value, _: number(value))
-            axis.set_minor_formatter(lambda value, _: "")
+        for shown, axis in zip((axes.xaxis, axes.yaxis), axes_of(panel, (0, 1), (0, 1)),
+                               strict=True):
+            shown.set_ticks(axis.ticks(), [number(value) for value in axis.ticks()])
+            shown.set_ticks([], minor=True)
         axes.grid(color="#e4e4e4")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     try:

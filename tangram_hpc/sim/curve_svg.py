@@ -88,6 +88,13 @@ def svg(panels: Sequence[Panel]) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def axes_of(panel: Panel, x: tuple[float, float], y: tuple[float, float]) -> tuple[Axis, Axis]:
+    """Both axes of a panel, from pixel to pixel; all of its points are in reach."""
+    every = [p for line in panel.lines for p in line.points]
+    target = [panel.target] if panel.target else []
+    return Axis([p[0] for p in every], *x, 9), Axis([*(p[1] for p in every), *target], *y, 8)
+
+
 def write(panels: Sequence[Panel], path: Path) -> None:
     """Writes the picture.
 
@@ -122,9 +129,7 @@ def _text(x: float, y: float, text: str, more: str = "") -> str:
 
 def _panel(panel: Panel, x0: int) -> list[str]:
     left, right, top, bottom = x0 + _LEFT, x0 + _LEFT + _WIDE, _TOP, _TOP + _HIGH
-    every = [p for line in panel.lines for p in line.points]
-    x = Axis([p[0] for p in every], left, right, 9)
-    y = Axis([*(p[1] for p in every), *([panel.target] if panel.target else [])], bottom, top, 8)
+    x, y = axes_of(panel, (left, right), (bottom, top))
     parts = [_text(left, top - 13, panel.title, 'font-size="14" font-weight="bold"')]
     for value in y.ticks():
         at = y.at(value)
