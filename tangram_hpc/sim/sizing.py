@@ -1,0 +1,286 @@
+"""Pure. How much to hold so that a policy reaches a target: a search over a simulator handed in.
+
+Law: an answer is the smallest amount that reaches the target and whose next sizes up reach it too,
+so no lucky dip is taken for one, and somewhat smaller sizes were tried. Nothing is measured twice.
+Held resources grow in `Scale.levels` equal steps; CPUs and GPUs grow together where a workload uses
+both, and what one of them has too much is trimmed afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..domain.service import service_of
+from .workload import Cluster, ClusterNode, Turn, WorkAction, Workload, all_actions
+
+LEVELS = 1000  # a finer answer than one part in 1000 of the cluster is not looked for
+GRID = tuple(2 ** (-k / 2) for k in range(6, -1, -1))  # shares of the cluster that a curve shows
+_NEAR = 2  # sizes above an answer that must reach the target too
+_UNDER = (0.95, 0.98)  # shares of an answer that are tried again
+
+
+class Holding(NamedTuple):
+    """What is held."""
+
+    cpus: int
+    gpus: int
+
+
+class Figures(NamedTuple):
+    """What a run came to; seconds."""
+
+    mean_act_s: float
+    p99_act_s: float
+    step_s: float
+
+
+class Point(NamedTuple):
+    """One size of a curve; no figures where the workload cannot run at all."""
+
+    level: int
+    held: Holding
+    figures: Figures | None
+
+
+Measure = Callable[[str, Holding], Figures | None]  # policy and what it holds
+
+
+@dataclass(frozen=True)
+class Target:
+    """Means to stay within, in seconds; None is not asked for."""
+
+    act_s: float | None = None
+    step_s: float | None = None
+
+    def reached(self, figures: Figures | None) -> bool:
+        """Whether these figures are good enough."""
+        return figures is not None and all(
+            wanted_s is None or is_s <= wanted_s
+            for is_s, wanted_s in ((figures.mean_act_s, self.act_s), (figures.step_s, self.step_s)))
+
+    def excess(self, figures: Figures) -> float:
+        """How many times too long these figures are, at the worse of the two."""
+        pairs = ((figures.mean_act_s, self.act_s), (figures.step_s, self.step_s))
+        return max(is_s / max(wanted_s, 1e-9) for is_s, wanted_s in pairs if wanted_s is not None)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The sizes that are looked at: `levels` steps to the full cluster, `top` where more is of no
+    use to anybody."""
+
+    full: Holding
+    cpus: bool
+    gpus: bool
+    levels: int
+    top: int
+
+    def holding(self, level: int) -> Holding:
+        """What is held at a level; what is not searched stays as it is in the cluster."""
+        cpus, gpus = (-(-level * amount // self.levels) for amount in self.full)
+        return Holding(cpus if self.cpus else self.full.cpus,
+                       gpus if self.gpus else self.full.gpus)
+
+
+@dataclass
+class Answer:
+    """What one policy needs. Without `held` it never reaches the target; `at` is then the size with
+    its best figures."""
+
+    policy: str
+    held: Holding | None
+    at: Holding
+    figures: Figures
+    level: int  # on the curve, before either of two amounts was trimmed
+
+
+@dataclass
+class Curve:
+    """One policy: every size that was measured with CPUs and GPUs in proportion."""
+
+    policy: str
+    scale: Scale
+    measure: Measure
+    answer: Answer | None = None
+    _known: dict[Holding, Figures | None] = field(default_factory=dict)
+    _levels: set[int] = field(default_factory=set)
+
+    def at(self, level: int) -> Figures | None:
+        """The figures at a level."""
+        self._levels.add(level)
+        return self.hold(self.scale.holding(level))
+
+    def hold(self, held: Holding) -> Figures | None:
+        """The figures of any holding, measured once."""
+        if held not in self._known:
+            self._known[held] = self.measure(self.policy, held)
+        return self._known[held]
+
+    def points(self) -> list[Point]:
+        """All levels that were measured, from the smallest."""
+        return [Point(n, self.scale.holding(n), self.at(n)) for n in sorted(self._levels)]
+
+    def shown(self) -> list[Point]:
+        """The levels of the grid and the answer's."""
+        wanted = set(grid(self.scale)) | ({self.answer.level} if self.answer else set())
+        return [p for p in self.points() if p.level in wanted]
+
+
+# ---- the search ---------------------------------------------------------------------------------
+
+
+def threshold(reaches: Callable[[int], bool], low: int, high: int) -> int:
+    """The smallest number in (low, high] that reaches, with the next ones; `high` must reach."""
+    best = _settle(reaches, low, high)
+    while True:
+        under = next((m for share in _UNDER if low < (m := int(best * share)) < best
+                      and all(reaches(k) for k in range(m, min(m + _NEAR, best) + 1))), None)
+        if under is None:
+            return best
+        best = _settle(reaches, low, under)
+
+
+def _settle(reaches: Callable[[int], bool], low: int, high: int) -> int:
+    """Bisection; it goes on above a number whose neighbours do not reach."""
+    fails = low
+    while True:
+        below, found = fails, high
+        while found - below > 1:
+            middle = (below + found) // 2
+            below, found = (below, middle) if reaches(middle) else (middle, found)
+        bad = [m for m in range(found + 1, min(found + _NEAR, high) + 1) if not reaches(m)]
+        if not bad:
+            return found
+        fails = bad[-1]
+
+
+def grid(scale: Scale) -> list[int]:
+    """The levels that every curve has."""
+    return sorted({max(1, round(share * scale.levels)) for share in GRID})
+
+
+def search(policy: str, scale: Scale, target: Target, measure: Measure) -> Curve:
+    """A policy's curve and its answer; no answer at all if the workload never runs under it."""
+    curve = Curve(policy, scale, measure)
+    for level in grid(scale):
+        curve.at(level)
+    bracket = _bracket(curve, target)
+    if bracket is not None:
+        level = threshold(lambda n: target.reached(curve.at(n)), *bracket)
+        held = _trimmed(curve, target, scale.holding(level))
+        figures = curve.hold(held)
+        if figures is not None:
+            curve.answer = Answer(policy, held, held, figures, level)
+        return curve
+    run = [(target.excess(p.figures), p.level, p) for p in curve.points() if p.figures is not None]
+    if run:
+        _, level, point = min(run)
+        if point.figures is not None:
+            curve.answer = Answer(policy, None, point.held, point.figures, level)
+    return curve
+
+
+def _bracket(curve: Curve, target: Target) -> tuple[int, int] | None:
+    """A size that does not reach the target and one above it that does."""
+    known, high = [0, *grid(curve.scale)], 0
+    while known and known[-1] and target.reached(curve.at(known[-1])):
+        high = known.pop()
+    if high:
+        return known[-1], high
+    low, top = known[-1], curve.scale.top
+    while low < top:
+        high = min(2 * low, top)
+        if target.reached(curve.at(high)):
+            return low, high
+        low = high
+    return None
+
+
+def _trimmed(curve: Curve, target: Target, held: Holding) -> Holding:
+    """Fewer CPUs with as many GPUs, then fewer GPUs with these CPUs, where both are searched."""
+    if not (curve.scale.cpus and curve.scale.gpus):
+        return held
+    grain = max(1, -(-curve.scale.full.cpus // LEVELS))
+    steps = -(-held.cpus // grain)
+
+    def cpus(n: int) -> Holding:
+        return held._replace(cpus=min(n * grain, held.cpus))
+
+    held = cpus(threshold(lambda n: target.reached(curve.hold(cpus(n))), 0, steps))
+    gpus = threshold(lambda n: target.reached(curve.hold(held._replace(gpus=n))), 0, held.gpus)
+    return held._replace(gpus=gpus)
+
+
+# ---- clusters of another size -------------------------------------------------------------------
+
+
+def full_holding(cluster: Cluster) -> Holding:
+    """What a cluster has."""
+    return Holding(sum(n.cpus * n.count for n in cluster.nodes),
+                   sum(n.gpus * n.count for n in cluster.nodes))
+
+
+def scale_of(work: Workload, cluster: Cluster, reserve: int = 0) -> Scale:
+    """What to search for a workload. `reserve`: the most CPUs that a policy gives a session."""
+    actions = all_actions(work)
+    full = full_holding(cluster)
+    cpus = full.cpus > 0 and any(a.resource == "cpu" for a in actions)
+    gpus = full.gpus > 0 and any(service_of(a.resource) for a in actions)
+    levels = min(LEVELS, max(full.cpus if cpus else 0, full.gpus if gpus else 0, 1))
+    spread = 1 if sum(n.count for n in cluster.nodes) == 1 else 2  # sessions are not dealt evenly
+    wanted = _most(work, reserve)
+    times = max([1, *(math.ceil(spread * most / there) for on, most, there in
+                      ((cpus, wanted.cpus, full.cpus), (gpus, wanted.gpus, full.gpus)) if on)])
+    return Scale(full, cpus, gpus, levels, levels * times)
+
+
+def _most(work: Workload, reserve: int) -> Holding:
+    """More units than this are of no use: each trajectory's widest turn, all at once."""
+    def wide(turn: Turn, wants: Callable[[WorkAction], bool]) -> int:
+        return sum(a.degrees[-1] for a in turn.actions if wants(a))
+
+    cpus = sum(max([reserve, *(wide(turn, lambda a: a.resource == "cpu") for turn in t.turns)])
+               for t in work.trajectories)
+    gpus = sum(max([0, *(wide(turn, lambda a: bool(service_of(a.resource))) for turn in t.turns)])
+               for t in work.trajectories)
+    return Holding(cpus, gpus)
+
+
+def resized(cluster: Cluster, held: Holding) -> Cluster:
+    """The cluster with so many CPUs and GPUs, on as few of its nodes as hold them.
+
+    CPUs lie evenly on their nodes; GPUs fill node by node, since blocks are aligned. More than the
+    cluster has makes every node larger. A node without CPUs holds no sandboxes.
+    """
+    full = full_holding(cluster)
+    times = max([1, *(-(-want // there) for want, there in zip(held, full, strict=True) if there)])
+    nodes = [n.model_copy(update={"name": n.name if n.count == 1 else f"{n.name}{i}", "count": 1})
+             for n in cluster.nodes for i in range(n.count)]
+    cpus = _even([n.cpus * times for n in nodes], held.cpus)
+    gpus = _filled([n.gpus * times for n in nodes], held.gpus)
+    kept: list[ClusterNode] = [
+        n.model_copy(update={"cpus": c, "gpus": g, "mem_mib": n.mem_mib * times if c else 0})
+        for n, c, g in zip(nodes, cpus, gpus, strict=True) if c or g]
+    return cluster.model_copy(update={"nodes": tuple(kept)})
+
+
+def _filled(room: Sequence[int], amount: int) -> list[int]:
+    given: list[int] = []
+    for most in room:
+        given.append(min(most, amount))
+        amount -= given[-1]
+    return given
+
+
+def _even(room: Sequence[int], amount: int) -> list[int]:
+    """Dealt in proportion over the first nodes that have room for all of it."""
+    last = next((i for i in range(1, len(room) + 1) if sum(room[:i]) >= amount), len(room))
+    total, so_far = max(1, sum(room[:last])), 0
+    given: list[int] = []
+    for most in room[:last]:
+        so_far += most
+        given.append(so_far * amount // total - sum(given))
+    return given + [0] * (len(room) - last)
