@@ -56,6 +56,7 @@ class Site:
 
     cluster: RunningCluster
     venv: Path
+    before: frozenset[str] = frozenset()
 
     def tangram(self, *words: str, timeout: float = 60, **environ: str
                 ) -> subprocess.CompletedProcess[str]:
@@ -63,7 +64,8 @@ class Site:
         return self.cluster.run_as_user([str(self.venv / "bin/tangram"), *words], timeout=timeout,
                                         env=environ)
 
-    def sbatch(self, name: str, trainer: str, *files: str, ranks: int = 2, **keys: str) -> str:
+    def sbatch(self, name: str, trainer: str, *files: str, ranks: int = 2, strict: bool = True,
+               **keys: str) -> str:
         """Renders the hetjob template, submits it; the job's id."""
         for file in files:
             shutil.copy(DATA / file, self.cluster.home / file)
@@ -73,7 +75,7 @@ class Site:
             "mem_cpu": "600", "mem_gpu": "600", "ranks": str(ranks), "trainer": trainer,
             "setup": f"source {self.venv}/bin/activate", **keys}
         words = [w for k, v in options.items() for w in ("-o", f"{k}={v}")]
-        told = self.tangram("template", "render", "hetjob", "--strict", "--output",
+        told = self.tangram("template", "render", "hetjob", *["--strict"] * strict, "--output",
                             f"{name}.sbatch", *words)
         assert told.returncode == 0, told.stderr
         told = self.cluster.run_as_user(["sbatch", "--parsable", f"{name}.sbatch"])
@@ -130,11 +132,30 @@ class Site:
         time.sleep(3)  # what came with them would be there by now
         return complete()
 
+    def components(self, job: str) -> list[str]:
+        """`State|ExitCode` of the job's components, as sacct has them so far."""
+        return self.cluster.run_as_user(
+            ["sacct", "-n", "-X", "-P", "-j", job, "-o", "State,ExitCode"]).stdout.splitlines()
+
+    def __post_init__(self) -> None:
+        self.before = frozenset(self.left_behind())  # of an earlier user with the same number
+
+    def left_behind(self) -> list[str]:
+        """What must not be there when no job runs: processes, scratch folders, shared memory."""
+        found = self.cluster.run_as_user(
+            "find ${TMPDIR:-/tmp} /dev/shm -maxdepth 1 -user $USER ! -name 'devcluster-*'").stdout
+        files = sorted(set(found.split()) - self.before)
+        return files + [str(pid) for pid in self.pids("tangram|sleep 432|trainer_")]
+
     def pids(self, pattern: str) -> list[int]:
         """The user's processes whose command line matches."""
         told = subprocess.run(["pgrep", "-u", self.cluster.user, "-f", pattern],
                               capture_output=True, text=True, check=False)
         return [int(p) for p in told.stdout.split()]
+
+    def _is_up(self, job: str, ranks: int) -> bool:
+        told = self.info(job)
+        return len(told.get("nodes", [])) == 4 and told["clients"] > ranks  # we are one too
 
     @contextmanager
     def held(self, name: str, ranks: int = 2, **keys: str) -> Any:
@@ -143,8 +164,8 @@ class Site:
         job = self.sbatch(name, f"python trainer_hold.py {stop.name}", "trainer_hold.py",
                           ranks=ranks, **keys)
         try:
-            self.until(lambda: len(self.info(job).get("nodes", [])) == 4, "all workers to join",
-                       90, lambda: self.output(name, job))
+            self.until(lambda: self._is_up(job, ranks), "all workers and ranks to join", 90,
+                       lambda: self.output(name, job))
             yield job
         finally:
             stop.touch()

@@ -16,7 +16,7 @@ def start(site: Site, name: str, ranks: int, steps: int, grace_s: int) -> tuple[
     go = site.cluster.home / f"{name}.go"
     (site.cluster.home / "tangram.toml").write_text(f"grace_s = {grace_s}\n")
     job = site.sbatch(name, f"python trainer_faults.py {steps} {go.name}", "trainer_faults.py",
-                      ranks=ranks)
+                      "trainer_actions.py", ranks=ranks)
     site.until(lambda: len(list(site.cluster.home.glob(f"faults.{job}.*.pid"))) == ranks,
                "all ranks to be in mid-step", 90, lambda: site.output(name, job))
     (site.cluster.home / "tangram.toml").unlink()
@@ -54,6 +54,13 @@ def test_a_trainer_rank_is_killed(site: Site) -> None:
          "    print(s.exec('cat x').result().text, sum(c.map(pow, range(100), [2] * 100)), c.via)"],
         env={"TANGRAM_JOB": job}, timeout=60)
     assert second.stdout == "second 328350 socket\n", second.stderr
+    third = site.cluster.run_as_user(  # and a whole world of MPI, with a gateway of its own
+        ["srun", f"--jobid={job}", "--het-group=2", "--ntasks=3", "--overlap", "--mpi=pmi2",
+         "bash", "-c", f"source {site.venv}/bin/activate; [ $SLURM_PROCID -lt 2 ] || "
+         "exec tangram gateway; exec python trainer_actions.py 100"],
+        env={"TANGRAM_JOB": job, "TANGRAM_GATEWAY": "1", "TANGRAM_WORLD_SIZE": "3"}, timeout=90)
+    assert f"job {job}: 100 of 100 ok on 2 ranks by mpi" in third.stdout, third.stderr
+    assert third.returncode == 0 and site.info(job)["sessions"] <= 3
     site.until(lambda: site.info(job)["sessions"] == 2, "the grace of the dead rank to end", 90)
     go.touch()
     site.finish("rankdies", job)

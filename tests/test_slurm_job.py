@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections import Counter
 
 import pytest
@@ -24,8 +25,10 @@ def test_the_main_job(site: Site) -> None:
     rows = site.acct(job)
     assert Counter(r["kind"] for r in rows)["exec"] == 96
     assert {r["component"] for r in rows} == {"cpu", "gpu"}
-    assert site.cluster.run_as_user(["sacct", "-n", "-X", "-P", "-j", job, "-o", "State"]
-                                    ).stdout.split() == ["COMPLETED"] * 3
+    site.until(lambda: site.components(job) == ["COMPLETED|0:0"] * 3, "sacct to say the end", 60,
+               lambda: str(site.components(job)))
+    told = site.tangram("info", "-j", job)
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1) and "has ended" in told.stderr
 
 
 def test_two_thousand_actions_are_a_handful_of_steps(site: Site) -> None:
@@ -49,15 +52,46 @@ def test_mpi_in_earnest(site: Site) -> None:
     assert len([r for r in site.acct(job) if r["name"] == "flip"]) == 10000
 
 
-def test_scancel_leaves_nothing(site: Site) -> None:
+def test_scancel_in_mid_step_leaves_nothing(site: Site) -> None:
     with site.held("cancel") as job:
         assert len(site.pids("bin/tangram worker")) == 4
+        child = subprocess.Popen(
+            [str(site.venv / "bin/tangram"), "run", "-j", job, "--", "sh", "-c",
+             "echo up; trap '' TERM; setsid sleep 4322 & sleep 4322"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
+            **site.cluster.as_user())
+        assert child.stdout is not None and child.stdout.readline() == "up\n"
         site.cluster.run_as_user(["scancel", job])
         site.until(lambda: not site.state(job), "the job to go", 60)
-    site.until(lambda: not site.pids("tangram"), "its processes to end", 30,
-               lambda: str(site.pids("tangram")))
-    scratch = site.cluster.run_as_user(
-        "find ${TMPDIR:-/tmp} -maxdepth 1 -user $USER -name 'tangram-*'").stdout
-    assert scratch == ""
+        _, said = child.communicate(timeout=60)
+        assert child.returncode != 0 and len(said.splitlines()) == 1, said
+    site.until(lambda: not site.left_behind(), "all that is the user's to go", 30,
+               lambda: str(site.left_behind()))
     told = site.tangram("run", "-j", job, "--", "true")
     assert (told.returncode, told.stderr.count("\n")) == (2, 1) and "ended" in told.stderr
+
+
+def test_a_warning_before_the_limit_ends_it_in_order(site: Site) -> None:
+    """What `--signal=B:TERM@120` sends: the ranks hear SIGTERM, and their status is the job's."""
+    job = site.sbatch("warned", "python trainer_warned.py", "trainer_warned.py")
+    site.until(lambda: site.output("warned", job).count("up") == 2, "both ranks to be up", 90,
+               lambda: site.output("warned", job))
+    site.cluster.run_as_user(["scancel", "--batch", "--signal=TERM", job], check=True)
+    said = site.finish("warned", job)
+    assert said.count("saved") == 2, said
+    site.until(lambda: site.components(job) == ["FAILED|5:0"] * 3, "sacct to say the end", 60,
+               lambda: str(site.components(job)))
+    assert not site.left_behind()
+
+
+@pytest.mark.parametrize(("key", "value", "said"), [
+    ("placer", "fastest", "config field `placer`"), ("setup", "true", "`setup`"),
+    ("trainer", "<TRAINER>", "<TRAINER>")])
+def test_a_job_that_cannot_begin_says_why(site: Site, key: str, value: str, said: str) -> None:
+    keys = {"trainer": "true", key: value}
+    job = site.sbatch(f"bad_{key}", keys.pop("trainer"), strict=False, **keys)
+    lines = [line for line in site.finish(f"bad_{key}", job).splitlines() if "tangram" in line]
+    assert said in lines[0] and len(lines) == 1 + (key == "placer"), lines
+    site.until(lambda: site.components(job)[:1] == ["FAILED|2:0"], "sacct to say the end", 60,
+               lambda: str(site.components(job)))
+    assert not site.left_behind()

@@ -143,19 +143,25 @@ case "$1" in
     trap 'echo "broker ended" >> "$LOG"; touch "$job/ended"; exit 0' TERM
     mkdir -p "$job"; echo key > "$job/access.json"
     while :; do sleep 0.05; done ;;
-  worker) until [ -e "$job/ended" ]; do sleep 0.05; done ;;
+  worker) touch "$TANGRAM_SCRATCH/left"; until [ -e "$job/ended" ]; do sleep 0.05; done ;;
   gateway) echo "gateway of $TANGRAM_WORLD_SIZE" >> "$LOG" ;;
 esac
 """
 SRUN = """\
 #!/bin/bash
+export SLURMD_NODENAME="node$1" SLURM_STEP_ID=5 SLURM_PROCID=0
 words=("$@")
+for word; do [[ $word != --task-epilog=* ]] || epilog="${word#*=}"; done
 while [ "${words[0]#-}" != "${words[0]}" ]; do words=("${words[@]:1}"); done
-[ "${words[0]}" != bash ] || SLURM_PROCID=2 SLURM_STEP_ID=5 "${words[@]}"  # gateway, then a rank
-SLURM_PROCID=0 SLURM_STEP_ID=5 "${words[@]}" &
-[ "${words[0]}" != bash ] || echo "$!" > "$LOG.pid"
-trap 'echo "srun ended" >> "$LOG"; kill -9 "$!"; wait "$!"; exit 143' TERM
-wait "$!"
+[ "$1" != --het-group=2 ] || SLURM_PROCID=2 "${words[@]}"        # the gateway, then a rank
+"${words[@]}" &
+task=$!
+[ "$1" != --het-group=2 ] || echo "$task" > "$LOG.pid"
+trap 'echo "srun ended" >> "$LOG"; kill -9 "$task"; wait "$task"; ${epilog:-:}; exit 143' TERM
+status=0
+wait "$task" || status=$?
+${epilog:-:}
+exit "$status"
 """
 SCANCEL = """\
 #!/bin/bash
@@ -168,7 +174,7 @@ class Pretence:
     """A rendered script, and commands of its own instead of Slurm's and tangram's."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.log = folder, folder / "log"
+        self.folder, self.log, self.scratch = folder, folder / "log", folder / "scratch"
         (folder / "bin").mkdir()
         for name, text in (("tangram", TANGRAM), ("srun", SRUN), ("scancel", SCANCEL)):
             (folder / "bin" / name).write_text(text)
@@ -178,10 +184,12 @@ class Pretence:
         """Starts the script as Slurm would."""
         script = self.folder / "job.sbatch"
         script.write_text(text or render(load("hetjob"), {**FULL, "trainer": trainer}))
+        self.scratch.mkdir(exist_ok=True)
         environ = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "HOME": str(self.folder),
-                   "LOG": str(self.log), "SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "3",
-                   "SLURM_JOB_ID_HET_GROUP_2": "9", "SLURM_JOB_NUM_NODES_HET_GROUP_0": "2",
-                   "SLURM_JOB_NUM_NODES_HET_GROUP_1": "1", **env}
+                   "LOG": str(self.log), "TMPDIR": str(self.scratch), "SLURM_JOB_ID": "7",
+                   "SLURM_HET_SIZE": "3", "SLURM_JOB_ID_HET_GROUP_2": "9",
+                   "SLURM_JOB_NUM_NODES_HET_GROUP_0": "2", "SLURM_JOB_NUM_NODES_HET_GROUP_1": "1",
+                   **env}
         return subprocess.Popen(["bash", str(script)], env=environ, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
 
@@ -194,6 +202,10 @@ class Pretence:
     def logged(self) -> list[str]:
         """What was called, in order."""
         return self.log.read_text().splitlines() if self.log.exists() else []
+
+    def ends(self) -> list[str]:
+        """What ended or was told to, in order."""
+        return [line for line in self.logged() if line.endswith("ended") or "scancel" in line]
 
 
 @pytest.fixture
@@ -210,6 +222,7 @@ def test_the_script_starts_all_and_ends_all(pretence: Pretence) -> None:
     assert set(told[1:-1]) == {"tangram worker --component cpu", "tangram worker --component gpu",
                                "tangram gateway", "gateway of 3"}
     assert told[-1] == "broker ended"
+    assert list(pretence.scratch.iterdir()) == []  # the epilog was there
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -220,7 +233,7 @@ def test_a_signal_ends_trainer_then_broker(pretence: Pretence, number: int) -> N
     child.send_signal(number)
     _, err = child.communicate(timeout=60)
     assert (child.returncode, err) == (4, "")  # the trainer's own status
-    assert pretence.logged()[-3:] == [
+    assert pretence.ends() == [
         "scancel --quiet --signal=TERM 9.5", "trainer ended", "broker ended"]
 
 
@@ -232,7 +245,7 @@ def test_a_trainer_that_does_not_listen_is_killed(pretence: Pretence) -> None:
     child.send_signal(signal.SIGTERM)
     child.communicate(timeout=60)
     assert child.returncode == 143
-    assert pretence.logged()[-2:] == ["srun ended", "broker ended"]
+    assert pretence.ends()[1:] == ["srun ended", "broker ended"]
 
 
 def test_a_broker_that_does_not_start_ends_it(pretence: Pretence) -> None:

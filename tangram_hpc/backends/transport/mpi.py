@@ -34,6 +34,7 @@ from ...wire.frame import Buffer
 from .mpi_channel import MpiChannel
 from .mpi_guard import bring_up
 from .mpi_launch import REMEDY, Launch, launch_of, launch_rank
+from .mpi_shm import forget_names
 from .naps import sharpen
 
 _SLOT = 8192  # bytes of a rank's card in the meeting
@@ -274,6 +275,7 @@ def _bring_together(environ: Mapping[str, str], card: Card) -> World:
         full = {**asdict(card), "size": launch.size, "source": launch.source,
                 "threads": MPI.Query_thread() == MPI.THREAD_MULTIPLE, "library": _library(MPI)}
         cards = _exchange(MPI, Card(**full))
+        forget_names()  # all ranks have told: all have left MPI_Init
         problem = complaint(cards)
         if problem is None:
             _met = World(MPI, cards, own_finalize)
