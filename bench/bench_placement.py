@@ -92,7 +92,7 @@ def main() -> None:
     rounds = 20 if tiny else 200
     figures = {placer: [measure(placer, nodes, queued, rounds)
                         for nodes in counts for queued in sizes]
-               for placer in ("first-fit", "fcfs:4")}
+               for placer in ("first-fit", "fcfs:4", "elastic")}
     common.line("placement", {"cpus": CPUS, "ends_per_plan": ENDS, "rounds": rounds}, figures)
 
 

@@ -201,6 +201,8 @@ def await_access(path: Path, timeout_s: float, alive: Callable[[], bool] = lambd
         time.sleep(0.005)
 
 
+_SHARED_FS_S = 10.0  # a shared file system may show a new file so much later
+
 # ---- worker ------------------------------------------------------------------------------------
 
 
@@ -236,7 +238,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     """Lends this node until the broker says that it is over (0) or is lost for good (1)."""
     loop, config = asyncio.get_running_loop(), plan.config
     die_on_broken_law(loop, "worker")
-    access = read_access(plan.access)
+    access = await_access(plan.access, _SHARED_FS_S)
     spec = node_spec(config, environ, plan.component, plan.name)
     scratch = make_scratch(environ, config.scratch, "worker")
     ended: asyncio.Future[str] = loop.create_future()

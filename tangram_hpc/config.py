@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .core.placers.registry import NAMES as PLACERS
 from .core.placers.registry import make_placer
 from .errors import InvalidInput
 
@@ -31,7 +32,7 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    placer: str = Field("first-fit", description="first-fit, fcfs:K or static:K")
+    placer: str = Field("elastic", description=f"one of {', '.join(PLACERS)}")
     sync: Literal["none", "batch", "always"] = Field(
         "none", description="journal: none survives the broker's death, batch and always the node's"
     )

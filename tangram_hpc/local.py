@@ -32,14 +32,14 @@ class LocalCluster:
     Args:
         cpus: CPUs it lends (all that this process may use; more than those are only counted).
         mem_mib: memory it lends (all).
-        placer: `first-fit`, `fcfs:K` or `static:K`.
+        placer: `elastic`, `paper`, `first-fit`, `fcfs:K` or `static:K`.
         workers: how many worker processes, each lending `cpus`: nodes of a pretended cluster.
         home: where the job's folder is made, instead of `$TANGRAM_HOME` or `~/.tangram`.
         settings: further fields of the config file (`sync="batch"`, `grace_s=5`, ...).
     """
 
     def __init__(self, cpus: int | None = None, *, mem_mib: int | None = None,
-                 placer: str = "first-fit", workers: int = 1, home: str | Path | None = None,
+                 placer: str = "elastic", workers: int = 1, home: str | Path | None = None,
                  **settings: Any) -> None:
         self.job = local_job_name()
         self._environ = {**without_slurm(os.environ), **_kept(os.environ),

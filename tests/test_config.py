@@ -16,7 +16,7 @@ def test_precedence(tmp_path: Path) -> None:
     environ = {"TANGRAM_GRACE_S": "7", "TANGRAM_HOME": "x"}
     config = load_config(environ, {"sync": "always", "placer": None}, tmp_path)
     assert (config.placer, config.grace_s, config.sync) == ("fcfs:2", 7.0, "always")
-    assert load_config({}, folder=tmp_path / "none").placer == "first-fit"
+    assert load_config({}, folder=tmp_path / "none").placer == "elastic"
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_precedence(tmp_path: Path) -> None:
     [
         ('placr = "fcfs:2"', {}, r"`placr` .*tangram.toml.* not known; did you mean `placer`"),
         ("grace_s = -1", {}, r"`grace_s` .*tangram.toml.*greater than or equal to 0"),
-        ('placer = "best"', {}, r"`placer` .*first-fit, fcfs:K, static:K"),
+        ('placer = "best"', {}, r"`placer` .*elastic, paper, first-fit, fcfs:K, static:K"),
         ("", {"TANGRAM_SYNC": "sometimes"}, r"`sync` \(TANGRAM_SYNC\)"),
         ("", {"TANGRAM_CPUS": "many"}, r"`cpus` \(TANGRAM_CPUS\).*'many'"),
         ("grace_s = ", {}, r"config file .*tangram.toml"),

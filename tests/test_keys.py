@@ -260,7 +260,7 @@ def test_gpus_are_dealt_by_calls_for_each_gpu() -> None:
     assert {name: len(gpus) for name, gpus in dealt.items()} == {"a": 2, "b": 4, "c": 1}
 
 
-@pytest.mark.parametrize("placer", ["first-fit", "fcfs:4", "static:2"])
+@pytest.mark.parametrize("placer", ["first-fit", "fcfs:4", "static:2", "paper", "elastic"])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_keys_break_no_law_and_replay(seed: int, placer: str) -> None:
     rng, w = random.Random(seed), keyed(placer, gpus=4, nodes=2)

@@ -100,6 +100,7 @@ def test_futures_shapes(cluster: LocalCluster) -> None:
 
 def test_cancel(cluster: LocalCluster) -> None:
     running = cluster.submit(["sleep", "60"], cpus=4)
+    time.sleep(0.3)  # it must be first, whatever the placer thinks of its length
     waiting = cluster.submit(["true"], cpus=4)
     time.sleep(0.3)
     assert waiting.cancel() and running.cancel()

@@ -340,7 +340,8 @@ class Chaos:
         raise AssertionError("it never drained")
 
 
-@pytest.mark.parametrize("placer", ["first-fit", "fcfs:2", "fcfs:4", "static:2"])
+@pytest.mark.parametrize("placer", ["first-fit", "fcfs:2", "fcfs:4", "static:2", "paper",
+                                    "elastic"])
 @pytest.mark.parametrize("seed", range(6))
 def test_chaos_breaks_no_law_and_loses_nothing(seed: int, placer: str) -> None:
     chaos = Chaos(seed, placer)

@@ -149,7 +149,8 @@ def test_resizing_at_random_breaks_no_law(seed: int, tmp_path: Path) -> None:
         check_records(w, c, tmp_path / "r.jsonl")
 
 
-@pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "fcfs:1", "static:4"])
+@pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "fcfs:1", "static:4", "paper",
+                                    "elastic"])
 @pytest.mark.parametrize("seed", range(6))
 def test_random_mixtures_break_no_law(seed: int, policy: str, tmp_path: Path) -> None:
     work = workload(seed, 16, ALL)
@@ -175,7 +176,7 @@ def example(out: Path, policy: str, hash_seed: str) -> bytes:
     return out.read_bytes()
 
 
-@pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "static:2"])
+@pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "static:2", "paper", "elastic"])
 def test_same_seed_same_bytes_whatever_the_hash_seed(policy: str, tmp_path: Path) -> None:
     assert len({example(tmp_path / "r", policy, seed) for seed in ("0", "1", "77")}) == 1
 
@@ -224,7 +225,7 @@ def test_other_wrong_input_is_one_line(tmp_path: Path) -> None:
         simulate(workload(1, 3, ("cpu",)), few, make_placer("static"))
 
 
-@pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "static:4"])
+@pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "static:4", "paper"])
 @pytest.mark.parametrize("seed", range(4))
 def test_drivers_and_frames_without_delay_change_nothing(seed: int, policy: str) -> None:
     work, cluster = workload(seed, 12), Cluster.model_validate(CLUSTER)
@@ -233,7 +234,7 @@ def test_drivers_and_frames_without_delay_change_nothing(seed: int, policy: str)
     assert [r.line() for r in wired.records] == [r.line() for r in alone.records]
 
 
-@pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "static:4"])
+@pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "static:4", "paper", "elastic"])
 def test_a_slow_network_costs_what_it_takes(policy: str, tmp_path: Path) -> None:
     work, cluster = workload(5, 12), Cluster.model_validate(CLUSTER)
     runs = [simulate(work, cluster, make_placer(policy), latency_us=us, seed=9, check=True)
@@ -285,7 +286,7 @@ def test_the_checkers_find_what_is_broken() -> None:
     assert "no record" in broken(lambda records: records.pop())
 
 
-@pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "static:4"])
+@pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "static:4", "paper", "elastic"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("latency_us", [0, 700])
 def test_a_node_that_dies_loses_no_action(seed: int, policy: str, latency_us: int, tmp_path: Path
@@ -298,6 +299,8 @@ def test_a_node_that_dies_loses_no_action(seed: int, policy: str, latency_us: in
         work = workload(seed, 14)
     failures = [Failure("c0", 10**9, 2 * 10**9), Failure("g", 2 * 10**9, 10**8),
                 Failure("c1", 3 * 10**9)]
+    if policy in ("paper", "elastic"):  # a call that comes while no GPU is up is refused
+        failures[1] = Failure("c0", 4 * 10**9, 10**8)
     run = simulate(work, cluster, make_placer(policy), latency_us=latency_us, failures=failures,
                    check=True)
     again = simulate(work, cluster, make_placer(policy), latency_us=latency_us, failures=failures)

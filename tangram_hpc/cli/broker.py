@@ -13,7 +13,7 @@ def add(verbs: Any) -> None:
     p = verbs.add_parser("broker", help="run the broker of a job (the batch script does)")
     p.add_argument("--job", default="", help="job id (default: SLURM_JOB_ID, else a local name)")
     p.add_argument("--nodes", type=int, default=1, help="how many workers will join")
-    p.add_argument("--placer", help="first-fit, fcfs:K or static:K")
+    p.add_argument("--placer", help="elastic, paper, first-fit, fcfs:K or static:K")
     p.add_argument("--sync", help="journal: none, batch or always")
     p.add_argument("--bind", help="address to listen on")
     p.add_argument("--lifeline", type=int, default=-1, help=argparse.SUPPRESS)

@@ -197,6 +197,8 @@ class Nursery:
         tree.end_beneath(_END_S)
         if not scratch.remove(self._root):
             shutil.rmtree(self._root, ignore_errors=True)
+        with suppress(OSError):  # a worker that was killed does not come to it
+            os.rmdir(os.path.dirname(self._root))
 
 
 def _host(control: socket.socket, home: str, kind: str, parent: int) -> None:

@@ -109,17 +109,18 @@ class ElasticCpus:
             node.free_cpus += now_held[lease_id] - units
         for (started_id, units), (_, shape, _, _, _) in zip(starts, entrants, strict=False):
             grant(view, placement, started_id, shape, node, units)
-        self._look_again(view, kept, soonest, waiting, len(entrants) - len(starts))
+        self._look_again(view, kept, soonest, waiting, [e[0].id for e in entrants[len(starts):]])
 
     def _look_again(self, view: Snapshot, kept: _Node, soonest: int, waiting: Waiting,
-                    back: int) -> None:
-        left = waiting.n + back
+                    back: list[int]) -> None:
+        """When sizes may change again, or when the oldest of those left is overdue."""
         if kept.look_at:
             return
+        first = waiting.oldest()
+        left = back + ([first.action] if first is not None else [])
         at = (soonest if left else view.now_ns + RESIZE_GAP_NS) if soonest else 0
-        first = waiting.oldest() if left else None
-        if first is not None:
-            due = view.ledger.actions[first.action].submitted_at + OVERDUE_NS
+        if left:
+            due = min(view.ledger.actions[a].submitted_at for a in left) + OVERDUE_NS
             if due > view.now_ns and (not at or due < at):
                 at = due
         kept.look_at = at
