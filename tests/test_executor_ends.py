@@ -193,7 +193,7 @@ def test_kill_9_of_the_worker_leaves_nothing(tmp_path: Path) -> None:
     worker.kill()
     worker.wait()
     until(lambda: not any(map(alive, beneath)), "all beneath has ended")
-    until(lambda: list((tmp_path / "scratch").iterdir()) == [], "its scratch is gone")
+    until(lambda: not (tmp_path / "scratch").exists(), "its scratch is gone")
 
 
 def test_many_actions_leak_nothing(rig: Rig) -> None:

@@ -146,7 +146,7 @@ def test_on_a_cluster(tmp_path: Path) -> None:
                                   **os.environ, "TANGRAM_HOME": str(tmp_path),
                                   "TANGRAM_ACCESS": str(c.access)})
 
-    with LocalCluster(cpus=1, home=tmp_path) as c:
+    with LocalCluster(cpus=1, home=tmp_path, placer="fcfs:1") as c:  # who is first is certain
         done = c.submit(["true"])
         done.result()
         long = c.submit(["sleep", "60"], profile=Profile(60 * S))
