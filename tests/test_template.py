@@ -218,7 +218,7 @@ def test_the_script_starts_all_and_ends_all(pretence: Pretence) -> None:
     status, out, err = pretence.run(trainer)
     assert (status, out, err) == (7, "it's $5 & more\n", "")  # its quotes are its own
     told = pretence.logged()
-    assert told[0] == "tangram broker --placer first-fit --nodes 3"
+    assert told[0] == "tangram broker --placer elastic --nodes 3"
     assert set(told[1:-1]) == {"tangram worker --component cpu", "tangram worker --component gpu",
                                "tangram gateway", "gateway of 3"}
     assert told[-1] == "broker ended"

@@ -21,7 +21,7 @@ def add(verbs: Any) -> None:
     p.add_argument("--cpus", type=int, default=64, help="without --cluster (default: 64)")
     p.add_argument("--scale", type=float, required=True, metavar="F",
                    help="wall seconds a second of the workload, at most 1")
-    p.add_argument("--policy", default="first-fit", help="a placer (default: first-fit)")
+    p.add_argument("--policy", default="elastic", help="a placer (default: elastic)")
     p.add_argument("--first", type=int, metavar="N", help="only the first N trajectories")
     p.add_argument("--seed", type=int, default=0, help="of the simulated run (default: 0)")
     p.add_argument("--records", type=Path, metavar="OUT",
