@@ -14,6 +14,7 @@ from tangram_hpc.core.estimator import PRIOR, UNKNOWN_NS, Estimator
 from tangram_hpc.core.ledger import RESIZE_GAP_NS
 from tangram_hpc.core.placers.arrange import arrange, choose, read_off
 from tangram_hpc.core.placers.divide import Entrant, Holder, divide, weight
+from tangram_hpc.core.placers.elastic_cpus import STARTS
 from tangram_hpc.core.placers.registry import make_placer
 from tangram_hpc.core.placers.waiting import BYPASS, OVERDUE_NS
 from tangram_hpc.core.scheduler import Scheduler
@@ -256,3 +257,21 @@ def test_mean_completion_times(work: str, size: str, durations: str, at_most: fl
     if work == "coding-200":
         fcfs = simulate(workload_, cluster, make_placer("fcfs:4")).figures()
         assert elastic["p99_act_s"] <= fcfs["p99_act_s"] and elastic["step_s"] <= 100
+
+
+def test_many_idle_nodes_are_filled_in_bounded_passes() -> None:
+    w = World("elastic")
+    for _ in range(40):
+        w.node(cpus=4)
+    waiting = [w.submit((1,)) for _ in range(200)]
+    passes = 0
+    while (now := w.scheduler.next_deadline()) <= w.now + 1 or w.scheduler.dirty:
+        w.now = max(w.now, now)
+        before = w.ledger.next_lease
+        w.plan()
+        passes += 1
+        if w.ledger.next_lease == before:
+            break
+        assert w.ledger.next_lease - before <= STARTS + 4
+    assert sum(bool(w.ledger.actions[a].lease) for a in waiting) == 160 and passes >= 160 // 68
+    assert all(n.cores.free == 0 for n in w.ledger.up_nodes())

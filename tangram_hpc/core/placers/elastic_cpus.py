@@ -21,6 +21,8 @@ from .base import Placement, Resizing, grant
 from .divide import Entrant, Holder, divide, weight
 from .waiting import OVERDUE_NS, Waiting
 
+STARTS = 64  # in one pass, where actions wait that may start anywhere
+
 
 def is_elastic(resizable: bool, degrees: tuple[int, ...]) -> bool:
     """Whether sizes between its degrees may be given: an action of one degree wants that one."""
@@ -45,8 +47,11 @@ class ElasticCpus:
         self._floating = -1
 
     def place(self, view: Snapshot, placement: Placement) -> None:
-        """O(nodes + what runs and waits on those looked at, times its logarithm)."""
+        """O(nodes + what runs and waits on those looked at, times its logarithm). A node passes
+        over what others started in this pass, so that a pass ends after STARTS such starts and
+        the next one follows at once."""
         ledger = view.ledger
+        floating = ledger.ready.bay(CPU, "cpu", 0) is not None
         for gone in [n for n in self._nodes if n not in view.nodes]:
             del self._nodes[gone]
         for node in self._due(view):
@@ -55,6 +60,9 @@ class ElasticCpus:
             if kept.look_at <= view.now_ns:
                 kept.look_at = 0
             self._divide(view, placement, node, kept)
+            if floating and len(placement.grants) >= STARTS:
+                placement.again_at = view.now_ns + 1  # the other nodes still have their news
+                return
         self._floating = ledger.news
         beats = [k.look_at for k in self._nodes.values() if k.look_at]
         if beats:
