@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,12 @@ from executor_rig import SECRETS, Rig
 from slurm_site import Site, install_for
 
 from tangram_hpc.backends.sandbox import tree
+
+# `nohup` and a shell's `&` hand these on as ignored, and nothing below could be interrupted then
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT
+                      else signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,9 @@ from .hostwire import Run
 
 _PIECE = 1 << 16
 _DRAIN_MAX = 32  # reads at the end: what leftovers still write must not keep us
-# ignored by Python and so inherited as ignored; a command expects the default
-_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
+# a command expects the defaults, whatever Python ignores and whoever started us (`nohup`, a shell's
+# `&`) had ignored
+_RESTORED = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 
 
 class Unstartable(Exception):
