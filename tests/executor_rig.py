@@ -15,6 +15,7 @@ import cloudpickle
 from tangram_hpc.backends.cpu import affinity
 from tangram_hpc.backends.sandbox import tree
 from tangram_hpc.backends.sandbox.executor import SandboxExecutor
+from tangram_hpc.backends.sandbox.settings import Settings
 from tangram_hpc.backends.store import FolderStore
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.outcome import Outcome
@@ -67,12 +68,14 @@ class Rig:
         self.pieces: dict[int, list[tuple[int, bytes]]] = {}
         self.lease = 0
         options.setdefault("cores", affinity.usable()[:2])
-        options.setdefault("kill_wait_s", 0.5)
         cores = options.pop("cores")
+        self.trusted = options.pop("trusted", True)
+        pinned = options.pop("pinned", None)
+        settings = Settings(**{"kill_wait_s": 0.5, "warm": 0, **options})
         self.cores: tuple[int, ...] = cores
 
         async def make() -> SandboxExecutor:
-            return SandboxExecutor(self, self.store, self.scratch, cores, **options)
+            return SandboxExecutor(self, self.store, self.scratch, cores, settings, pinned=pinned)
 
         self.executor = self.loop.run_until_complete(make())
 
@@ -115,6 +118,7 @@ class Rig:
     def begin(self, call: Payload, kind: Kind, *, cores: tuple[int, ...] | None = None,
               gpus: tuple[int, ...] = (), store: bool = False, **action: Any) -> int:
         self.lease += 1
+        action.setdefault("trusted", self.trusted)
         order = Start(self.lease, Action(id=self.lease, name="t", kind=kind, **action),
                       self.cores[:1] if cores is None else cores, gpus)
         payload = encode(call)
@@ -154,8 +158,9 @@ class Rig:
         assert outcome.state is ActionState.COMPLETED, (outcome, back)
         return decode_value(back.data)
 
-    def open(self, session: int = 1) -> None:
-        self.loop.call_soon(self.executor.open_session, SessionSpec(session))
+    def open(self, session: int = 1, **spec: Any) -> None:
+        spec.setdefault("trusted", self.trusted)
+        self.loop.call_soon(self.executor.open_session, SessionSpec(session, **spec))
         self.until(lambda: session in self.up)
 
     def processes(self) -> list[int]:

@@ -7,15 +7,20 @@ folder of a job that has ended keeps its journal, so that accounting outlives it
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import InvalidInput
+from .sandbox import scratch
 
 KEPT_LOCAL_RUNS = 50
+_OURS = ("tangram-worker-", "tangram-broker-")
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -63,7 +68,6 @@ def last_job(environ: Mapping[str, str]) -> str:
 def local_job_name() -> str:
     """A fresh name for a run without Slurm."""
     import secrets
-    import time
 
     return f"local-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
@@ -75,11 +79,54 @@ def _prune(jobs: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+_ALIVE = ".alive"  # locked by who made the folder, for as long as that process lives
+_YOUNG_S = 60.0  # a folder may be on its way to its lock
+_locks: list[int] = []
+
+
 def make_scratch(environ: Mapping[str, str], named: str, what: str) -> Path:
-    """A fresh private node-local folder; its maker removes it."""
+    """A fresh private node-local folder; its maker removes it. Those of this user whose makers are
+    dead go first. The job's id is in its name, for the site's epilog."""
     base = named or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or tempfile.gettempdir()
+    job = environ.get("SLURM_JOB_ID", "")
     try:
-        return Path(tempfile.mkdtemp(prefix=f"tangram-{what}-", dir=base))
+        sweep_scratch(Path(base))
+        folder = tempfile.mkdtemp(prefix=f"tangram-{what}-{f'job{job}-' if job else ''}", dir=base)
+        lock = os.open(f"{folder}/{_ALIVE}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _locks.append(lock)
+        return Path(folder)
     except OSError as error:
         raise InvalidInput(f"scratch {base}: cannot make a folder there ({error.strerror}); set "
                            "`scratch` to a node-local folder") from None
+
+
+def sweep_scratch(base: Path) -> list[Path]:
+    """Removes what dead processes of this user left in a scratch folder; returns what is gone."""
+    gone = []
+    for folder in base.glob("tangram-*-*"):
+        try:
+            about = folder.lstat()
+            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+                continue
+            if not _abandoned(folder, time.time() - about.st_mtime):
+                continue
+        except OSError:
+            continue  # another one sweeps too
+        if scratch.remove(str(folder)):
+            gone.append(folder)
+    return gone
+
+
+def _abandoned(folder: Path, age_s: float) -> bool:
+    try:
+        lock = os.open(folder / _ALIVE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return age_s > _YOUNG_S and folder.name.startswith(_OURS)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)

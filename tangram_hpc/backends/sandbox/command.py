@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import tempfile
@@ -52,7 +53,7 @@ class Command:
         "act_at",
         "call",
         "cpus_file",
-        "enforcement",
+        "isolation",
         "pid",
         "pipes",
         "reason",
@@ -63,12 +64,12 @@ class Command:
         "status",
     )
 
-    def __init__(self, run: Run, call: ExecCall, output_max: int, enforcement: str,
+    def __init__(self, run: Run, call: ExecCall, output_max: int, isolation: str,
                  cpus_file: str = "") -> None:
         self.run = run
         self.call = call
         self.cpus_file = cpus_file
-        self.enforcement = enforcement
+        self.isolation = isolation
         self.pid = 0
         self.status: int | None = None
         self.state: ActionState | None = None
@@ -122,11 +123,11 @@ class Command:
         call, run = self.call, self.run
         if call.clean_env:
             env = dict(base)
-            env.update(environ.hints(run.units))
+            env.update(environ.hints(run.units, run.most))
             env.update(call.env)
         else:
             env = dict(call.env)
-        environ.grant(env, run.units, run.gpus, self.cpus_file)
+        environ.grant(env, run.units, run.most, run.gpus, self.cpus_file)
         return env
 
     # ---- output ----
@@ -185,6 +186,12 @@ class Command:
             os.killpg(self.pid, signal.SIGCONT)
         self.act_at = time.monotonic_ns() + kill_wait_ns
 
+    def limit_processes(self, count: int) -> None:
+        """At most so many of it and beside it at once; it is young enough to have none yet."""
+        if count:
+            with suppress(OSError):  # it has ended
+                resource.prlimit(self.pid, resource.RLIMIT_NPROC, (count, count))
+
     def used(self, usage: Any) -> None:
         """Adds what a process of it used, as wait4 told."""
         self._cpu_s += usage.ru_utime + usage.ru_stime
@@ -207,8 +214,7 @@ class Command:
             cpu_ns=round(self._cpu_s * 1e9),
             maxrss_kib=self._maxrss,
             reason=reason,
-            isolation="process",
-            enforcement=self.enforcement,
+            isolation=self.isolation,
         )
 
     def result(self) -> bytes:

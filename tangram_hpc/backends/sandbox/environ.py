@@ -12,6 +12,7 @@ _KEPT = ("PATH", "LANG", "LANGUAGE", "TZ", "USER", "LOGNAME", "LD_LIBRARY_PATH")
 _KEPT_BY_RUNNERS = (*_KEPT, "HOME", "SHELL", "VIRTUAL_ENV", "XDG_CACHE_HOME")
 _PREFIXES = ("LC_",)
 _PREFIXES_BY_RUNNERS = (*_PREFIXES, "PYTHON", "CONDA_")
+_PATHS = ("PATH", "LD_LIBRARY_PATH")
 CPUS_FILE = "TANGRAM_CPUS_FILE"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -25,35 +26,43 @@ def for_hosts(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def for_commands(environ: Mapping[str, str], home: str) -> dict[str, str]:
-    """What every command in a sandbox starts from."""
+def for_commands(
+    environ: Mapping[str, str], home: str, tmp: str, own_root: bool = False
+) -> dict[str, str]:
+    """What every command in a sandbox starts from; this host's paths mean nothing in a root of its
+    own."""
     kept = {n: v for n, v in environ.items() if n in _KEPT or n.startswith(_PREFIXES)}
+    for name in _PATHS if own_root else ():
+        kept.pop(name, None)
     return {
         "PATH": DEFAULT_PATH,
         "LANG": "C.UTF-8",
         **kept,
         "SHELL": "/bin/sh",
         "HOME": home,
-        "TMPDIR": f"{home}/tmp",
+        "TMPDIR": tmp,
     }
 
 
 @lru_cache(maxsize=256)
-def hints(units: int) -> tuple[tuple[str, str], ...]:
-    """How programs are told of their units."""
-    n = str(max(1, units))
+def hints(units: int, most: int = 0) -> tuple[tuple[str, str], ...]:
+    """How programs are told of their units: what starts workers is told the most that they may
+    become, as it cannot start more later and lives with fewer cores meanwhile."""
+    n = str(max(1, units, most))
     return (
-        ("TANGRAM_CPUS", n),
+        ("TANGRAM_CPUS", str(max(1, units))),
+        ("TANGRAM_CPUS_MAX", n),
         ("OMP_NUM_THREADS", n),
         ("MAKEFLAGS", f"-j{n}"),
         ("PYTEST_XDIST_AUTO_NUM_WORKERS", n),
     )
 
 
-def grant(env: MutableMapping[str, str], units: int, gpus: tuple[int, ...],
+def grant(env: MutableMapping[str, str], units: int, most: int, gpus: tuple[int, ...],
           cpus_file: str = "") -> None:
     """Writes what was granted, over whatever stands there. `cpus_file`: see `UnitsFile`."""
     env["TANGRAM_CPUS"] = str(max(1, units))
+    env["TANGRAM_CPUS_MAX"] = str(max(1, units, most))
     if cpus_file:
         env[CPUS_FILE] = cpus_file
     env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))

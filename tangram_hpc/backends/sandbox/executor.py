@@ -5,12 +5,9 @@ not start, wait for or signal a user's process itself: hosts and their nursery d
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import signal
-import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -24,17 +21,20 @@ from ...ports import Reports, Store
 from ...wire.message import INLINE_MAX, Start
 from ...wire.payload import ErrorReturn, FunctionCall, decode, encode
 from ..cpu import affinity
-from . import scratch as folders
-from .hosts import Host, NurseryClient
-from .hostwire import FRAME_MAX, INIT, RUNNER, Close, Cores, Ended, Gone, Kill, Load, Piece, Run
-from .hostwire import Setup as HostSetup
-from .jobs import Job, Pool, Session
+from ..cpu.enforce import probe
+from .backends import Backends
+from .hosts import Host
+from .hostwire import FRAME_MAX, RUNNER, Ended, Gone, Kill, Limits, Load, Piece, Run, Setup, Units
+from .jobs import Job
+from .lodging import Lodging
+from .pools import Pool
+from .sessions import Sessions
+from .settings import Settings
 from .vault import FUNCTIONS_MAX, Vault, is_stored
 
-_CLOSE_S = 8.0  # an init that has not ended its sandbox by then is killed
-_SPARE = 4  # inits beyond the units: an action may hold none
 _EXEC = Kind.EXEC
 _FUNCTION = Kind.FUNCTION
+_DEFAULTS = Settings()
 
 
 class SandboxExecutor:
@@ -43,16 +43,14 @@ class SandboxExecutor:
     Args:
         reports: who is told.
         store: where payloads over the inline limit lie.
-        scratch: a node-local directory for what sandboxes write; made when missing. All of this
-            worker's lies in a directory of its own beneath it, which is removed at the end.
+        scratch: a node-local directory for what sandboxes write; see `Lodging`.
         cores: the units this worker lends.
-        pinned: bind to them; None: when they are all cores of this process.
-        kill_wait_s: seconds from SIGTERM to SIGKILL.
-        output_max: bytes kept of each of a command's output streams.
-        warm: inits kept ready for actions without a session; None: one a unit, at most 4.
+        settings: what a site or a user chose.
+        backends: what can build sandboxes here; found out when not given.
+        pinned: bind to the units; None: when they are all cores of this process.
 
     Raises:
-        InvalidInput: `scratch` cannot be used.
+        InvalidInput: `scratch` or a setting cannot be used.
     """
 
     def __init__(
@@ -61,86 +59,55 @@ class SandboxExecutor:
         store: Store,
         scratch: str | Path,
         cores: tuple[int, ...],
+        settings: Settings = _DEFAULTS,
         *,
+        backends: Backends | None = None,
         pinned: bool | None = None,
-        kill_wait_s: float = 2.0,
-        output_max: int = 1 << 20,
-        warm: int | None = None,
     ) -> None:
         if pinned is None:
             pinned = affinity.describe(cores) == "affinity"
         self.pinned = pinned
-        self._enforcement = "affinity" if pinned else "counted"
+        self._settings = settings
         self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._vault = Vault(store)
-        self._setup = HostSetup(round(kill_wait_s * 1e9), output_max)
         self._jobs: dict[int, Job] = {}
-        self._sessions: dict[int, Session] = {}
         self._closed = False
-        self._folder = Path(scratch)
-        self._roots: list[str] = []  # of this nursery, and of those that died
-        self._numbers = itertools.count(1)
-        self._nursery = self._make_nursery()
-        units = max(1, len(cores))
-        warm = min(units, 4) if warm is None else warm
-        self._inits = Pool(lambda: self._nursery.fork(INIT), max(units, warm) + _SPARE, warm)
-        self._runners = Pool(lambda: self._nursery.fork(RUNNER), units, 0)
-        self._pools = {INIT: self._inits, RUNNER: self._runners}
-        self._inits.warm_up()
+        if backends is None:
+            backends = Backends.probed(settings.isolation, settings.read_paths)
+        self._enforcer = probe(pinned, settings.enforcement)
+        self._counts_ooms = "memory" in self._enforcer.limits
+        self._lodging = Lodging(self, Path(scratch), max(1, len(cores)), settings, backends,
+                                self._enforcer)
+        self._sessions = Sessions(self._lodging, self, reports)
 
-    def _make_nursery(self) -> NurseryClient:
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # resolved, as links inside a sandbox are followed by comparing with it
-            root = os.path.realpath(tempfile.mkdtemp(prefix="worker-", dir=self._folder))
-        except OSError as error:
-            raise InvalidInput(
-                f"scratch: cannot use {self._folder} ({error.strerror}); "
-                "name a writable directory on a local disk"
-            ) from None
-        self._roots.append(root)
-        return NurseryClient(self, root, self._setup, self._numbers)
+    @property
+    def enforcement(self) -> str:
+        """How units are enforced."""
+        return self._enforcer.name
+
+    @property
+    def nursery_pid(self) -> int:
+        """The process id of the parent of all hosts."""
+        return self._lodging.pid
 
     # ---- orders: sessions ----
 
     def open_session(self, spec: SessionSpec) -> None:
         """See `ports.Executor`."""
-        if self._closed or spec.id in self._sessions:
-            return
-        host = self._inits.give_away()
-        ready = host is not None
-        if host is None:
-            host = self._nursery.fork(INIT)
-        host.session = spec.id
-        self._sessions[spec.id] = Session(spec.id, host)
-        if ready:
-            self._inits.warm_up()
-            self._session_up(self._sessions[spec.id])
+        if not self._closed:
+            self._sessions.open(spec)
 
     def close_session(self, session: int) -> None:
         """See `ports.Executor`."""
         one = self._sessions.get(session)
         if one is None or one.closing:
             return
-        one.closing = True
-        for lease in one.host.leases:
+        for lease in one.host.leases if one.host is not None else ():
             job = self._jobs[lease]
             if job.live and job.stop is None:
                 job.stop = (ActionState.CANCELLED, "its session was closed")
-        if one.up:
-            self._shut(one.host)
-
-    def _shut(self, host: Host) -> None:
-        host.send(Close())
-        self._loop.call_later(_CLOSE_S, host.kill)
-
-    def _session_up(self, session: Session) -> None:
-        session.up = True
-        self._reports.session_up(session.id)
-        waiting, session.waiting = session.waiting, type(session.waiting)()
-        for job in waiting:
-            self._into_session(job, session)
+        self._sessions.close(one)
 
     # ---- orders: actions ----
 
@@ -159,14 +126,15 @@ class SandboxExecutor:
             self._admit(job)
 
     def _fetched(self, job: Job, data: bytes, why: str) -> None:
-        if not self._waits(job):
+        if not self.waits(job):
             return
         if why or len(data) > FRAME_MAX - (1 << 20):
             return self._fail(job, why or f"payload: {len(data)} bytes are too many")
         job.payload = data
         self._admit(job)
 
-    def _waits(self, job: Job) -> bool:
+    def waits(self, job: Job) -> bool:
+        """See `sessions.Crew`."""
         return self._jobs.get(job.order.lease) is job and job.live and job.host is None
 
     def _admit(self, job: Job) -> None:
@@ -177,10 +145,14 @@ class SandboxExecutor:
             session = self._sessions.get(action.session)
             if session is None or session.closing:
                 return self._fail(job, "session: it is not open on this node")
-            return self._into_session(job, session)
+            return self._sessions.enter(job, session)
         if action.kind is not _EXEC:
             return self._fail(job, "session: reading and writing files needs one")
-        self._into_pool(job, self._inits)
+        try:
+            box = self._lodging.backends.box(SessionSpec(0, trusted=action.trusted))
+        except InvalidInput as error:
+            return self._fail(job, str(error))
+        self._into_pool(job, self._lodging.pool(box))
 
     def _admit_function(self, job: Job) -> None:
         try:
@@ -192,31 +164,23 @@ class SandboxExecutor:
         job.digest = call.digest
 
         def then(blob: bytes, why: str) -> None:
-            if self._waits(job):
+            if self.waits(job):
                 if why:
                     return self._fail(job, why)
                 job.blob = blob
-                self._into_pool(job, self._runners)
+                self._into_pool(job, self._lodging.runners)
 
         self._vault.function(call.digest, then)
 
-    def _into_session(self, job: Job, session: Session) -> None:
-        is_exec = job.order.action.kind is _EXEC
-        if not session.up or (is_exec and session.running):
-            session.waiting.append(job)
-            return
-        if is_exec:
-            session.running = job.order.lease
-        self._dispatch(job, session.host)
-
     def _into_pool(self, job: Job, pool: Pool) -> None:
         if pool.free:
-            self._dispatch(job, pool.free.pop())
+            self.dispatch(job, pool.free.pop())
         else:
             pool.waiting.append(job)
             pool.warm_up()
 
-    def _dispatch(self, job: Job, host: Host) -> None:
+    def dispatch(self, job: Job, host: Host) -> None:
+        """See `sessions.Crew`."""
         order, action = job.order, job.order.action
         job.host = host
         host.leases.add(order.lease)
@@ -227,13 +191,31 @@ class SandboxExecutor:
                 reason = f"it ran longer than its limit of {limit / 1e9:g} s"
                 stop = (order.lease, ActionState.TIMEOUT, reason)
                 job.timer = self._loop.call_later(limit / 1e9, self.kill, *stop)
-        bound = job.cores if self.pinned else ()
-        keep = action.session != 0
+        session = self._sessions.get(action.session) if action.session else None
+        spec = session.spec if session is not None else None
         units = len(job.cores)
-        host.send(Run(order.lease, job.payload, bound, order.gpus, units, limit, keep))
+        limits = self._limits(job, spec)
+        group = host.group
+        assert group is not None
+        group.limit(limits.mem_mib, limits.pids)
+        if units:
+            job.held = group.bind(job.cores if self.pinned else (), units)
+        most = max(units, action.degrees[-1]) if action.resizable else units
+        host.send(Run(order.lease, job.payload, order.gpus, units, most, limit, spec is not None,
+                      spec.background if spec is not None else "end", limits))
         job.payload = b""
         job.started_ns = time.monotonic_ns()
         self._reports.started(order.lease)
+
+    def _limits(self, job: Job, spec: SessionSpec | None) -> Limits:
+        """Its own memory comes on top of its session's; no memory asked for: none is enforced."""
+        if job.order.action.kind is _FUNCTION:
+            return Limits(job.order.action.mem_mib)
+        settings = self._settings
+        if spec is None:
+            return Limits(job.order.action.mem_mib, settings.disk_mib, settings.pids)
+        return Limits(spec.mem_mib + job.order.action.mem_mib,
+                      spec.disk_mib or settings.disk_mib, settings.pids)
 
     def _load(self, job: Job, host: Host) -> None:
         if job.digest not in host.functions:
@@ -264,35 +246,45 @@ class SandboxExecutor:
         if job is None:
             return
         job.cores = cores
-        if job.host is not None and job.live:
-            bound = cores if self.pinned else ()
-            if bound and job.host.kind == RUNNER:  # it is busy with the function, cannot listen
-                affinity.apply(job.host.pid, bound)
-            job.host.send(Cores(lease, bound, len(cores)))
+        host = job.host
+        if host is not None and job.live and host.group is not None:
+            if cores:
+                job.held = host.group.rebind(cores if self.pinned else (), len(cores))
+            host.send(Units(lease, len(cores)))
 
     # ---- facts from hosts ----
 
+    def host_born(self, host: Host) -> Setup:
+        """See `hosts.Owner`."""
+        return self._lodging.setup(host)
+
     def host_up(self, host: Host) -> None:
         """A host waits for orders."""
+        self._lodging.starts.over(host)
         if host.session:
-            session = self._sessions[host.session]
-            if session.closing:
-                self._shut(host)
-            else:
-                self._session_up(session)
-        else:
-            self._pools[host.kind].booted(host)
-            self._idle(host)
+            return self._sessions.up(host)
+        self._lodging.pool_of(host).booted(host)
+        self._idle(host)
 
     def host_failed(self, host: Host, text: str) -> None:
         """A host could not be forked."""
+        self._lodging.starts.over(host)
+        if host.home != host.number:
+            host.tidy()
         if host.session:
-            return self._session_lost(host, "" if self._sessions[host.session].closing else text)
-        pool = self._pools[host.kind]
-        if pool.failed(host):
+            self._sessions.lost(host, text)
+        else:
+            self._pool_lost(host, text)
+
+    def _pool_lost(self, host: Host, text: str) -> None:
+        pool = self._lodging.pool_of(host)
+        none_left = pool.lost(host)
+        if host.up:
+            pool.warm_up()
+        elif none_left:  # it cannot be built: those that wait would wait for ever
             while pool.waiting:
                 job = pool.waiting.popleft()
-                if self._waits(job):
+                if self.waits(job):
                     self._fail(job, text)
 
     def ended(self, host: Host, message: Ended) -> None:
@@ -300,14 +292,25 @@ class SandboxExecutor:
         job = self._jobs.get(message.lease)
         if job is None or job.host is not host or not job.live:
             return  # a runner said what is not its to say
-        outcome = message.outcome
-        if outcome.state not in ENDED:
-            outcome = msgspec.structs.replace(outcome, state=ActionState.FAILED)
+        outcome = self._told(job, host, message.outcome)
         if message.clean:
             host.leases.discard(message.lease)
         self._finish(job, outcome, message.payload, message.clean)
         if message.clean:
-            self._idle(host)
+            self._left(host, message.lease)
+
+    def _told(self, job: Job, host: Host, outcome: Outcome) -> Outcome:
+        """What a host said of an outcome, with what only its worker knows."""
+        state, reason = outcome.state, outcome.reason
+        if state not in ENDED:
+            state = ActionState.FAILED
+        if self._counts_ooms and host.group is not None and (kills := host.group.oom_kills()):
+            if kills > host.oom_kills and state is ActionState.FAILED:
+                state, reason = ActionState.OUT_OF_MEMORY, "mem: more was used than asked for"
+            host.oom_kills = kills
+        return msgspec.structs.replace(outcome, state=state, reason=reason,
+                                       isolation=host.isolation, enforcement=(
+                                           self._enforcer.name if job.held else "counted"))
 
     def gone(self, host: Host, message: Gone) -> None:
         """What an action left is gone."""
@@ -316,7 +319,7 @@ class SandboxExecutor:
             return
         host.leases.discard(message.lease)
         self._release(job)
-        self._idle(host)
+        self._left(host, message.lease)
 
     def piece(self, host: Host, message: Piece) -> None:
         """An action printed something."""
@@ -325,71 +328,75 @@ class SandboxExecutor:
 
     def host_died(self, host: Host, status: int, clean: bool, tail: str) -> None:
         """A host ended; what ran in it failed with it."""
+        self._lodging.starts.over(host)
         what = "the runner process" if host.kind == RUNNER else "the sandbox's init"
-        reason = f"{what} ended ({_cause(status)})"
+        reason = host.broken or f"{what} ended ({_cause(status)})"
         for lease in sorted(host.leases):
-            job = self._jobs[lease]
-            if job.live:
-                payload = None
-                if host.kind == RUNNER:
-                    payload = encode(ErrorReturn("RunnerDied", job.stop[1] if job.stop else reason,
-                                                 tail))  # fmt: skip
-                outcome = job.orphaned(host, status, reason, self._enforcement)
-                self._finish(job, outcome, payload, clean)
-            elif clean:
-                self._release(job)
+            self._orphan(self._jobs[lease], host, status, reason, clean, tail)
         if clean:
             host.leases.clear()
-        if host.session:
-            self._session_lost(host, reason)
-        else:
-            pool = self._pools[host.kind]
-            pool.lost(host)
-            pool.warm_up(at_least=1 if host.kind == RUNNER else 0)
+        host.kept = bool(host.session) and self._sessions.lost(host, reason)
+        if not host.session:
+            self._pool_lost(host, reason)
+        if clean:
+            self._bury(host)
+
+    def _orphan(self, job: Job, host: Host, status: int, reason: str, clean: bool,
+                tail: str) -> None:
+        """The host of an action died."""
+        if job.live:
+            payload = None
+            if host.kind == RUNNER:
+                text = job.stop[1] if job.stop else reason
+                payload = encode(ErrorReturn("RunnerDied", text, tail))
+            outcome = job.orphaned(host, status, reason)
+            self._finish(job, self._told(job, host, outcome), payload, clean)
+        elif clean:
+            self._release(job)
 
     def host_clean(self, host: Host) -> None:
         """What a dead host left is gone."""
         for lease in sorted(host.leases):
             self._release(self._jobs[lease])
         host.leases.clear()
+        self._bury(host)
+
+    def _bury(self, host: Host) -> None:
+        self._lodging.bury(host, host.kept)
+        if host.kept:
+            self._sessions.reborn(host)
 
     def nursery_lost(self) -> None:
         """The nursery died, and all hosts with it: a new one takes its place."""
-        self._nursery.close()
-        self._nursery = self._make_nursery()
+        self._sessions.homeless()
+        self._lodging.renew()
 
-    def _session_lost(self, host: Host, reason: str) -> None:
-        session = self._sessions.pop(host.session)
-        state = ActionState.CANCELLED if session.closing else ActionState.FAILED
-        text = "its session was closed" if session.closing else reason
-        for job in session.waiting:
-            if self._waits(job):
-                self._finish(job, job.unstarted(state, text), None, True)
-        self._reports.session_down(session.id, "" if session.closing else reason)
-
-    def _idle(self, host: Host) -> None:
-        """A host can take its next action."""
+    def _left(self, host: Host, lease: int) -> None:
+        """Nothing of a lease is left in a host."""
         if host.session:
             session = self._sessions.get(host.session)
-            if session is None or session.running in host.leases:
-                return
-            session.running = 0
-            while session.waiting and not session.running:
-                job = session.waiting.popleft()
-                if self._waits(job):
-                    self._into_session(job, session)
-            return
-        pool = self._pools[host.kind]
+            if session is not None:
+                self._sessions.left(session, lease)
+        elif host.control is not None:
+            self._idle(host)
+
+    def _idle(self, host: Host) -> None:
+        """A host without a session can take its next action."""
+        pool = self._lodging.pool_of(host)
         while pool.waiting:
             job = pool.waiting.popleft()
-            if self._waits(job):
-                return self._dispatch(job, host)
+            if self.waits(job):
+                return self.dispatch(job, host)
         pool.free.append(host)
 
     # ---- facts for the worker ----
 
     def _fail(self, job: Job, reason: str) -> None:
         self._finish(job, job.unstarted(ActionState.FAILED, reason), None, True)
+
+    def unstarted(self, job: Job, state: ActionState, reason: str) -> None:
+        """See `sessions.Crew`."""
+        self._finish(job, job.unstarted(state, reason), None, True)
 
     def _finish(self, job: Job, outcome: Outcome, payload: bytes | None, clean: bool) -> None:
         job.live = False
@@ -426,11 +433,7 @@ class SandboxExecutor:
         if self._closed:
             return
         self._closed = True
-        self._nursery.close()
-        for root in self._roots:
-            folders.remove(root)
-        with suppress(OSError):  # the last worker of this folder
-            self._folder.rmdir()
+        self._lodging.close()
         self._vault.close()
         jobs, self._jobs = list(self._jobs.values()), {}
         for job in jobs:
@@ -441,9 +444,7 @@ class SandboxExecutor:
                 self._reports.finished(lease, outcome, None, True)
             else:
                 self._reports.released(lease)
-        sessions, self._sessions = list(self._sessions), {}
-        for session in sessions:
-            self._reports.session_down(session, "")
+        self._sessions.end_all()
 
 
 def _cause(status: int) -> str:

@@ -10,6 +10,8 @@ import resource
 import signal
 import socket
 
+from . import scratch
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -49,32 +51,5 @@ def become(control: socket.socket, home: str, kind: str, parent: int) -> socket.
         control = socket.socket(fileno=CONTROL)
     os.closerange(CONTROL + 1, 1024)  # the nursery holds few; none may reach a command
     control.setblocking(True)
-    os.chdir(home)
+    os.chdir(scratch.work(home))
     return control
-
-
-class Binding:
-    """Which cores this process is bound to; what it starts inherits them."""
-
-    __slots__ = ("_all", "_now")
-
-    def __init__(self) -> None:
-        self._all = tuple(sorted(os.sched_getaffinity(0)))
-        self._now = self._all
-
-    def set(self, cores: tuple[int, ...]) -> str:
-        """Binds to these cores, or to all of the start when there are none; returns what is
-        enforced by it: "affinity" or "counted"."""
-        want = cores or self._all
-        if want != self._now:
-            try:
-                os.sched_setaffinity(0, want)
-            except OSError:  # a core went away, or never was this job's
-                self._now = ()
-                return "counted"
-            self._now = want
-        return "affinity" if cores else "counted"
-
-    def moved(self, cores: tuple[int, ...]) -> None:
-        """Someone else has bound this process to `cores`."""
-        self._now = cores

@@ -17,9 +17,12 @@ from typing import Protocol
 import msgspec
 
 from ...errors import ProtocolError
+from ..cpu.enforce import Group
 from . import environ
 from .hostwire import (
     PACKET_MAX,
+    Box,
+    Broken,
     Clean,
     Died,
     End,
@@ -29,6 +32,9 @@ from .hostwire import (
     Frame,
     Gone,
     Piece,
+    Ready,
+    Setup,
+    Tidy,
     Unforked,
     WorkerInbox,
     decode_from_nursery,
@@ -41,28 +47,55 @@ _CLOSE_S = 12.0
 
 
 class Host:
-    """A forked process that runs actions. `leases` are those it runs or has still to clean."""
+    """A forked process that runs actions.
+
+    Attributes:
+        leases: those it runs or has still to clean.
+        box: what it was built as.
+        home: the number of its directory.
+        group: what its units are enforced by, once it lives.
+        oom_kills: how often memory ran out in it, as far as that was told.
+        kept: dead, and its directory is for the next host of its session.
+        broken: why its sandbox does not stand, when it said so.
+    """
 
     __slots__ = (
         "_loop",
         "_nursery",
         "_unsent",
+        "box",
+        "broken",
         "control",
         "functions",
+        "group",
+        "home",
         "inbox",
+        "isolation",
+        "kept",
         "kind",
         "leases",
         "number",
+        "oom_kills",
+        "origin",
         "pid",
         "session",
+        "up",
     )
 
-    def __init__(self, nursery: NurseryClient, number: int, kind: str) -> None:
+    def __init__(self, nursery: NurseryClient, number: int, kind: str, box: Box) -> None:
         self._nursery = nursery
         self._loop = nursery.loop
         self._unsent = bytearray()
         self.number = number
         self.kind = kind
+        self.box = box
+        self.home = number
+        self.group: Group | None = None
+        self.broken = ""
+        self.isolation = ""
+        self.origin = ""
+        self.up = self.kept = False
+        self.oom_kills = 0
         self.pid = 0
         self.control: socket.socket | None = None
         self.inbox = WorkerInbox()
@@ -104,6 +137,15 @@ class Host:
         """SIGKILLs it; its owner hears of its death."""
         self._nursery.tell(End(self.number))
 
+    def tidy(self) -> None:
+        """It is dead, and nobody needs its directory."""
+        self._nursery.tell(Tidy(self.home))
+
+    @property
+    def folder(self) -> str:
+        """Its directory."""
+        return os.path.join(self._nursery.root, str(self.home))
+
     def hang_up(self) -> None:
         """Forgets its control socket."""
         if self.control is not None:
@@ -115,6 +157,14 @@ class Host:
 
 class Owner(Protocol):
     """Who is told what hosts do."""
+
+    def host_born(self, host: Host) -> Setup:
+        """It lives; what it must be told first.
+
+        Raises:
+            OSError: it cannot be used; it is killed.
+        """
+        ...
 
     def host_up(self, host: Host) -> None:
         """It waits for orders."""
@@ -152,10 +202,10 @@ class Owner(Protocol):
 class NurseryClient:
     """Starts the nursery process and speaks to it; at most one per executor."""
 
-    def __init__(self, owner: Owner, root: str, setup: Frame, numbers: Iterator[int]) -> None:
+    def __init__(self, owner: Owner, root: str, numbers: Iterator[int]) -> None:
         self.loop = asyncio.get_running_loop()
+        self.root = root
         self._owner = owner
-        self._setup = setup
         self._numbers = numbers
         self._hosts: dict[int, Host] = {}
         self._unclean: dict[int, Host] = {}
@@ -179,11 +229,13 @@ class NurseryClient:
         """The nursery's process id."""
         return self._process.pid
 
-    def fork(self, kind: str) -> Host:
-        """Asks for a host; `host_up` or `host_failed` follows."""
-        host = Host(self, next(self._numbers), kind)
+    def fork(self, kind: str, box: Box, home: int = 0) -> Host:
+        """Asks for a host, in the directory of one that died or a fresh one; `host_up`,
+        `host_failed` or `host_died` follows."""
+        host = Host(self, next(self._numbers), kind, box)
+        host.home = home or host.number
         self._hosts[host.number] = host
-        self.tell(Fork(host.number, kind))
+        self.tell(Fork(host.number, kind, host.home))
         return host
 
     def tell(self, message: Frame) -> None:
@@ -238,8 +290,11 @@ class NurseryClient:
         host.control = socket.socket(fileno=fd)
         host.control.setblocking(False)
         self.loop.add_reader(fd, self._on_data, host)
-        host.send(self._setup)
-        self._owner.host_up(host)
+        try:
+            host.send(self._owner.host_born(host))
+        except OSError as error:
+            host.broken = f"enforcement: {error.strerror or error}"
+            host.kill()
 
     def _died(self, message: Died) -> None:
         host = self._hosts.get(message.number)
@@ -287,6 +342,12 @@ class NurseryClient:
                     self._owner.ended(host, message)
                 elif isinstance(message, Gone):
                     self._owner.gone(host, message)
+                elif isinstance(message, Ready):
+                    if not host.up:
+                        host.up, host.isolation = True, message.isolation
+                        self._owner.host_up(host)
+                elif isinstance(message, Broken):
+                    host.broken = message.text
                 else:
                     self._owner.piece(host, message)
         except (ProtocolError, msgspec.DecodeError):

@@ -35,24 +35,50 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
 # ---- worker -> host --------------------------------------------------------------------------
 
 
+class Box(msgspec.Struct, frozen=True, array_like=True):
+    """How a sandbox is built; sandboxes of one box are interchangeable until they are used.
+    `backend` is empty for a runner, which has none."""
+
+    backend: str = ""
+    trusted: bool = True
+    network: bool = True
+    image: str = ""
+
+
+class Limits(msgspec.Struct, frozen=True, array_like=True):
+    """What one sandbox may use beside cores; 0: no limit."""
+
+    mem_mib: int = 0
+    disk_mib: int = 0
+    pids: int = 0
+
+
 class Setup(Frame, frozen=True, tag=1):
-    """First message to a host."""
+    """First message to a host. `read`: the host's paths that its sandbox may see; `watch`: memory
+    and processes are limited by nobody else; `origin`: a directory whose files it begins with."""
 
     kill_wait_ns: int
     output_max: int
+    box: Box = Box()
+    read: tuple[str, ...] = ()
+    watch: bool = True
+    origin: str = ""
 
 
 class Run(Frame, frozen=True, tag=2):
-    """Carry a client's payload out. `cores` is empty unless they are to be bound to; `units` is
-    what was granted; with `keep` the files stay for the session's next action."""
+    """Carry a client's payload out. `units` are granted now, `most` at most while it runs. With
+    `keep` the files stay for the session's next action, and what its processes left behind may do
+    until then is `background`."""
 
     lease: int
     payload: bytes
-    cores: tuple[int, ...]
     gpus: tuple[int, ...]
     units: int
+    most: int
     timeout_ns: int
     keep: bool
+    background: str
+    limits: Limits
 
 
 class Kill(Frame, frozen=True, tag=3):
@@ -63,12 +89,11 @@ class Kill(Frame, frozen=True, tag=3):
     reason: str
 
 
-class Cores(Frame, frozen=True, tag=4):
-    """A lease has so many units now; `cores` as in `Run`: the whole tree is to be bound to them."""
+class Units(Frame, frozen=True, tag=4):
+    """A lease has so many units now."""
 
     lease: int
-    cores: tuple[int, ...]
-    units: int = 0
+    units: int
 
 
 class Load(Frame, frozen=True, tag=5):
@@ -84,6 +109,22 @@ class Close(Frame, frozen=True, tag=6):
 
 
 # ---- host -> worker --------------------------------------------------------------------------
+
+
+class Calm(Frame, frozen=True, tag=7):
+    """The node is short of memory: what idles here stops, whatever its session was promised."""
+
+
+class Ready(Frame, frozen=True, tag=23):
+    """The host takes orders; its sandbox has this isolation."""
+
+    isolation: str
+
+
+class Broken(Frame, frozen=True, tag=24):
+    """The sandbox could not be built, or does not stand any more; the host ends."""
+
+    text: str
 
 
 class Ended(Frame, frozen=True, tag=20):
@@ -113,16 +154,24 @@ class Piece(Frame, frozen=True, tag=22):
 
 
 class Fork(Frame, frozen=True, tag=40):
-    """Fork a host of this kind under this number."""
+    """Fork a host of this kind under this number, in the directory of number `home`: its own,
+    which is made, or that of a host that died."""
 
     number: int
     kind: str
+    home: int
 
 
 class End(Frame, frozen=True, tag=41):
     """SIGKILL a host; Died follows."""
 
     number: int
+
+
+class Tidy(Frame, frozen=True, tag=42):
+    """Nobody needs the directory of this dead host any more."""
+
+    home: int
 
 
 # ---- nursery -> worker -----------------------------------------------------------------------
@@ -158,9 +207,9 @@ class Clean(Frame, frozen=True, tag=53):
     number: int
 
 
-ToHost = Union[Setup, Run, Kill, Cores, Load, Close]  # noqa: UP007 - decoded by tag at run time
-FromHost = Union[Ended, Gone, Piece]  # noqa: UP007
-ToNursery = Union[Fork, End]  # noqa: UP007
+ToHost = Union[Setup, Run, Kill, Units, Load, Close, Calm]  # noqa: UP007 - decoded by tag at run time
+FromHost = Union[Ready, Broken, Ended, Gone, Piece]  # noqa: UP007
+ToNursery = Union[Fork, End, Tidy]  # noqa: UP007
 FromNursery = Union[Forked, Unforked, Died, Clean]  # noqa: UP007
 
 _LENGTH = struct.Struct("<I")

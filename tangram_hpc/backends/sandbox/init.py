@@ -6,10 +6,10 @@ children.
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import socket
-import sys
 import time
 from contextlib import suppress
 from types import FrameType
@@ -19,11 +19,25 @@ import msgspec
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
 from ...wire.payload import ExecCall, FileCall, FileReturn, decode, encode
-from ..cpu import affinity
-from . import confine, environ, scratch, tree
+from . import confine, environ, scratch, tree, wall
 from .command import Command, Unstartable
-from .host import Binding
-from .hostwire import Close, Cores, Ended, Gone, HostInbox, Kill, Piece, Run, Setup, frame
+from .hostwire import (
+    Broken,
+    Calm,
+    Close,
+    Ended,
+    Gone,
+    HostInbox,
+    Kill,
+    Piece,
+    Ready,
+    Run,
+    Setup,
+    Units,
+    frame,
+)
+from .leftovers import Leftovers
+from .meter import Meter
 from .units_file import UnitsFile
 
 _SOON_NS = 2_000_000  # the pipes of a shorter command are only read at its end
@@ -37,17 +51,18 @@ class Init:
 
     def __init__(self, control: socket.socket, home: str) -> None:
         self._control = control
-        self._home = home
+        self._place = home
+        self._built = False
+        self._setup: Setup
+        self._wall: wall.Wall
+        self._meter: Meter
+        self._leftovers: Leftovers
         self._devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        self._base = environ.for_commands(os.environ, home)
-        self._binding = Binding()
         self._units = UnitsFile(home)
         self._inbox = HostInbox()
-        self._kill_wait_ns = 2_000_000_000
-        self._output_max = 1 << 20
         self._command: Command | None = None
         self._watch_at = 0
-        self._ending = False
+        self._ending = self._closing = False
         self._wake, into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(into, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, where: None)
@@ -74,6 +89,8 @@ class Init:
                         self._read(fd)
                 if self._command is not None:
                     self._tick(self._command)
+                elif self._built:
+                    self._leftovers.tick()
         except (BrokenPipeError, ConnectionResetError):
             pass  # the worker is gone
         finally:
@@ -82,8 +99,8 @@ class Init:
     def _wait_ms(self) -> int | None:
         command = self._command
         if command is None:
-            return None
-        times = [t for t in (self._watch_at, command.act_at) if t]
+            return self._leftovers.wait_ms() if self._built else None
+        times = [t for t in (self._watch_at, command.act_at, self._meter.due) if t]
         if not times:
             return None
         return max(0, -((time.monotonic_ns() - min(times)) // 1_000_000))
@@ -99,12 +116,34 @@ class Init:
                 self._run(order)
             elif isinstance(order, Kill):
                 self._kill(order)
-            elif isinstance(order, Cores):
-                self._resize(order)
+            elif isinstance(order, Units):
+                if self._command is not None and self._command.run.lease == order.lease:
+                    self._units.write(order.units)
             elif isinstance(order, Setup):
-                self._kill_wait_ns, self._output_max = order.kill_wait_ns, order.output_max
+                self._build(order)
+            elif isinstance(order, Calm):
+                self._leftovers.calm()
             elif isinstance(order, Close):
-                self._ending = True
+                self._ending = self._closing = True
+
+    def _build(self, setup: Setup) -> None:
+        """Goes behind the wall; ends when that cannot be done."""
+        try:
+            if setup.origin:
+                scratch.copy(setup.origin, self._place)
+            self._wall = wall.build(setup, self._place)
+        except (wall.Unbuildable, scratch.Uncopied) as error:
+            self._send(Broken(str(error)))
+            self._ending = True
+            return
+        self._setup, self._home = setup, self._wall.home
+        self._base = environ.for_commands(os.environ, self._home, self._wall.tmp,
+                                          self._wall.own_root)
+        self._ward = self._wall.ward
+        self._meter = Meter((self._home, self._wall.tmp), self._ward)
+        self._leftovers = Leftovers(self._ward)
+        self._built = True
+        self._send(Ready(self._wall.isolation))
 
     def _run(self, run: Run) -> None:
         try:
@@ -115,9 +154,11 @@ class Init:
             return self._file(run, call)
         if not isinstance(call, ExecCall):
             return self._refuse(run, 0, f"payload: a sandbox cannot run a {type(call).__name__}")
-        command = Command(run, call, self._output_max, self._binding.set(run.cores),
-                          self._units.path)
+        command = Command(run, call, self._setup.output_max, self._wall.isolation,
+                          self._wall.units)
         try:
+            self._limit_files(run.limits.disk_mib)
+            self._leftovers.wake()
             for path, data in call.files.items():
                 confine.write(self._home, path, data, 0o644)
             self._units.write(run.units)
@@ -127,12 +168,15 @@ class Init:
         except Unstartable as error:
             return self._refuse(run, error.code, error.reason)
         self._command = command
+        self._meter.begin(run.limits, self._setup.watch, command.started_ns)
+        if self._wall.holder:  # counted per user namespace; else the whole user's would count
+            command.limit_processes(run.limits.pids)
         self._watch_at = command.started_ns + _SOON_NS
         if call.stream:
             self._watch(command)
 
     def _refuse(self, run: Run, code: int, reason: str) -> None:
-        outcome = Outcome(ActionState.FAILED, exit_code=code, reason=reason, isolation="process")
+        outcome = Outcome(ActionState.FAILED, exit_code=code, reason=reason, isolation=self._wall.isolation)
         self._send(Ended(run.lease, outcome, None, True))
         if not run.keep:
             self._freshen()
@@ -142,27 +186,22 @@ class Init:
         try:
             if call.data is None:
                 payload = encode(FileReturn(confine.read(self._home, call.path)))
+            elif run.limits.disk_mib and (over := self._meter.disk(run.limits.disk_mib)):
+                return self._refuse(run, 0, over[1])
             else:
                 confine.write(self._home, call.path, call.data, call.mode)
                 payload = encode(FileReturn())
         except confine.Refused as error:
             return self._refuse(run, 0, str(error))
         spent = time.monotonic_ns() - began
-        outcome = Outcome(ActionState.COMPLETED, exec_ns=spent, isolation="process")
+        outcome = Outcome(ActionState.COMPLETED, exec_ns=spent, isolation=self._wall.isolation)
         self._send(Ended(run.lease, outcome, payload, True))
 
     def _kill(self, order: Kill) -> None:
         if self._command is not None and self._command.run.lease == order.lease:
-            self._command.stop(order.state, order.reason, self._kill_wait_ns)
+            self._command.stop(order.state, order.reason, self._setup.kill_wait_ns)
 
-    def _resize(self, order: Cores) -> None:
-        if self._command is not None and self._command.run.lease == order.lease:
-            self._units.write(order.units)
-            if order.cores:
-                affinity.apply(os.getpid(), order.cores)
-                self._binding.moved(order.cores)
-
-    def _send(self, message: Ended | Gone | Piece) -> None:
+    def _send(self, message: Ready | Broken | Ended | Gone | Piece) -> None:
         self._control.sendall(frame(message))
 
     # ---- the running command ----
@@ -188,21 +227,26 @@ class Init:
 
     def _reap(self) -> None:
         """Waits for all that has ended; when the command has, reports it."""
-        command, left = self._command, True
+        command = self._command
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
-                left = False
                 break
             if pid == 0:
                 break
+            if pid == self._wall.holder:
+                return self._fall()
             if command is not None:
                 command.used(usage)
                 if pid == command.pid:
                     command.status = status
         if command is None or command.status is None:
             return
+        left = not self._ward.alone()
+        if left and not command.reported and self._stays(command):
+            self._leftovers.begin(command.run.background)
+            left = False
         if not command.reported:
             self._report(command, clean=not left)
             command.act_at = 1  # at once: end what is left
@@ -211,8 +255,18 @@ class Init:
         if not left:
             self._command = None
             self._watch_at = 0
+            self._meter.end()
             if not command.run.keep:
                 self._freshen()
+
+    def _stays(self, command: Command) -> bool:
+        """Whether what a command left behind is its session's; what was stopped takes all along."""
+        return command.run.keep and command.run.background != "end" and command.state is None
+
+    def _fall(self) -> None:
+        """The sandbox fell down around us."""
+        self._send(Broken("its sandbox ended by itself"))
+        self._ending = True
 
     def _report(self, command: Command, clean: bool) -> None:
         command.reported = True
@@ -232,26 +286,56 @@ class Init:
         now = time.monotonic_ns()
         if self._watch_at and now >= self._watch_at:
             self._watch(command)
+        if self._meter.due and now >= self._meter.due and (broken := self._meter.look(now)):
+            command.stop(*broken, 0)  # no time to say goodbye: it would use it
+            self._meter.end()
         if not command.act_at or now < command.act_at:
             return
         if command.state is None and not command.reported:
             limit = command.run.timeout_ns / 1e9
             reason = f"it ran longer than its limit of {limit:g} s"
-            command.stop(ActionState.TIMEOUT, reason, self._kill_wait_ns)
+            command.stop(ActionState.TIMEOUT, reason, self._setup.kill_wait_ns)
         else:
-            tree.kill_beneath(os.getpid())
+            self._kill_all(command)
             command.act_at = now + _AGAIN_NS
             self._reap()
+
+    def _kill_all(self, command: Command) -> None:
+        try:
+            self._ward.kill()
+        except OSError as error:  # not even we can start a process: only our own end helps
+            if not command.reported:
+                command.status = signal.SIGKILL
+                self._report(command, clean=False)
+            self._send(Broken(f"its processes could not be ended one by one ({error.strerror})"))
+            self._ending = True
 
     # ---- between and after commands ----
 
     def _freshen(self) -> None:
-        if not scratch.empty(self._home):
+        try:
+            scratch.empty(self._home, self._wall.tmp)
             os.chdir(self._home)
+        except OSError as error:
+            self._send(Broken(f"its directory cannot be emptied ({error.strerror})"))
+            self._ending = True
+
+    def _limit_files(self, disk_mib: int) -> None:
+        """One file larger than all may be is stopped at once, without waiting for a look."""
+        if disk_mib:
+            size = disk_mib << 20
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
     def _end(self) -> None:
-        tree.end_beneath(_END_S)
-        os.chdir("/")
-        self._units.remove()
-        if not scratch.remove(self._home):
-            print(f"tangram: cannot remove {self._home}", file=sys.stderr)
+        """Ends all. Behind a holder /proc is not ours any more: the pid namespace ends with it."""
+        if self._built and self._wall.holder:
+            with suppress(ProcessLookupError):
+                os.kill(self._wall.holder, signal.SIGKILL)
+            for fd in self._wall.keep:
+                os.close(fd)
+            tree.wait_for_all(_END_S)
+        else:
+            tree.end_beneath(_END_S)
+        if self._closing and self._built:  # else another init may take them over
+            with suppress(OSError):
+                scratch.empty(self._home, self._wall.tmp)

@@ -33,12 +33,12 @@ from .hostwire import (
     End,
     Fork,
     Forked,
+    Tidy,
     Unforked,
     decode_to_nursery,
     packet,
 )
 from .init import Init
-from .units_file import UnitsFile
 
 _AGAIN_MS = 5
 _END_S = 8.0
@@ -51,6 +51,7 @@ class Nursery:
         self._worker = worker
         self._root = root
         self._hosts: dict[int, int] = {}  # pid -> number
+        self._homes: dict[int, int] = {}  # number -> the number of its directory
         self._pids: dict[int, int] = {}
         self._brooms: set[int] = set()
         self._unclean: list[int] = []
@@ -98,21 +99,26 @@ class Nursery:
             except OSError as error:
                 text = f"cannot start a host ({error.strerror})"
                 self._worker.sendall(packet(Unforked(order.number, text)))
-        elif isinstance(order, End) and order.number in self._pids:
-            os.kill(self._pids[order.number], signal.SIGKILL)
+        elif isinstance(order, End):
+            if order.number in self._pids:
+                os.kill(self._pids[order.number], signal.SIGKILL)
+        elif isinstance(order, Tidy):
+            self._tidy(order.home)
 
     def _home(self, number: int) -> str:
         return os.path.join(self._root, str(number))
 
     def _fork(self, order: Fork) -> None:
-        home = self._home(order.number)
-        scratch.make(home)
+        home, fresh = self._home(order.home), order.home == order.number
+        if fresh:
+            scratch.make(home)
         here, there = socket.socketpair()
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError:
-            scratch.remove(home)
+            if fresh:
+                scratch.remove(home)
             here.close()
             there.close()
             raise
@@ -121,6 +127,7 @@ class Nursery:
         there.close()
         self._hosts[pid] = order.number
         self._pids[order.number] = pid
+        self._homes[order.number] = order.home
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [here.fileno()]))]
         self._worker.sendmsg([packet(Forked(order.number, pid))], rights)
         here.close()
@@ -143,16 +150,14 @@ class Nursery:
 
     def _died(self, number: int, status: int) -> None:
         clean = not self._kill_orphans()
-        tail = self._tail(number)
+        tail = self._tail(self._homes.pop(number))
         self._worker.sendall(packet(Died(number, status, clean, tail)))
-        if clean:
-            self._tidy(number)
-        else:
+        if not clean:
             self._unclean.append(number)
 
-    def _tail(self, number: int) -> str:
+    def _tail(self, home: int) -> str:
         try:
-            with open(os.path.join(self._home(number), OUTPUT), "rb") as file:
+            with open(os.path.join(self._home(home), OUTPUT), "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 file.seek(max(0, size - TAIL))
                 return file.read(TAIL).decode(errors="replace")
@@ -168,20 +173,12 @@ class Nursery:
         numbers, self._unclean = self._unclean, []
         for number in numbers:
             self._worker.sendall(packet(Clean(number)))
-            self._tidy(number)
 
     def _tidy(self, number: int) -> None:
-        """Removes what a dead host left of its directory; a large one in a child, as we must not
-        be late for others."""
+        """Removes what dead hosts left of a directory; a large one in a child, as we must not be
+        late for others."""
         home = self._home(number)
-        UnitsFile(home).remove()
-        with suppress(OSError):
-            os.unlink(os.path.join(home, OUTPUT))
-        with suppress(OSError):
-            os.rmdir(os.path.join(home, scratch.TMP))
-        with suppress(OSError):
-            os.rmdir(home)
-        if os.path.lexists(home):
+        if not scratch.remove_small(home):
             try:
                 pid = os.fork()
             except OSError:

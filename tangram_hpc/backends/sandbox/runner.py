@@ -27,19 +27,19 @@ from ...domain.outcome import Outcome
 from ...domain.states import ActionState
 from ...wire.payload import ErrorReturn, FunctionCall, ValueReturn, decode, encode
 from ...wire.value import encode_value
-from . import environ, tree
-from .host import Binding
+from . import environ, scratch, tree
 from .hostwire import (
     FRAME_MAX,
     OUTPUT,
     TAIL,
     Close,
-    Cores,
     Ended,
     Gone,
     HostInbox,
     Load,
+    Ready,
     Run,
+    Setup,
     frame,
 )
 
@@ -63,8 +63,7 @@ class Runner:
             os.dup2(self._output, fd)
         faulthandler.enable()
         sys.modules["__main__"] = types.ModuleType("__main__")
-        os.environ["TMPDIR"] = os.path.join(home, "tmp")
-        self._binding = Binding()
+        os.environ["TMPDIR"] = scratch.tmp(home)
         self._inbox = HostInbox()
         self._functions: dict[str, bytes | Callable[..., Any]] = {}
         self._ready: list[bytes] = []
@@ -81,8 +80,8 @@ class Runner:
                 elif isinstance(order, Load):
                     self._functions.pop(order.drop, None)
                     self._functions[order.digest] = order.blob
-                elif isinstance(order, Cores) and order.cores:
-                    self._binding.moved(order.cores)  # the worker has, while we were busy
+                elif isinstance(order, Setup):
+                    self._ready.append(frame(Ready("process")))
                 elif isinstance(order, Close):
                     return
             self._flush()
@@ -93,9 +92,8 @@ class Runner:
             self._control.sendall(data)
 
     def _run(self, run: Run) -> None:
-        enforcement = self._binding.set(run.cores)
         os.environ.update(environ.hints(run.units))
-        environ.grant(os.environ, run.units, run.gpus)
+        environ.grant(os.environ, run.units, run.units, run.gpus)
         cpu = _cpu_ns()
         began = time.monotonic_ns()
         try:
@@ -113,7 +111,6 @@ class Runner:
             maxrss_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             reason=reason,
             isolation="process",
-            enforcement=enforcement,
         )
         self._ready.append(frame(Ended(run.lease, outcome, payload, not left)))
         if left:

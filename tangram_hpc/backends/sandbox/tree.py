@@ -20,7 +20,8 @@ def threads(pid: int) -> list[int]:
         return []
 
 
-def _read(path: str) -> bytes | None:
+def read(path: str) -> bytes | None:
+    """A file of /proc whole; None when its process is gone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -40,7 +41,7 @@ def _parents() -> dict[int, list[int]]:
     """Children by parent from one pass over /proc: for kernels without `children` files."""
     found: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and (stat := _read(f"/proc/{name}/stat")):
+        if name.isdigit() and (stat := read(f"/proc/{name}/stat")):
             parent = int(stat[stat.rindex(b")") + 2 :].split(None, 2)[1])
             found.setdefault(parent, []).append(int(name))
     return found
@@ -49,9 +50,15 @@ def _parents() -> dict[int, list[int]]:
 def _quick_children(pid: int) -> list[int]:
     found: list[int] = []
     for tid in threads(pid):
-        if text := _read(f"/proc/{pid}/task/{tid}/children"):
+        if text := read(f"/proc/{pid}/task/{tid}/children"):
             found += map(int, text.split())
     return found
+
+
+def state(pid: int) -> str:
+    """One letter, as in ps: "T" is stopped; "X" when it is gone."""
+    text = read(f"/proc/{pid}/stat")
+    return chr(text[text.rindex(b")") + 2]) if text else "X"
 
 
 _quick = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
@@ -86,6 +93,15 @@ def kill_beneath(pid: int, spare: frozenset[int] = frozenset()) -> bool:
             with suppress(OSError):  # gone meanwhile, or it became another user's
                 os.kill(victim, signal.SIGKILL)
     return seen
+
+
+def wait_for_all(seconds: float) -> None:
+    """Waits for the children of this process that were ended, for so long at most."""
+    deadline = time.monotonic() + seconds
+    with suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if not os.waitpid(-1, os.WNOHANG)[0]:
+                time.sleep(0.001)
 
 
 def end_beneath(seconds: float) -> None:

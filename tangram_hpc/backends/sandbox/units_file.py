@@ -1,8 +1,9 @@
 """Owns: the small file in which a running command finds how many CPUs it has now.
 
-Law: it is replaced in one step, so a reader sees the old number or the new one; its time of
-modification is when that number began to hold, to the nanosecond. It lies beside the sandbox's
-directory, so that what is in there stays the user's alone.
+Law: it is opened once and its first line written in place, in one call, so that it can be shown
+read-only inside a sandbox whose init can open nothing outside any more; its time of modification is
+when the number began to hold, to the nanosecond. It lies beside the directories that
+are its sandbox's own.
 """
 
 from __future__ import annotations
@@ -11,32 +12,30 @@ import os
 import time
 from contextlib import suppress
 
+def path_of(home: str) -> str:
+    """Where the file of a sandbox's directory lies."""
+    return f"{home}/cpus"
+
 
 class UnitsFile:
     """One sandbox's. A command's environment names it as `TANGRAM_CPUS_FILE`: the whole number of
-    CPUs that it has now, in one line; 0 while it is suspended."""
+    CPUs that it has now, in its first line; 0 while it is suspended."""
 
-    __slots__ = ("_fresh", "_now", "path")
+    __slots__ = ("_fd", "_now")
 
     def __init__(self, home: str) -> None:
-        self.path, self._fresh = f"{home}.cpus", f"{home}.cpus~"
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(path_of(home), flags, 0o600)
         self._now = -1
 
     def write(self, units: int) -> None:
         """From now on it is so many. A disk that is full is no reason to fail an action."""
         now = time.time_ns()
         with suppress(OSError):
-            if units == self._now:
-                os.utime(self.path, ns=(now, now))
-                return
-            with open(self._fresh, "w") as file:
-                file.write(f"{units}\n")
-            os.utime(self._fresh, ns=(now, now))
-            os.rename(self._fresh, self.path)
-            self._now = units
+            if units != self._now:
+                text = f"{units}\n".encode()
+                os.pwrite(self._fd, text, 0)
+                os.ftruncate(self._fd, len(text))  # until then a rest may follow the first line
+                self._now = units
+            os.utime(self._fd, ns=(now, now))
 
-    def remove(self) -> None:
-        """The sandbox is gone."""
-        for path in (self.path, self._fresh):
-            with suppress(OSError):
-                os.unlink(path)

@@ -1,0 +1,88 @@
+"""Owns: which isolation backends work on this node, and which of them a session gets.
+
+Law: found out by building a sandbox, once, when the worker starts. Code that is not trusted never
+gets one that cannot keep it from its user's files.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from ...domain.session import SessionSpec
+from ...errors import InvalidInput
+from . import landlock, view
+from .holders import HOLDERS
+from .hostwire import Box
+
+_TAKES_IMAGES = tuple(name for name, holder in HOLDERS.items() if holder.takes_images)
+
+
+@dataclass(frozen=True)
+class Backends:
+    """What works here, best first, and why the others do not.
+
+    Attributes:
+        trusted: for code that may see its user's files.
+        untrusted: for code that may not.
+        default: what a session gets that names none; empty: the first.
+        read: the host's paths that sandboxes may read.
+    """
+
+    trusted: tuple[str, ...] = ("process",)
+    untrusted: tuple[str, ...] = ()
+    why_not: dict[str, str] = field(default_factory=dict)
+    default: str = ""
+    read: tuple[str, ...] = ()
+
+    @classmethod
+    def probed(cls, default: str = "", read_paths: Sequence[str] = ()) -> Backends:
+        """Builds a tiny sandbox with each.
+
+        Raises:
+            InvalidInput: the default is not a backend, or does not work here.
+        """
+        found: dict[str, str] = {}
+        there = [name for name in HOLDERS if shutil.which(HOLDERS[name].program)]
+        with ThreadPoolExecutor(max(1, len(there))) as threads:
+            found.update(zip(there, threads.map(lambda name: HOLDERS[name]().probe(), there)))
+        why_not = {name: found.get(name, "it is not installed") for name in HOLDERS}
+        works = tuple(name for name in HOLDERS if not why_not[name])
+        why_not["process"] = "" if landlock.abi() else "this kernel has no Landlock"
+        walled = () if why_not["process"] else ("process",)
+        untrusted = works[:1] + walled + works[1:] if works[:1] == ("bwrap",) else walled + works
+        one = cls(("process", *works), untrusted, {k: v for k, v in why_not.items() if v}, default,
+                  tuple(view.readable(read_paths)))
+        if default and default not in one.trusted:
+            raise InvalidInput(f"isolation: {default} cannot be used here "
+                               f"({why_not.get(default, 'there is no such backend')})")
+        return one
+
+    def box(self, spec: SessionSpec) -> Box:
+        """How a session's sandbox is to be built.
+
+        Raises:
+            InvalidInput: it cannot be had here.
+        """
+        works = self.trusted if spec.trusted else self.untrusted
+        if spec.image:
+            works = tuple(name for name in works if name in _TAKES_IMAGES)
+        backend = spec.backend or (self.default if self.default in works else "")
+        backend = backend or next(iter(works), "")
+        if backend not in works or not backend:
+            raise InvalidInput(self._refusal(spec, backend))
+        return Box(backend, spec.trusted, spec.network, spec.image)
+
+    def _refusal(self, spec: SessionSpec, backend: str) -> str:
+        if backend in self.trusted and spec.image:
+            return f"image: {backend} takes no images; use {' or '.join(_TAKES_IMAGES)}"
+        if backend:
+            why = self.why_not.get(backend, "there is no such backend")
+            return f"backend: {backend} cannot be used here ({why})"
+        if spec.image:
+            return f"image: needs one of {', '.join(_TAKES_IMAGES)}, none of which works here"
+        return ("trusted: nothing here can keep a sandbox from your own files (bwrap: "
+                f"{self.why_not.get('bwrap')}; process: {self.why_not.get('process')}); say "
+                "trusted=True for code that may see them")

@@ -1,0 +1,123 @@
+"""Owns: the hosts of a worker - its nursery, the pools of hosts that wait, and what a host is told and
+held by when it is born. Must not know of leases or sessions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from ...domain.session import SessionSpec
+from ...errors import InvalidInput
+from ..cpu.enforce import Enforcer
+from . import scratch as folders
+from .backends import Backends
+from .hosts import Host, NurseryClient, Owner
+from .hostwire import INIT, RUNNER, Box, Setup
+from .pools import Pool, Starts
+from .settings import Settings
+
+_SPARE = 4  # inits beyond the units: an action may hold none
+_RUNNER_BOX = Box()
+
+
+class Lodging:
+    """Hosts for one executor.
+
+    Args:
+        owner: who is told what they do.
+        scratch: a node-local directory; made when missing. All of this worker's lies in a directory
+            of its own beneath it, which is removed at the end.
+        units: how many actions may run at a time.
+
+    Raises:
+        InvalidInput: `scratch` cannot be used.
+    """
+
+    def __init__(self, owner: Owner, scratch: Path, units: int, settings: Settings,
+                 backends: Backends, enforcer: Enforcer) -> None:
+        self.backends = backends
+        self.enforcer = enforcer
+        self._owner = owner
+        self._settings = settings
+        self._folder = scratch
+        self._roots: list[str] = []  # of this nursery, and of those that died
+        self._numbers = itertools.count(1)
+        self._nursery = self._make_nursery()
+        self._warm = min(units, 4) if settings.warm is None else settings.warm
+        self._limit = max(units, self._warm) + _SPARE
+        self.starts = Starts(settings.starts_max or max(2, os.cpu_count() or 1))
+        self.runners = Pool(lambda: self._nursery.fork(RUNNER, _RUNNER_BOX), self.starts, units, 0)
+        self._pools: dict[Box, Pool] = {}
+        if backends.untrusted:
+            self.pool(backends.box(SessionSpec(0))).warm_up()
+
+    @property
+    def pid(self) -> int:
+        """The nursery's process id."""
+        return self._nursery.pid
+
+    def pool(self, box: Box) -> Pool:
+        """The hosts of a box that wait for work."""
+        pool = self._pools.get(box)
+        if pool is None:
+            warm = self._warm if not self._pools else 0
+            pool = self._pools[box] = Pool(lambda: self.fork(box), self.starts, self._limit, warm)
+        return pool
+
+    def pool_of(self, host: Host) -> Pool:
+        """The pool that a host without a session is of."""
+        return self.runners if host.kind == RUNNER else self._pools[host.box]
+
+    def fork(self, box: Box, home: int = 0) -> Host:
+        """Asks for a host, in the directory of number `home` or a fresh one."""
+        return self._nursery.fork(INIT, box, home)
+
+    def setup(self, host: Host) -> Setup:
+        """Takes hold of a newborn host; what it must be told.
+
+        Raises:
+            OSError: it cannot be held.
+        """
+        host.group = self.enforcer.group(host.number, host.pid)
+        settings, watch = self._settings, not {"memory", "pids"} <= self.enforcer.limits
+        return Setup(round(settings.kill_wait_s * 1e9), settings.output_max, host.box,
+                     self.backends.read, watch, host.origin)
+
+    def bury(self, host: Host, keep: bool) -> None:
+        """A host is dead and so is all beneath it; with `keep` its directory is still needed."""
+        if host.group is not None:
+            host.group.remove()
+            host.group = None
+        if not keep:
+            host.tidy()
+
+    def renew(self) -> None:
+        """The nursery died: another takes its place."""
+        self._nursery.close()
+        self._nursery = self._make_nursery()
+
+    def close(self) -> None:
+        """Ends every host and removes what they left. Blocks until the last is dead."""
+        self._nursery.close()
+        self.enforcer.close()
+        for root in self._roots:
+            folders.remove(root)
+        with suppress(OSError):  # the last worker of this folder
+            self._folder.rmdir()
+
+    def _make_nursery(self) -> NurseryClient:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # resolved, as links inside a sandbox are followed by comparing with it
+            root = os.path.realpath(tempfile.mkdtemp(prefix="worker-", dir=self._folder))
+        except OSError as error:
+            raise InvalidInput(
+                f"scratch: cannot use {self._folder} ({error.strerror}); "
+                "name a writable directory on a local disk"
+            ) from None
+        self._roots.append(root)
+        return NurseryClient(self._owner, root, self._numbers)

@@ -1,0 +1,93 @@
+"""Owns: hosts that wait for work, by what they were built as, and how many are being built at once.
+Must not do any I/O: hosts are asked for through the call that it was given.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from .hosts import Host
+from .jobs import Job
+
+Fork = Callable[[], Host]
+
+
+class Starts:
+    """At most `limit` hosts are being built at a time; the others wait their turn, in order."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._building: set[int] = set()
+        self._waiting: deque[Callable[[], Host | None]] = deque()
+
+    def ask(self, begin: Callable[[], Host | None]) -> None:
+        """Begins one, at once or later; `begin` gives None when it is not wanted any more."""
+        self._waiting.append(begin)
+        self._more()
+
+    def over(self, host: Host) -> None:
+        """A host stands, or never will."""
+        if host.number in self._building:
+            self._building.discard(host.number)
+            self._more()
+
+    def _more(self) -> None:
+        while self._waiting and len(self._building) < self._limit:
+            host = self._waiting.popleft()()
+            if host is not None:
+                self._building.add(host.number)
+
+
+class Pool:
+    """Hosts of one kind and box that serve one action at a time; grows to `limit` as they are
+    needed."""
+
+    def __init__(self, fork: Fork, starts: Starts, limit: int, warm: int) -> None:
+        self._fork = fork
+        self._starts = starts
+        self._limit = limit
+        self._warm = warm
+        self._asked = 0
+        self._booting: set[int] = set()
+        self._size = 0
+        self.free: list[Host] = []
+        self.waiting: deque[Job] = deque()
+
+    def warm_up(self) -> None:
+        """Asks for what is missing: one for each job that waits, and the warm ones."""
+        want = len(self.waiting)
+        if self._size < self._warm:
+            want = max(want, self._warm - self._size)
+        coming = self._asked + len(self._booting)
+        for _ in range(min(want, self._limit - self._size) - coming):
+            self._asked += 1
+            self._starts.ask(self._begin)
+
+    def _begin(self) -> Host:
+        self._asked -= 1
+        host = self._fork()
+        self._booting.add(host.number)
+        return host
+
+    def booted(self, host: Host) -> None:
+        """A host of it lives."""
+        self._booting.discard(host.number)
+        self._size += 1
+
+    def lost(self, host: Host) -> bool:
+        """A host of it ended, or never came up; returns whether there is none at all now."""
+        if host.number in self._booting:
+            self._booting.discard(host.number)
+        else:
+            self._size -= 1
+        if host in self.free:
+            self.free.remove(host)
+        return not self._booting and not self._size and not self._asked
+
+    def give_away(self) -> Host | None:
+        """Takes an idle host out of the pool for good."""
+        if not self.free:
+            return None
+        self._size -= 1
+        return self.free.pop()
