@@ -1,0 +1,194 @@
+"""Owns: the files of cgroup version 1 - a cgroup of this worker in each hierarchy that it may
+write, beneath the one it stands in itself. Must not decide who gets what.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from . import cgroupfs
+from .cgroup import CORES, MEMORY, PIDS, QUOTA, CgroupEnforcer, CgroupGroup, Trial
+from .usage import Usage
+
+_GIVES = {"cpuset": CORES, "cpu": QUOTA, "memory": MEMORY, "pids": PIDS, "freezer": "",
+          "cpuacct": ""}  # fmt: skip
+
+
+class Group1(CgroupGroup):
+    """See `enforce.Group`. `at` is its folder by controller."""
+
+    def __init__(self, owner: Cgroup1, pid: int, at: dict[str, str]) -> None:
+        super().__init__(owner, pid, list(dict.fromkeys(at.values())))
+        self._at = at
+        self._all_cores = owner.all_cores
+
+    def _write_cores(self, cores: tuple[int, ...]) -> None:
+        text = ",".join(map(str, cores)) if cores else self._all_cores
+        cgroupfs.write(self._at["cpuset"] + "/cpuset.cpus", text)
+
+    def _write_quota(self, period_us: int, quota_us: int) -> None:
+        path = self._at["cpu"] + "/cpu.cfs_quota_us"
+        try:
+            cgroupfs.write(path, str(quota_us or -1))
+        except OSError:  # more than our own cgroup has: then that is its limit
+            cgroupfs.write(path, "-1")
+
+    def _write_memory(self, size: int) -> None:
+        home = self._at["memory"]
+        now = cgroupfs.number(home + "/memory.limit_in_bytes") or 0
+        names = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
+        if not size or size > now:  # memory with swap may at no time be less than memory
+            names.reverse()
+        for name in names:
+            try:
+                cgroupfs.write(f"{home}/{name}", str(size or -1))
+            except OSError:
+                if "memsw" not in name:  # a kernel need not count swap
+                    raise
+
+    def _write_pids(self, pids: int) -> None:
+        cgroupfs.write(self._at["pids"] + "/pids.max", str(pids or "max"))
+
+    def _freezer(self) -> str:
+        return self._at.get("freezer", "")
+
+    def _freeze(self, folder: str, on: bool) -> None:
+        cgroupfs.write(folder + "/freezer.state", "FROZEN" if on else "THAWED")
+
+    def _frozen(self, folder: str) -> bool:
+        return cgroupfs.read(folder + "/freezer.state").strip() == "FROZEN"
+
+    def oom_kills(self) -> int:
+        """See `enforce.Group`."""
+        if "memory" not in self._at:
+            return 0
+        return cgroupfs.flat_keyed(self._at["memory"] + "/memory.oom_control", "oom_kill") or 0
+
+    def usage(self) -> Usage:
+        """See `enforce.Group`."""
+
+        def told(controller: str, name: str) -> int | None:
+            home = self._at.get(controller)
+            return None if home is None else cgroupfs.number(f"{home}/{name}")
+
+        peak = told("memory", "memory.max_usage_in_bytes")
+        return Usage(told("cpuacct", "cpuacct.usage"), None if peak is None else peak >> 10,
+                     told("pids", "pids.current"))
+
+
+class Cgroup1(CgroupEnforcer):
+    """See `enforce.Enforcer`. Uses each hierarchy that lets it.
+
+    Raises:
+        OSError: none that limits anything does.
+    """
+
+    name = "cgroup1"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all_cores = ""
+        self._name = cgroupfs.new_name()
+        self._at: dict[str, str] = {}  # this worker's folder by controller
+        self._balanced = False
+        self.missing: dict[str, str] = {}  # why a controller is not used
+        for controller in _GIVES:
+            self._found(controller)
+        if self._at:
+            trial = Trial()
+            try:
+                for controller in list(self._at):
+                    self._try(controller, trial.pid)
+            finally:
+                trial.end()
+        self.limits = frozenset(filter(None, map(_GIVES.__getitem__, self._at)))
+        if not self.limits:
+            self.close()
+            raise OSError("; ".join(f"{c}: {why}" for c, why in self.missing.items()))
+
+    def _found(self, controller: str) -> None:
+        """Makes this worker's cgroup of a controller, if it may."""
+        folder = ""
+        try:
+            folder = os.path.join(cgroupfs.own_folder(controller), self._name)
+            with suppress(FileExistsError):  # two controllers of one hierarchy
+                cgroupfs.make(folder)
+            self._at[controller] = folder
+            if controller == "cpuset":
+                self._share_cores(folder)
+        except OSError as error:
+            self._without(controller, folder, error)
+
+    def _try(self, controller: str, pid: int) -> None:
+        """Really makes, limits, fills, empties and removes a cgroup of this controller."""
+        home = self._at[controller]
+        folder = home + "/trial"
+        try:
+            self._fill([folder], pid)
+            self._limit_once(controller, Group1(self, pid, {controller: folder}))
+            if pid not in cgroupfs.members(folder):
+                raise OSError("a process that was moved in is not there")
+            cgroupfs.put(os.path.dirname(home), pid)
+            if not cgroupfs.discard(folder):
+                raise OSError("an empty cgroup cannot be removed")
+        except OSError as error:
+            with suppress(OSError):
+                cgroupfs.put(os.path.dirname(home), pid)
+            self._without(controller, home, error)
+
+    def _without(self, controller: str, folder: str, error: OSError) -> None:
+        self.missing[controller] = str(error)
+        self._at.pop(controller, None)
+        if folder and folder not in self._at.values():
+            cgroupfs.discard(folder)
+
+    def _limit_once(self, controller: str, group: Group1) -> None:
+        if controller == "cpuset":
+            first = min(os.sched_getaffinity(0))
+            group._write_cores((first,))
+            group._write_cores(())
+        elif controller == "cpu":
+            group._write_quota(100_000, 100_000)
+        elif controller == "memory":
+            group._write_memory(1 << 30)
+        elif controller == "pids":
+            group._write_pids(1000)
+
+    def _share_cores(self, folder: str) -> None:
+        """A new cpuset has neither cores nor memory: this one gets its parent's, and hands them
+        on to what is made beneath it."""
+        home = os.path.dirname(folder)
+        self.all_cores = cgroupfs.read(home + "/cpuset.cpus").strip()
+        cgroupfs.write(folder + "/cpuset.cpus", self.all_cores)
+        cgroupfs.write(folder + "/cpuset.mems", cgroupfs.read(home + "/cpuset.mems").strip())
+        cgroupfs.write(folder + "/cgroup.clone_children", "1")
+        self._balanced = cgroupfs.read(home + "/cpuset.sched_load_balance").strip() == "1"
+        self._prepare(folder)
+
+    def _prepare(self, folder: str) -> None:
+        """The cores are balanced by the cpuset above; saying so again beneath would let each
+        change compute the machine's scheduling domains anew."""
+        if self._balanced and folder.startswith(self._at.get("cpuset", "/")):
+            cgroupfs.write(folder + "/cpuset.sched_load_balance", "0")
+
+    def _make(self, number: int | str, pid: int) -> Group1:
+        at = {controller: f"{folder}/{number}" for controller, folder in self._at.items()}
+        self._fill(list(dict.fromkeys(at.values())), pid)
+        return Group1(self, pid, at)
+
+    def _end(self) -> None:
+        cgroupfs.destroy(list(dict.fromkeys(self._at.values())), 1.0)
+
+
+def sweep() -> list[str]:
+    """Ends and removes what dead workers left; returns the cgroups removed."""
+    left = []
+    for mount in cgroupfs.mounts():
+        if mount.kind == "cgroup" and mount.controllers & _GIVES.keys():
+            for here, folders, _ in os.walk(mount.point):
+                mine = [name for name in folders if cgroupfs.is_ours(name)]
+                left += [f"{here}/{name}" for name in mine if cgroupfs.is_left(name)]
+                folders[:] = [name for name in folders if name not in mine]
+    stayed = cgroupfs.destroy(left, 1.0)
+    return [folder for folder in left if folder not in stayed]

@@ -1,0 +1,201 @@
+"""Owns: the files of cgroup version 2 - this worker's cgroups beneath the one it stands in, if that
+was delegated to it. Must not decide who gets what.
+
+A cgroup that lends its controllers to those beneath may hold no processes itself (but the
+machine's first). So what stands in ours steps aside into a leaf, and back when the last worker
+of it ends.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from . import cgroupfs
+from .cgroup import CORES, MEMORY, PIDS, QUOTA, CgroupEnforcer, CgroupGroup, Trial
+from .usage import Usage
+
+_GIVES = {"cpuset": CORES, "cpu": QUOTA, "memory": MEMORY, "pids": PIDS}
+_PASSES = 20
+
+
+class Group2(CgroupGroup):
+    """See `enforce.Group`."""
+
+    def __init__(self, owner: CgroupEnforcer, pid: int, folder: str) -> None:
+        super().__init__(owner, pid, [folder])
+        self._at = folder
+
+    def _write_cores(self, cores: tuple[int, ...]) -> None:
+        cgroupfs.write(self._at + "/cpuset.cpus", ",".join(map(str, cores)) or "\n")
+
+    def _write_quota(self, period_us: int, quota_us: int) -> None:
+        cgroupfs.write(self._at + "/cpu.max", f"{quota_us or 'max'} {period_us}")
+
+    def _write_memory(self, size: int) -> None:
+        with suppress(FileNotFoundError):  # a kernel need not have swap
+            cgroupfs.write(self._at + "/memory.swap.max", "0" if size else "max")
+        cgroupfs.write(self._at + "/memory.max", str(size or "max"))
+
+    def _write_pids(self, pids: int) -> None:
+        cgroupfs.write(self._at + "/pids.max", str(pids or "max"))
+
+    def _freezer(self) -> str:
+        return self._at
+
+    def _freeze(self, folder: str, on: bool) -> None:
+        cgroupfs.write(folder + "/cgroup.freeze", "1" if on else "0")
+
+    def _frozen(self, folder: str) -> bool:
+        return cgroupfs.flat_keyed(folder + "/cgroup.events", "frozen") == 1
+
+    def _kill_all(self) -> bool:
+        try:
+            cgroupfs.write(self._at + "/cgroup.kill", "1")
+        except OSError:  # since Linux 5.14
+            return False
+        return True
+
+    def oom_kills(self) -> int:
+        """See `enforce.Group`."""
+        return cgroupfs.flat_keyed(self._at + "/memory.events", "oom_kill") or 0
+
+    def usage(self) -> Usage:
+        """See `enforce.Group`."""
+        cpu_us = cgroupfs.flat_keyed(self._at + "/cpu.stat", "usage_usec")
+        peak = cgroupfs.number(self._at + "/memory.peak")  # since Linux 5.19
+        return Usage(None if cpu_us is None else cpu_us * 1000,
+                     None if peak is None else peak >> 10,
+                     cgroupfs.number(self._at + "/pids.current"))  # fmt: skip
+
+
+class Cgroup2(CgroupEnforcer):
+    """See `enforce.Enforcer`. Works with the controllers that it is given.
+
+    Raises:
+        OSError: our own cgroup may not be written, or lends no controller.
+    """
+
+    name = "cgroup2"
+
+    def __init__(self) -> None:
+        super().__init__()
+        home = cgroupfs.own_folder("")
+        self._home = os.path.dirname(home) if os.path.basename(home) == cgroupfs.LEAF else home
+        self._folder = f"{self._home}/{cgroupfs.new_name()}"
+        self._enabled: list[str] = []
+        self.missing: dict[str, str] = {}  # why a controller is not used
+        cgroupfs.make(self._folder)
+        try:
+            with cgroupfs.locked(self._home):
+                self._enable()
+            self._try()
+        except OSError:
+            self.close()
+            raise
+
+    def _enable(self) -> None:
+        offered = cgroupfs.read(self._home + "/cgroup.controllers").split()
+        lent = cgroupfs.read(self._home + "/cgroup.subtree_control").split()
+        wanted = [c for c in _GIVES if c in offered]
+        self.missing = {c: "not delegated" for c in _GIVES if c not in offered}
+        if not wanted:
+            raise OSError(f"{self._home} was delegated none of {', '.join(_GIVES)}")
+        fresh = [c for c in wanted if c not in lent]
+        if fresh and not _is_first(self._home):
+            _step_aside(self._home)
+        for controller in wanted:
+            try:
+                if controller in fresh:
+                    cgroupfs.write(self._home + "/cgroup.subtree_control", "+" + controller)
+                    self._enabled.append(controller)
+                cgroupfs.write(self._folder + "/cgroup.subtree_control", "+" + controller)
+            except OSError as error:
+                self.missing[controller] = str(error)
+        self.limits = frozenset(_GIVES[c] for c in wanted if c not in self.missing)
+        if not self.limits:
+            raise OSError("; ".join(f"{c}: {why}" for c, why in self.missing.items()))
+
+    def _try(self) -> None:
+        """Really makes, fills, limits, empties and removes a cgroup."""
+        trial = Trial()
+        try:
+            group = self._make("trial", trial.pid)
+            group.limit(1024, 1000)
+            if not group.bind((min(os.sched_getaffinity(0)),), 1):
+                raise OSError("cores cannot be bound")
+            if not trial.stands_in(self._folder):
+                raise OSError("a process that was moved in is not there")
+        finally:
+            trial.end()
+        if cgroupfs.destroy(group.folders, 1.0):
+            raise OSError("an empty cgroup cannot be removed")
+
+    def _make(self, number: int | str, pid: int) -> Group2:
+        folder = f"{self._folder}/{number}"
+        self._fill([folder], pid)
+        return Group2(self, pid, folder)
+
+    def _end(self) -> None:
+        cgroupfs.destroy([self._folder], 1.0)
+        _restore(self._home, self._enabled)
+
+
+def _is_first(folder: str) -> bool:
+    return not os.path.exists(folder + "/cgroup.type")
+
+
+def _move_all(source: str, target: str) -> None:
+    for _ in range(_PASSES):  # what forks meanwhile is met on the next
+        pids = [int(text) for text in cgroupfs.read(source + "/cgroup.procs").split()]
+        if not pids:
+            return
+        if 0 in pids:
+            raise OSError(f"{source} holds processes that we cannot see")
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                cgroupfs.put(target, pid)
+    raise OSError(f"{source} does not become empty")
+
+
+def _step_aside(home: str) -> None:
+    leaf = f"{home}/{cgroupfs.LEAF}"
+    with suppress(FileExistsError):
+        cgroupfs.make(leaf)
+    _move_all(home, leaf)
+
+
+def _restore(home: str, enabled: list[str]) -> None:
+    """When no worker's cgroup is left: takes the controllers back, and what had stepped aside.
+
+    In the machine's first cgroup, where nothing steps aside, only those that we have enabled.
+    """
+    leaf = f"{home}/{cgroupfs.LEAF}"
+    with suppress(OSError), cgroupfs.locked(home):
+        if any(cgroupfs.is_ours(name) for name in os.listdir(home)):
+            return
+        if os.path.isdir(leaf):
+            enabled = cgroupfs.read(home + "/cgroup.subtree_control").split()
+        for controller in enabled:
+            cgroupfs.write(home + "/cgroup.subtree_control", "-" + controller)
+        if os.path.isdir(leaf):
+            _move_all(leaf, home)
+            os.rmdir(leaf)
+
+
+def sweep() -> list[str]:
+    """Ends and removes what dead workers left; returns the cgroups removed."""
+    left, homes = [], []
+    for mount in cgroupfs.mounts():
+        if mount.kind != "cgroup2":
+            continue
+        for here, folders, _ in os.walk(mount.point):
+            mine = [n for n in folders if cgroupfs.is_ours(n) or n == cgroupfs.LEAF]
+            left += [f"{here}/{name}" for name in mine if cgroupfs.is_left(name)]
+            if mine:
+                homes.append(here)
+            folders[:] = [name for name in folders if name not in mine]
+    stayed = cgroupfs.destroy(left, 1.0)
+    for home in homes:
+        _restore(home, [])
+    return [folder for folder in left if folder not in stayed]

@@ -1,0 +1,243 @@
+"""Owns: the cgroup file systems - where they are mounted, where this process stands in them,
+reading, writing and removing cgroups, and the names by which a dead worker's are known. Must not
+know what a limit means.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+PREFIX = "tangram-"
+LEAF = "tangram-workers"  # where workers stand while their cgroup lends its controllers (v2)
+_NAME = re.compile(r"tangram-(\d+)-(\d+)-(\d+)-(\d+)$")
+_OCTAL = re.compile(r"\\([0-7]{3})")
+_PAUSE_S = 0.002
+
+
+class Mount(NamedTuple):
+    """One mounted cgroup file system."""
+
+    root: str  # the cgroup that is seen at `point`
+    point: str
+    kind: str  # "cgroup" or "cgroup2"
+    controllers: frozenset[str]  # of version 1; version 2 names them in a file
+
+
+def _plain(path: str) -> str:
+    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), path)
+
+
+def mounts() -> list[Mount]:
+    """The cgroup file systems of this mount namespace, in the order they were mounted."""
+    found = []
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            fields, _, rest = line.partition(" - ")
+            kind, _, options = rest.split(None, 2)
+            if kind in ("cgroup", "cgroup2"):
+                root, point = fields.split()[3:5]
+                names = frozenset(options.strip().split(","))
+                found.append(Mount(_plain(root), _plain(point), kind, names))
+    return found
+
+
+def own_folder(controller: str) -> str:
+    """The folder of this process's own cgroup: of a version 1 controller, or of version 2 for "".
+
+    Raises:
+        OSError: it is not mounted, or lies outside of what is mounted.
+    """
+    path = ""
+    with open("/proc/self/cgroup") as file:
+        for line in file:
+            _, controllers, where = line.rstrip("\n").split(":", 2)
+            if controller in controllers.split(","):
+                path = where
+    for mount in mounts():
+        if controller not in mount.controllers if controller else mount.kind != "cgroup2":
+            continue
+        root = mount.root.rstrip("/")
+        if path != root and not path.startswith(root + "/"):
+            continue
+        folder = (mount.point + path[len(root):]).rstrip("/")
+        with suppress(OSError):
+            if os.getpid() in _listed(folder):
+                return folder
+    raise OSError(f"{controller or 'cgroup2'} is not mounted here, or not with our own cgroup")
+
+
+# ---- files ----
+
+
+def read(path: str) -> str:
+    """The text of a cgroup's file. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pieces = []
+        while piece := os.read(fd, 65536):
+            pieces.append(piece)
+    finally:
+        os.close(fd)
+    return b"".join(pieces).decode()
+
+
+def write(path: str, text: str) -> None:
+    """Writes a cgroup's file in one call. Raises OSError that says what could not be written."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write {text!r} ({error.strerror})", path) from None
+
+
+def make(path: str) -> None:
+    """Makes a cgroup. Raises OSError that says which; FileExistsError when it is there."""
+    try:
+        os.mkdir(path, 0o755)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot make a cgroup ({error.strerror})", path) from None
+
+
+def put(folder: str, pid: int) -> None:
+    """Moves a process with all of its threads into a cgroup. Raises OSError."""
+    write(folder + "/cgroup.procs", str(pid))
+
+
+def flat_keyed(path: str, key: str) -> int | None:
+    """One number of a file of "key number" lines; None when it is not told."""
+    with suppress(OSError, ValueError):
+        for line in read(path).splitlines():
+            name, _, value = line.partition(" ")
+            if name == key:
+                return int(value)
+    return None
+
+
+def number(path: str) -> int | None:
+    """The number that a file holds; None when it is not told."""
+    with suppress(OSError, ValueError):
+        return int(read(path))
+    return None
+
+
+# ---- members ----
+
+
+def _listed(folder: str) -> list[int]:
+    return [int(text) for text in read(folder + "/cgroup.procs").split()]
+
+
+def beneath(folder: str) -> Iterator[str]:
+    """All cgroups beneath one and it itself, the deepest first."""
+    for here, _, _ in os.walk(folder, topdown=False):
+        yield here
+
+
+def members(folder: str) -> list[int]:
+    """The processes of a cgroup and of all beneath it; 0 stands for each that is out of sight."""
+    found: list[int] = []
+    for here in beneath(folder):
+        with suppress(OSError):
+            found += _listed(here)
+    return found
+
+
+def kill_members(folder: str, spare: frozenset[int] = frozenset()) -> None:
+    """SIGKILLs what is listed just now, but `spare`."""
+    for pid in members(folder):
+        if pid > 0 and pid not in spare:
+            with suppress(OSError):  # gone meanwhile
+                os.kill(pid, signal.SIGKILL)
+
+
+def discard(folder: str) -> bool:
+    """Removes a cgroup and all beneath it if nothing lives in them; returns whether it is gone."""
+    try:
+        os.rmdir(folder)
+        return True
+    except FileNotFoundError:
+        return True
+    except OSError:
+        for here in beneath(folder):
+            with suppress(OSError):
+                os.rmdir(here)
+    return not os.path.isdir(folder)
+
+
+def destroy(folders: list[str], seconds: float) -> list[str]:
+    """Kills what lives in cgroups and removes them, for so long at most; returns what stayed."""
+    deadline = time.monotonic() + seconds
+    while folders := [folder for folder in folders if not discard(folder)]:
+        for folder in folders:
+            kill_members(folder)
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(_PAUSE_S)
+    return folders
+
+
+@contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """Holds off other workers that would change the same cgroup; a dead one lets go."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+# ---- names ----
+
+
+def started(pid: int) -> int:
+    """When a process started, in clock ticks since the boot; 0 when it is dead."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+_count = 0
+
+
+def new_name() -> str:
+    """A name for a cgroup of this very process: tangram-PID-START-NAMESPACE-COUNT."""
+    global _count
+    _count += 1
+    pid = os.getpid()
+    return f"{PREFIX}{pid}-{started(pid)}-{_pid_namespace()}-{_count}"
+
+
+def is_ours(name: str) -> bool:
+    """Whether a cgroup was named by `new_name`, here or elsewhere."""
+    return _NAME.match(name) is not None
+
+
+def is_left(name: str) -> bool:
+    """Whether a cgroup's worker is dead. A worker whose process we could not see, being of another
+    pid namespace, counts as alive."""
+    found = _NAME.match(name)
+    if found is None:
+        return False
+    pid, start, namespace = int(found[1]), int(found[2]), int(found[3])
+    return namespace == _pid_namespace() and started(pid) != start

@@ -1,0 +1,198 @@
+"""Owns: the system calls that a sandbox may not make: the filter, and putting it on this process
+and all it starts. Must not hold paths, nor what needs memory to be read: a filter sees numbers.
+
+The filter is a binary search over ranges of call numbers, so most calls are answered without a look
+at their arguments, which the kernel (5.11 and later) then remembers per number. Numbers newer
+than the table do not exist (ENOSYS), which is what programs expect of an older kernel; so do those
+of x32. Programs for another machine (32-bit ones) get ENOSYS for everything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import socket
+import struct
+from collections.abc import Sequence
+
+from . import kernel
+from .syscalls import BOTH, NEWEST, NUMBERS
+
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+
+# instructions: the kernel's struct sock_filter is (code, jump if true, jump if false, value)
+_Code = tuple[tuple[int, int, int, int], ...]
+_LOAD, _RETURN, _AND, _JUMP = 0x20, 0x06, 0x54, 0x05
+_EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
+_NUMBER_AT, _ARCH_AT, _ARGS_AT = 0, 4, 16
+
+_NEW_NAMESPACE = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
+_NEW_TIME = 0x80  # of unshare only; clone has the signal there
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_EVERYBODY = 0xFFFFFFFF  # kill(-1)
+
+_NEVER = """mount umount2 pivot_root move_mount open_tree open_tree_attr fsopen fsmount fsconfig
+    fspick mount_setattr chroot setns bpf perf_event_open userfaultfd io_uring_setup
+    io_uring_enter io_uring_register keyctl add_key request_key kexec_load kexec_file_load
+    create_module init_module finit_module delete_module reboot swapon swapoff acct quotactl
+    quotactl_fd syslog open_by_handle_at process_madvise pidfd_getfd kcmp iopl ioperm settimeofday
+    clock_settime clock_adjtime adjtimex sethostname setdomainname vhangup lookup_dcookie
+    nfsservctl fanotify_init sched_setaffinity"""
+_NOT_TO_NEIGHBOURS = """ptrace process_vm_readv process_vm_writev sched_setscheduler
+    sched_setparam sched_setattr ioprio_set migrate_pages move_pages chown lchown
+    fchownat"""
+_ATTRIBUTES = """setxattr lsetxattr removexattr lremovexattr setxattrat removexattrat"""
+_SHARED_BY_KEY = """shmget shmat shmctl semget semop semctl semtimedop msgget msgsnd msgrcv msgctl
+    mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr"""
+
+
+def available() -> bool:
+    """Whether this kernel and machine can filter system calls."""
+    here = kernel.machine()
+    action = ctypes.c_uint32(_ERRNO)
+    try:
+        return bool(here) and not kernel.call(
+            _SECCOMP[here], _GET_ACTION_AVAIL, 0, ctypes.addressof(action))
+    except OSError:
+        return False
+
+
+def restrict(*, namespaced: bool, network: bool) -> None:
+    """Takes from this process, and all it will start, what no program in a sandbox needs; for good.
+
+    `namespaced`: it has mount, pid and network namespaces of its own; without, what reaches other
+    processes of the same user goes too: tracing, priorities, extended attributes and owners by
+    path, memory and queues shared by a key, and every way to a Unix socket but pairs. Binding
+    to cores is left to who is outside, in both cases. Without `network` and namespaces no socket
+    is made; a namespace of its own has a loopback only, so nothing more is refused there.
+
+    Raises:
+        OSError: this machine cannot (ENOSYS), or the kernel refuses; nothing is restricted then.
+    """
+    here = kernel.machine()
+    if not here:
+        raise OSError(errno.ENOSYS, "no system call numbers of this machine are known")
+    code = program(here, namespaced=namespaced, network=network)
+    # struct sock_fprog: how many, and where
+    text = ctypes.create_string_buffer(code, len(code))
+    filter_ = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8,
+                                                      ctypes.addressof(text)))
+    kernel.no_new_privileges()
+    kernel.call(_SECCOMP[here], _SET_MODE_FILTER, 0, ctypes.addressof(filter_))
+
+
+def program(machine: str, *, namespaced: bool, network: bool) -> bytes:
+    """Pure. The filter's instructions for "x86_64" or "aarch64", 8 bytes each."""
+    column = list(_AUDIT_ARCH).index(machine)
+    numbers = {NUMBERS[name][column] if name in NUMBERS else BOTH[name]: code
+               for name, code in _special(namespaced, network).items()}
+    numbers.pop(-1, None)  # this machine has it not
+    ranges: list[tuple[int, _Code]] = [(0, _answer(0))]
+    for number, code in sorted(numbers.items()):
+        if ranges[-1] == (number, _answer(0)):
+            ranges.pop()
+        if not ranges or ranges[-1][1] != code:
+            ranges.append((number, code))
+        if number + 1 not in numbers:
+            ranges.append((number + 1, _answer(0)))
+    ranges.append((NEWEST + 1, _answer(errno.ENOSYS)))
+    lines = ((_LOAD, 0, 0, _ARCH_AT), (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
+             *_answer(errno.ENOSYS), (_LOAD, 0, 0, _NUMBER_AT), *_search(ranges))
+    return b"".join(struct.pack("HBBI", *line) for line in lines)
+
+
+def _special(namespaced: bool, network: bool) -> dict[str, _Code]:
+    """What is answered otherwise than by "allowed", by name."""
+    eperm, enosys = _answer(errno.EPERM), _answer(errno.ENOSYS)
+    table: dict[str, _Code] = dict.fromkeys(_NEVER.split(), eperm)
+    table["clone3"] = enosys  # its flags lie in memory; libc then uses clone
+    table["clone"] = _refuse_bits(0, _NEW_NAMESPACE)
+    table["unshare"] = _refuse_bits(0, _NEW_NAMESPACE | _NEW_TIME)
+    table["ioctl"] = _refuse_values(1, _TIOCSTI, _TIOCLINUX)
+    table["socket"] = _families(namespaced, network)
+    if namespaced:
+        return table
+    table.update(dict.fromkeys(_NOT_TO_NEIGHBOURS.split(), eperm))
+    table.update(dict.fromkeys(_ATTRIBUTES.split(), _answer(errno.EOPNOTSUPP)))
+    table.update(dict.fromkeys(_SHARED_BY_KEY.split(), enosys))
+    table["kill"] = _refuse_values(0, _EVERYBODY)
+    table["setpriority"] = _own_priority()
+    table["prlimit64"] = _own_limits()
+    table["socketpair"] = _pairs()
+    if not network:
+        table["connect"] = _answer(errno.EACCES)
+    return table
+
+
+# ---- answers; each ends in a return ----
+
+
+def _answer(code: int) -> _Code:
+    return ((_RETURN, 0, 0, _ERRNO | code if code else _ALLOW),)
+
+
+def _low(argument: int) -> tuple[int, int, int, int]:
+    return (_LOAD, 0, 0, _ARGS_AT + 8 * argument)
+
+
+def _high(argument: int) -> tuple[int, int, int, int]:
+    return (_LOAD, 0, 0, _ARGS_AT + 8 * argument + 4)
+
+
+def _refuse_bits(argument: int, bits: int) -> _Code:
+    return (_low(argument), (_ANY_BIT, 0, 1, bits), *_answer(errno.EPERM), *_answer(0))
+
+
+def _refuse_values(argument: int, *values: int) -> _Code:
+    """The kernel takes these arguments as 32-bit ones, so the upper half must not count."""
+    tests = [(_EQUAL, len(values) - n, 0, value) for n, value in enumerate(values)]
+    return (_low(argument), *tests, *_answer(0), *_answer(errno.EPERM))
+
+
+def _families(namespaced: bool, network: bool) -> _Code:
+    """Which sockets can be made.
+
+    Of the common families EACCES, which socket(2) gives for "not allowed": programs go on without
+    a network, or say so. Of all others EAFNOSUPPORT, as from a kernel without them. A Unix socket
+    could be connected to anything that this user runs (munge, D-Bus), which Landlock does not see.
+    """
+    inet, unix = [socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK], [socket.AF_UNIX]
+    allowed = [*(inet if namespaced or network else []), *(unix if namespaced else [])]
+    known = [*inet, *unix]
+    tests = [(_EQUAL, len(known) - n + (family not in allowed), 0, int(family))
+             for n, family in enumerate(known)]
+    return (_low(0), *tests, *_answer(errno.EAFNOSUPPORT), *_answer(0), *_answer(errno.EACCES))
+
+
+def _pairs() -> _Code:
+    """Pairs of connected Unix sockets, but no datagrams: those could still be sent anywhere."""
+    return (_low(0), (_EQUAL, 0, 4, int(socket.AF_UNIX)),
+            _low(1), (_AND, 0, 0, 0xF),
+            (_EQUAL, 2, 0, int(socket.SOCK_STREAM)), (_EQUAL, 1, 0, int(socket.SOCK_SEQPACKET)),
+            *_answer(errno.EACCES), *_answer(0))
+
+
+def _own_priority() -> _Code:
+    return (_low(0), (_EQUAL, 0, 2, 0), _low(1), (_EQUAL, 1, 0, 0), *_answer(errno.EPERM),
+            *_answer(0))
+
+
+def _own_limits() -> _Code:
+    """Limits of pid 0, or only read: so do libc's setrlimit and the shells."""
+    return (_low(0), (_EQUAL, 5, 0, 0), _low(2), (_EQUAL, 0, 2, 0), _high(2), (_EQUAL, 1, 0, 0),
+            *_answer(errno.EPERM), *_answer(0))
+
+
+def _search(ranges: Sequence[tuple[int, _Code]]) -> _Code:
+    """The code of the range that the loaded number lies in."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    below, above = _search(ranges[:middle]), _search(ranges[middle:])
+    first = ranges[middle][0]
+    if len(below) < 256:
+        return ((_AT_LEAST, len(below), 0, first), *below, *above)
+    return ((_AT_LEAST, 0, 1, first), (_JUMP, 0, 0, len(below)), *below, *above)
