@@ -24,7 +24,7 @@ while True:
     if at != since:
         if units:
             left -= (at - since) / length
-        since, units = at, int(told)
+        since, units = at, int(told.split()[0])
         length = work * (serial + (1.0 - serial) / units) * 1e9 if units else 0.0
     rest = poll
     if units:

@@ -42,7 +42,8 @@ class Backends:
         """Builds a tiny sandbox with each.
 
         Raises:
-            InvalidInput: the default is not a backend, or does not work here.
+            InvalidInput: the default is not a backend or does not work here, or a path must not
+                be shown.
         """
         found: dict[str, str] = {}
         there = [name for name in HOLDERS if shutil.which(HOLDERS[name].program)]
@@ -50,11 +51,15 @@ class Backends:
             found.update(zip(there, threads.map(lambda name: HOLDERS[name]().probe(), there)))
         why_not = {name: found.get(name, "it is not installed") for name in HOLDERS}
         works = tuple(name for name in HOLDERS if not why_not[name])
+        try:
+            read = tuple(view.readable(read_paths))
+        except ValueError as error:
+            raise InvalidInput(f"read_paths: {error}") from None
         why_not["process"] = "" if landlock.abi() else "this kernel has no Landlock"
         walled = () if why_not["process"] else ("process",)
         untrusted = works[:1] + walled + works[1:] if works[:1] == ("bwrap",) else walled + works
         one = cls(("process", *works), untrusted, {k: v for k, v in why_not.items() if v}, default,
-                  tuple(view.readable(read_paths)))
+                  read)
         if default and default not in one.trusted:
             raise InvalidInput(f"isolation: {default} cannot be used here "
                                f"({why_not.get(default, 'there is no such backend')})")

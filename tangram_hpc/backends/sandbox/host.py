@@ -53,3 +53,13 @@ def become(control: socket.socket, home: str, kind: str, parent: int) -> socket.
     control.setblocking(True)
     os.chdir(scratch.work(home))
     return control
+
+
+def open_oom_score() -> int:
+    """A descriptor of this process's oom_score_adj. Who cannot be dumped owns no file of its own in
+    /proc, unless it is root, and so can be for a moment."""
+    _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    try:
+        return os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    finally:
+        _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

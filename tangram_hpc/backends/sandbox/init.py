@@ -11,7 +11,8 @@ import select
 import signal
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import msgspec
@@ -21,6 +22,7 @@ from ...domain.states import ActionState
 from ...wire.payload import ExecCall, FileCall, FileReturn, decode, encode
 from . import confine, environ, scratch, tree, wall
 from .command import Command, Unstartable
+from .host import open_oom_score
 from .hostwire import (
     Broken,
     Calm,
@@ -44,6 +46,7 @@ _SOON_NS = 2_000_000  # the pipes of a shorter command are only read at its end
 _AGAIN_NS = 20_000_000  # between two tries to end what does not end
 _END_S = 5.0
 _RECEIVE = 1 << 16
+_FIRST = b"500"
 
 
 class Init:
@@ -59,6 +62,7 @@ class Init:
         self._leftovers: Leftovers
         self._devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._units = UnitsFile(home)
+        self._score = open_oom_score()
         self._inbox = HostInbox()
         self._command: Command | None = None
         self._watch_at = 0
@@ -162,7 +166,8 @@ class Init:
             for path, data in call.files.items():
                 confine.write(self._home, path, data, 0o644)
             self._units.write(run.units)
-            command.start(self._home, self._base, self._devnull)
+            with self._first_to_go(run):
+                command.start(self._home, self._base, self._devnull)
         except confine.Refused as error:
             return self._refuse(run, 0, f"files: {error}")
         except Unstartable as error:
@@ -174,6 +179,18 @@ class Init:
         self._watch_at = command.started_ns + _SOON_NS
         if call.stream:
             self._watch(command)
+
+    @contextmanager
+    def _first_to_go(self, run: Run) -> Iterator[None]:
+        """What is started meanwhile is taken before us when memory runs out in our cgroup."""
+        if self._setup.watch or not run.limits.mem_mib:
+            yield
+            return
+        os.pwrite(self._score, _FIRST, 0)
+        try:
+            yield
+        finally:
+            os.pwrite(self._score, b"0", 0)
 
     def _refuse(self, run: Run, code: int, reason: str) -> None:
         outcome = Outcome(ActionState.FAILED, exit_code=code, reason=reason, isolation=self._wall.isolation)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 from dataclasses import dataclass
 
-from . import join, landlock, scratch, seccomp, tree
+from . import join, landlock, scratch, seccomp, tree, view
 from .holders import HOLDERS, Holder
 from .hostwire import Setup
 from .units_file import path_of
@@ -70,7 +70,8 @@ def build(setup: Setup, home: str) -> Wall:
 def _process(setup: Setup, home: str) -> Wall:
     isolation, box = "process", setup.box
     if not box.trusted:
-        read, write = [*setup.read, path_of(home)], [scratch.work(home), scratch.tmp(home)]
+        read = [*setup.read, view.PROC, path_of(home)]
+        write = [scratch.work(home), scratch.tmp(home), *view.devices()]
         found = landlock.restrict(read, write, network=box.network)
         isolation += f"+landlock{found}"
         if seccomp.available():
