@@ -51,6 +51,8 @@ class Action(msgspec.Struct, frozen=True, array_like=True):
         attempts_max: how often it may be started when nodes fail under it.
         resizable: whether its CPUs may change while it runs.
         component: run only on nodes of this het component or partition; empty for any.
+        trusted: a command without a session is its user's own and may see the user's files (in a
+            session, the session says so; of a function's result, the client does).
     """
 
     id: int
@@ -66,3 +68,9 @@ class Action(msgspec.Struct, frozen=True, array_like=True):
     resizable: bool = True
     component: str = ""
     profile: Profile | None = None
+    trusted: bool = False
+
+    @property
+    def guarded(self) -> bool:
+        """Whether it needs a node that keeps code from its user's files; a session has its own."""
+        return self.kind is Kind.EXEC and not self.session and not self.trusted

@@ -17,6 +17,8 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
         pinned: whether the units are real cores that processes are bound to; otherwise they are
             counted only (more units than the machine has cores).
         ends_at_ns: when its allocation ends (epoch); 0 for no known end.
+        backends: isolation backends that work here for code that its user trusts, best first.
+        untrusted: those that keep code from its user's files and the broker's key, best first.
     """
 
     name: str
@@ -27,3 +29,5 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     component: str = ""
     pinned: bool = False
     ends_at_ns: int = 0
+    backends: tuple[str, ...] = ()
+    untrusted: tuple[str, ...] = ()

@@ -9,12 +9,28 @@ from __future__ import annotations
 
 import msgspec
 
+# Between a session's actions, what they left running is stopped, has a small share of one core, or
+# ("end") was killed with the action that left it.
+BACKGROUNDS = ("stop", "share", "end")
+
 
 class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
-    """What a client asks of a session; `id` is minted by the client.
+    """What a client asks of a session.
 
-    `component` pins it to nodes of one het component or partition; empty for any. In a `parallel`
-    one, actions may run beside each other; in others they run one after another.
+    Attributes:
+        id: minted by the client.
+        mem_mib: memory held from open to close.
+        component: only on nodes of this het component or partition; empty for any.
+        parallel: whether its actions may run beside each other; else one after another.
+        backend: one of `isolation.BACKENDS`; empty for the best that its node has.
+        image: what its file system is made of, as its backend names images; empty for the node's.
+        network: whether it may reach a network.
+        disk_mib: what its files may take; 0 for the site's default.
+        trusted: its code is its user's own and may see the user's files.
+        background: what becomes of processes that outlive their action, one of `BACKGROUNDS`.
+        origin: session whose files it begins with (a fork); 0 for none.
+        idle_ns: closed when nothing waited, ran or renewed it for so long; 0 for never.
+        grace_ns: how long it outlives the loss of its client; -1 for as long as the broker says.
     """
 
     id: int
@@ -22,3 +38,12 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     mem_mib: int = 0
     component: str = ""
     parallel: bool = False
+    backend: str = ""
+    image: str = ""
+    network: bool = False
+    disk_mib: int = 0
+    trusted: bool = False
+    background: str = "stop"
+    origin: int = 0
+    idle_ns: int = 0
+    grace_ns: int = -1
