@@ -39,7 +39,8 @@ def loaded(placer: str, nodes: int, queued: int) -> tuple[Scheduler, float]:
     scheduler = Scheduler(make_placer(placer))
     scheduler.handle(ev.ClientJoined(0, 1, "uid", "bench", 0, 1, "bench"))
     for n in range(1, nodes + 1):
-        scheduler.handle(ev.NodeJoined(0, n, NodeSpec(f"n{n}", "host", tuple(range(CPUS)), 10**6)))
+        scheduler.handle(ev.NodeJoined(0, n, NodeSpec(f"n{n}", "host", tuple(range(CPUS)), 10**6,
+                                                      untrusted=("model",))))
     scheduler.handle(ev.NodesComplete(0, nodes))
     filling = nodes * CPUS
     gc.collect()
@@ -61,7 +62,6 @@ def drain(scheduler: Scheduler, now: int) -> int:
     grants = 0
     while True:
         events = scheduler.plan(now)
-        scheduler.dirty = False
         if not events and now < scheduler.next_deadline() <= now + 1:
             now += 1  # the placer goes on at once
             continue

@@ -36,11 +36,12 @@ from .client.client import Client
 from .config import Config, load_config
 from .core.placers.registry import make_placer
 from .core.scheduler import Scheduler
+from .domain.isolation import preferred
 from .domain.node import NodeSpec
 from .errors import AccessError, BrokerUnreachable, InvalidInput, TangramError
 from .gateway.driver import Gateway
 from .gateway.watchdog import watch
-from .ports import Dial, Executor, Reports
+from .ports import Dial, Executor, Reports, SandboxSettings
 from .version import VERSION
 from .wire.message import WorkerWelcome
 from .worker.driver import WorkerDriver
@@ -214,13 +215,36 @@ def node_spec(config: Config, environ: Mapping[str, str], component: str = "",
     count = config.cpus or (place.cpus if place is not None else 0) or len(real)
     cores = real[:count] if count <= len(real) else tuple(range(count))
     mem = config.mem_mib or (place.mem_mib if place is not None else 0) or affinity.memory_mib()
+    backends, untrusted = _backends(config)
     return NodeSpec(
         name=name or (place.node if place is not None else "") or host, host=host, cores=cores,
-        mem_mib=mem, gpus=place.gpus if place is not None else (), component=component,
+        mem_mib=int(mem * config.mem_overcommit),
+        gpus=place.gpus if place is not None else (), component=component,
         pinned=count <= len(real),
-        ends_at_ns=place.ends_at_s * 10**9 if place is not None else 0)
+        ends_at_ns=place.ends_at_s * 10**9 if place is not None else 0,
+        backends=backends, untrusted=untrusted)
 
 
+def _backends(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The isolation backends that work here: for all code, and for code that is not trusted; the
+    site's choice first. All commands run in `process` sandboxes, trusted or not.
+
+    Raises:
+        InvalidInput: the site's choice does not work here.
+    """
+    usable = guards = ("process",)
+    if config.isolation and config.isolation not in usable:
+        raise InvalidInput(f"config field `isolation`: {config.isolation!r} does not work on "
+                           f"{socket.gethostname()}; there is {', '.join(usable)}")
+    return preferred(usable, config.isolation), preferred(guards, config.isolation)
+
+
+def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
+    """What a node's executor is told: the node's own settings and the broker's."""
+    return SandboxSettings(
+        config.disk_mib, config.session_pids, config.starts_max, config.isolation,
+        config.enforcement, config.read_paths, config.warm, welcome.kill_wait_s,
+        welcome.output_max)
 
 
 @dataclass(frozen=True)
@@ -245,9 +269,11 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     timer = LoopTimer(loop)
 
     def make_executor(reports: Reports, welcome: WorkerWelcome) -> Executor:
+        settings = sandbox_settings(config, welcome)
         return SandboxExecutor(reports, FolderStore(welcome.store), scratch, spec.cores,
-                               pinned=spec.pinned, kill_wait_s=welcome.kill_wait_s,
-                               output_max=welcome.output_max)
+                               pinned=spec.pinned, kill_wait_s=settings.kill_wait_s,
+                               output_max=settings.output_max,
+                               warm=settings.warm if settings.warm >= 0 else None)
 
     lost = False
 

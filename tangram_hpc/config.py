@@ -8,12 +8,13 @@ is TOML: `$TANGRAM_CONFIG`, or `tangram.toml` where the command is started.
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .core.placers.registry import NAMES as PLACERS
 from .core.placers.registry import make_placer
@@ -44,9 +45,34 @@ class Config(BaseModel):
                                       "the host's own, `none` for no TCP")
     cpus: int = Field(0, ge=0, le=65536, description="CPUs a worker lends; 0 for all it may use")
     mem_mib: int = Field(0, ge=0, description="memory a worker lends; 0 for what the job has")
+    mem_overcommit: float = Field(
+        1.0, ge=1, le=16, description="a worker lends so many times its memory: sessions may "
+                                      "declare more than there is, as most never use it")
+    disk_mib: int = Field(10240, ge=0, description="disk of a session that names none; 0: no limit")
+    session_pids: int = Field(1024, ge=16, le=1 << 22, description="processes of one sandbox")
+    starts_max: int = Field(0, ge=0, le=4096,
+                            description="sandboxes that start at once on a node; 0: one per core")
+    isolation: Literal["", "process", "bwrap", "podman", "apptainer", "enroot"] = Field(
+        "", description="backend of sessions that name none; empty for the node's best")
+    enforcement: Literal["", "cgroup2", "cgroup1", "affinity", "counted"] = Field(
+        "", description="how units are enforced; empty for the best that works")
+    read_paths: tuple[str, ...] = Field(
+        (), description="paths of the node that untrusted sandboxes may read besides the system's")
+    warm: int = Field(-1, ge=-1, le=4096,
+                      description="sandboxes kept ready; -1: one per core, at most 4")
     scratch: str = Field("", description="node-local folder for sandboxes; empty for TMPDIR")
     gateway_spin_us: int = Field(200, ge=0, le=100000,
                                  description="how long an MPI wait spins before it sleeps")
+
+    @field_validator("read_paths", mode="before")
+    @classmethod
+    def _split_paths(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = [path for path in re.split("[,:]", value) if path]
+        for path in value if isinstance(value, list | tuple) else ():
+            if not str(path).startswith("/"):
+                raise ValueError("paths begin with /")
+        return value
 
 
 # Read by other parts, not settings: they say where things are.

@@ -47,7 +47,7 @@ class LocalCluster:
         if home is not None:
             self._environ["TANGRAM_HOME"] = str(home)
         chosen = {"cpus": cpus, "mem_mib": mem_mib, **settings}
-        self._environ.update({f"TANGRAM_{k.upper()}": str(v) for k, v in chosen.items()
+        self._environ.update({f"TANGRAM_{k.upper()}": _text(v) for k, v in chosen.items()
                               if v is not None})
         self.folder = job_dir(self._environ, self.job)
         self.access = self.folder / "access.json"
@@ -126,6 +126,10 @@ class LocalCluster:
                                      pass_fds=[self._lifeline_read])
         self._children.append(child)
         return child
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _kept(environ: Any) -> dict[str, str]:

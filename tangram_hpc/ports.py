@@ -7,6 +7,7 @@ it) knows which filling goes into which hole. The simulator fills the same holes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from .domain.event import Event
@@ -96,6 +97,22 @@ class Reports(Protocol):
     def session_down(self, session: int, reason: str) -> None:
         """The session's sandbox is gone; `reason` is empty when that was asked for."""
         ...
+
+
+@dataclass(frozen=True)
+class SandboxSettings:
+    """What a site sets for the sandboxes of a node; see `Config` for the fields of those names.
+    What a session leaves open (`backend`, `disk_mib`) is as said here."""
+
+    disk_mib: int = 10240
+    session_pids: int = 1024
+    starts_max: int = 0
+    isolation: str = ""
+    enforcement: str = ""
+    read_paths: tuple[str, ...] = ()
+    warm: int = -1
+    kill_wait_s: float = 2.0
+    output_max: int = 1 << 20
 
 
 class Executor(Protocol):

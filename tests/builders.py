@@ -47,18 +47,16 @@ class World:
         made = []
         self.now += 1
         while events := self.scheduler.plan(self.now):
-            if not any(isinstance(event, ev.ClientExpired) for event in events):
-                self.scheduler.dirty = False
             for event in events:
                 made += self.happen(event)
-        self.scheduler.dirty = False
         return made
 
     def node(self, cpus: int = 4, mem: int = 1024, gpus: int = 0, component: str = "",
-             complete: bool = True) -> int:
+             complete: bool = True, backends: tuple[str, ...] = ("model",),
+             untrusted: tuple[str, ...] = ("model",)) -> int:
         number = self.ledger.next_node
         spec = NodeSpec(f"n{number}", "host", tuple(range(cpus)), mem, tuple(range(gpus)),
-                        component)
+                        component, backends=backends, untrusted=untrusted)
         self.happen(ev.NodeJoined(self.now, number, spec))
         if complete:
             self.happen(ev.NodesComplete(self.now, number))
@@ -78,8 +76,8 @@ class World:
         self.happen(ev.ActionSubmitted(self.now, action))
         return action.id
 
-    def session(self, mem: int = 10, component: str = "") -> int:
-        spec = SessionSpec(self.id(), "s", mem, component)
+    def session(self, mem: int = 10, component: str = "", **fields) -> int:
+        spec = SessionSpec(self.id(), "s", mem, component, **fields)
         self.happen(ev.SessionRequested(self.now, spec))
         return spec.id
 

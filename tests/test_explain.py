@@ -34,7 +34,6 @@ def happens(world: World, works: dict[int, WorkAction]) -> dict[int, int]:
     runs: dict[int, Run] = {}
     while True:
         while events := world.scheduler.plan(world.now):
-            world.scheduler.dirty = False
             for order in [order for event in events for order in world.happen(event)]:
                 if isinstance(order, de.StartLease):
                     starts[order.action] = world.now
@@ -42,7 +41,6 @@ def happens(world: World, works: dict[int, WorkAction]) -> dict[int, int]:
                     runs[order.lease] = Run(works[order.action], units, world.now, 0)
                 elif isinstance(order, de.ResizeLease):
                     runs[order.lease].resize(world.now, len(order.cores))
-        world.scheduler.dirty = False
         if not runs:
             return starts
         ends = [(run.end_at, lease) for lease, run in runs.items() if run.end_at is not None]
@@ -125,7 +123,7 @@ def test_sessions() -> None:
     one, two = world.session(mem=10), world.session(mem=10)
     early, late = world.submit(1, session=one), world.submit(1, session=two)
     told = explain(world.scheduler, world.now, show(late))
-    assert told["reason"] == "SessionAdmission" and told["start"]["in_s"] is None
+    assert told["reason"] == "SessionPriority" and told["start"]["in_s"] is None
     assert "session" in told["start"]["why"]
     assert explain(world.scheduler, world.now, show(early))["start"]["in_s"] == 0
 

@@ -171,11 +171,15 @@ def test_many_at_once_each_right(cluster: LocalCluster) -> None:
 # ---- faults ------------------------------------------------------------------------------------
 
 
-def test_a_client_that_dies_leaves_its_session_for_the_grace_only(tmp_path: Path) -> None:
+def test_a_client_that_dies_leaves_its_sessions_for_its_grace_and_their_work(tmp_path: Path
+                                                                             ) -> None:
     with LocalCluster(cpus=2, home=tmp_path, grace_s=1.5) as c:
         code = ("import tangram_hpc, time, sys\n"
                 "c = tangram_hpc.connect()\n"
-                "s = c.session(); s.opened.result(); c.submit(['sleep', '100'], session=s)\n"
+                "idle, works = c.session(), c.session(name='works')\n"
+                "idle.opened.result(); works.opened.result()\n"
+                "works.exec('sleep 5; echo end > reward', name='reward')\n"
+                "c.submit(['sleep', '100'], name='loose')\n"
                 "print('up', flush=True); time.sleep(100)")
         child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE,
                                  env={**os.environ, "TANGRAM_ACCESS": str(c.access)})
@@ -183,12 +187,16 @@ def test_a_client_that_dies_leaves_its_session_for_the_grace_only(tmp_path: Path
         child.kill()
         child.wait()
         time.sleep(0.5)
-        assert c.ask("info")["sessions"] == 1  # still there within the grace
-        deadline = time.monotonic() + 30
-        while c.ask("info")["sessions"] and time.monotonic() < deadline:
+        assert c.ask("info")["sessions"] == 2  # still there within the grace
+        seen, deadline = {2}, time.monotonic() + 30
+        while (left := c.ask("info")["sessions"]) and time.monotonic() < deadline:
+            seen.add(left)
             time.sleep(0.05)
         info = c.ask("info")
-        assert (info["sessions"], info["cpus_free"]) == (0, 2)
+        assert (info["sessions"], info["cpus_free"], seen) == (0, 2, {1, 2})
+        told = json.loads(tangram(c, "acct", "-j", c.job, "--json").stdout)
+        assert {a["name"]: a["state"] for a in told["actions"]} == {
+            "reward": "COMPLETED", "loose": "CANCELLED"}  # no sandbox dies under its reward
 
 
 def test_a_lost_way_costs_nothing(tmp_path: Path) -> None:

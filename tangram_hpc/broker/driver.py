@@ -194,7 +194,11 @@ class Broker:
             case ms.RequestSession(spec=spec):
                 self._request_session(talk, spec)
             case ms.ReleaseSession(session=session):
-                self._happen(ev.SessionClosing(self._now(), session, ""))
+                if client_of(session) == talk.client:
+                    self._happen(ev.SessionClosing(self._now(), session, ""))
+            case ms.RenewSession(session=session):
+                if client_of(session) == talk.client and session in self.scheduler.ledger.sessions:
+                    self._happen(ev.SessionRenewed(self._now(), session))
             case ms.Cancel(actions=actions):
                 for action in actions:
                     if client_of(action) == talk.client and action in self.scheduler.ledger.actions:
@@ -230,7 +234,7 @@ class Broker:
         if client_of(spec.id) != talk.client:
             why = f"id: {show(spec.id)} is not this client's"
         if why:
-            self._say(talk.client, ms.Rejected(spec.id, why))
+            self._say(talk.client, ms.Rejected(spec.id, why, why.startswith("origin:")))
         else:
             self._happen(ev.SessionRequested(self._now(), spec))
 
@@ -311,14 +315,16 @@ class Broker:
                 self._say(client_of(order.session), ms.SessionUp(
                     order.session, node, entry.placed_at - entry.requested_at))
             case de.AnnounceSessionEnd():
-                self._say(client_of(order.session), ms.SessionDown(order.session, order.reason))
+                self._say(client_of(order.session), ms.SessionDown(order.session, order.reason,
+                                                                    order.never))
 
     def _reply(self, order: de.Reply, payload: Buffer | None) -> None:
         action, ledger = order.action, self.scheduler.ledger
         self._payloads.pop(action, None)
         node = ledger.nodes[order.node].spec.name if order.node else ""
         result = ms.Result(action, order.outcome, node, order.cores, order.attempt,
-                           order.queue_ns, order.held_ns, 0 if payload is None else 1)
+                           order.queue_ns, order.held_ns, 0 if payload is None else 1,
+                           order.grants)
         if action in ledger.actions:  # its client may still come back for it
             self._results[action] = (result, payload)
         self._say(client_of(action), result, payload)
@@ -343,7 +349,7 @@ class Broker:
         self._beat_due = False
         if self.ended:
             return
-        while events := self._planned():
+        while events := self.scheduler.plan(self._now()):
             for event in events:
                 self._happen(event)
         touched, self._touched = self._touched, {}
@@ -352,12 +358,6 @@ class Broker:
         replies, self._replies = self._replies, []
         self._journal.commit(lambda: self._send(replies))
         self._arm()
-
-    def _planned(self) -> list[ev.Event]:
-        events = self.scheduler.plan(self._now())
-        if not any(isinstance(event, ev.ClientExpired) for event in events):
-            self.scheduler.dirty = False  # else the placer has not been asked yet
-        return events
 
     def _send(self, replies: list[tuple[int, ms.Message, Buffer | None]]) -> None:
         touched: dict[int, Link] = {}

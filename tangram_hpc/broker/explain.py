@@ -1,4 +1,4 @@
-"""Pure. `tangram explain`: why one action waits, behind what, and when it should start.
+"""Pure. `tangram explain`: why one action or session waits, behind what, when it should start.
 
 Law: changes nothing; lists are cut to a length that a person reads, and their full counts are told.
 """
@@ -10,21 +10,25 @@ from typing import Any
 
 from ..core.admission import reason
 from ..core.forecast import expected_end, forecast, source
-from ..core.ledger import ActionEntry, LeaseEntry
+from ..core.homes import homes, session_reason
+from ..core.ledger import ActionEntry, LeaseEntry, SessionEntry
 from ..core.queue import Shape, pool_of
 from ..core.scheduler import Scheduler
 from ..domain.ids import parse, show
-from ..domain.states import ENDED, ActionState
+from ..domain.states import ENDED, ActionState, SessionState
 
 _LIST_MAX = 8
 
 
 def explain(scheduler: Scheduler, now: int, argument: str) -> dict[str, Any]:
-    """All that is known of an action; `{"error": ...}` when there is none of that id."""
+    """All that is known of an action or session; `{"error": ...}` when none has that id."""
     try:
-        entry = scheduler.ledger.actions.get(parse(argument))
+        number = parse(argument)
     except (ValueError, AssertionError):
         return {"error": f"{argument!r} is no action id; write CLIENT.NUMBER, such as 2.17"}
+    if (session := scheduler.ledger.sessions.get(number)) is not None:
+        return _session(scheduler, session, now)
+    entry = scheduler.ledger.actions.get(number)
     if entry is None:
         return {"error": f"no action {argument} is waiting or running"}
     told: dict[str, Any] = {
@@ -39,6 +43,24 @@ def explain(scheduler: Scheduler, now: int, argument: str) -> dict[str, Any]:
     if entry.state is ActionState.PENDING:
         return told | _waits(scheduler, entry, now)
     return told | _runs(scheduler, scheduler.ledger.leases[entry.lease], now)
+
+
+def _session(scheduler: Scheduler, session: SessionEntry, now: int) -> dict[str, Any]:
+    ledger, spec = scheduler.ledger, session.spec
+    told: dict[str, Any] = {
+        "id": show(spec.id), "name": spec.name, "session_state": session.state.value,
+        "mem_mib": spec.mem_mib, "origin": show(spec.origin) if spec.origin else "",
+        "actions_waiting": len(session.waiting), "actions_running": len(session.leases),
+    }
+    if session.state is not SessionState.WAITING:
+        return told | {"node": ledger.nodes[session.node].spec.name}
+    nodes = homes(ledger, spec)
+    return told | {
+        "reason": session_reason(ledger, session, scheduler.placer.reserve),
+        "waited_s": (now - session.requested_at) / 1e9,
+        "ahead": list(ledger.opening).index(spec.id), "nodes": len(nodes),
+        "most_free_mib": max((n.free_mem_mib for n in nodes), default=0),
+    }
 
 
 def _runs(scheduler: Scheduler, lease: LeaseEntry, now: int) -> dict[str, Any]:
@@ -65,7 +87,8 @@ def _waits(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, Any]
     ahead = _ahead(scheduler, entry)
     holders = _holders(scheduler, entry, now)
     return {
-        "reason": reason(ledger, entry), "waited_s": (now - entry.submitted_at) / 1e9,
+        "reason": reason(ledger, entry, scheduler.placer.reserve),
+        "waited_s": (now - entry.submitted_at) / 1e9,
         "ahead": len(ahead), "ahead_sessions": len({e.action.session for e in ahead} - {0}),
         "ahead_shapes": [{"name": name, "key": key, "degrees": list(degrees), "count": count}
                          for (name, key, degrees), count in _shapes(ahead)],

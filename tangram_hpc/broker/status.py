@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from ..core.admission import reason
+from ..core.homes import session_reason
 from ..core.scheduler import Scheduler
 from ..domain.ids import show
 from ..domain.states import ActionState, NodeState
@@ -46,6 +47,7 @@ def nodes(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
                 "gpus": len(n.gpus.units), "mem_mib": n.spec.mem_mib,
                 "sessions": len(n.sessions), "leases": len(n.leases),
                 "enforcement": "affinity" if n.spec.pinned else "counted",
+                "backends": list(n.spec.backends), "untrusted": list(n.spec.untrusted),
             }
             for n in scheduler.ledger.nodes.values()
         ]
@@ -53,11 +55,18 @@ def nodes(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
 
 
 def pending(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
-    """Every action that waits, why, and for how long."""
+    """Every action and every session that waits, why, and for how long."""
+    ledger, reserve = scheduler.ledger, scheduler.placer.reserve
     return {
         "pending": [
-            {"id": show(e.action.id), "name": e.action.name, "reason": reason(scheduler.ledger, e),
+            {"id": show(e.action.id), "name": e.action.name, "reason": reason(ledger, e, reserve),
              "waited_s": (now - e.submitted_at) / 1e9, "cpus": e.action.degrees[0]}
-            for e in scheduler.ledger.actions.values() if e.state is ActionState.PENDING
-        ]
+            for e in ledger.actions.values() if e.state is ActionState.PENDING
+        ],
+        "pending_sessions": [
+            {"id": show(s.spec.id), "name": s.spec.name, "mem_mib": s.spec.mem_mib,
+             "reason": session_reason(ledger, s, reserve),
+             "waited_s": (now - s.requested_at) / 1e9}
+            for s in map(ledger.sessions.__getitem__, ledger.opening)
+        ],
     }

@@ -15,7 +15,8 @@ def add(verbs: Any) -> None:
         description="Asks the broker about one action. The expected start is found by running the "
                     "real scheduler ahead on a copy of its state; nothing that may still arrive is "
                     "in it, and it says what it rests on.")
-    p.add_argument("action", metavar="ACTION", help="its id, such as 2.17 (`info`, `acct` show it)")
+    p.add_argument("action", metavar="ACTION", help="its id, or a session's, such as 2.17 (`info`, "
+                                                "`acct` show it)")
     p.add_argument("-j", "--job", default="", help="job id (default: as for `run`)")
     p.add_argument("--json", action="store_true", help="one JSON object")
     p.set_defaults(go=go)
@@ -90,6 +91,8 @@ def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
 
 def lines(told: dict[str, Any]) -> list[str]:
     """An answer as a person reads it."""
+    if "session_state" in told:
+        return _session(told)
     degrees = ",".join(map(str, told["degrees"]))
     where = f"  session {told['session']}" if told["session"] else ""
     first = f"{told['id']} {told['name']}  {told['state']}  {told['key']} {degrees}{where}"
@@ -104,6 +107,19 @@ def lines(told: dict[str, Any]) -> list[str]:
     end = f"signal {told['signal']}" if told["signal"] else f"exit code {told['exit_code']}"
     return [first, f"ended{on} after {told['exec_s']:.3f} s: {end}"
                    + (f", {told['why']}" if told["why"] else "")]
+
+
+def _session(told: dict[str, Any]) -> list[str]:
+    origin = f", a fork of {told['origin']}" if told["origin"] else ""
+    found = [f"session {told['id']} {told['name']}  {told['session_state']}  "
+             f"{told['mem_mib']} MiB{origin}"]
+    if "reason" in told:
+        found += [f"waits for {told['waited_s']:.1f} s: {told['reason']}",
+                  f"behind {told['ahead']} sessions; {told['nodes']} nodes could hold it, with at "
+                  f"most {told['most_free_mib']} MiB free"]
+    else:
+        found.append(f"on {told['node']}")
+    return [*found, f"{told['actions_running']} actions run in it, {told['actions_waiting']} wait"]
 
 
 def _soon(seconds: float | None) -> str:

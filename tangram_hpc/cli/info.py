@@ -47,4 +47,9 @@ def go(args: argparse.Namespace) -> int:
         print(f"PENDING  {p['id']:<12}{p['name']:<20}{p['waited_s']:8.1f} s  {p['reason']}")
     if len(told["pending"]) > 20:
         print(f"... and {len(told['pending']) - 20} more")
+    for s in told["pending_sessions"][:20]:
+        print(f"SESSION  {s['id']:<12}{s['name']:<20}{s['waited_s']:8.1f} s  {s['reason']} "
+              f"({s['mem_mib']} MiB)")
+    if len(told["pending_sessions"]) > 20:
+        print(f"... and {len(told['pending_sessions']) - 20} more sessions")
     return 0

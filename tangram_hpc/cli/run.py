@@ -27,6 +27,8 @@ def add(verbs: Any) -> None:
     p.add_argument("-J", "--job-name", dest="name", default="", help="name in the accounting")
     p.add_argument("--component", default="", help="only on nodes of this component")
     p.add_argument("-D", "--chdir", default="", help="directory to run in (default: this one)")
+    p.add_argument("--untrusted", action="store_true",
+                   help="keep the command from your own files (default: it is your own)")
     p.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
     p.set_defaults(go=go)
 
@@ -50,7 +52,7 @@ def go(args: argparse.Namespace) -> int:
             command, cpus=_cpus(args.cpus), mem=args.mem, gpus=args.gpus, timeout=args.time,
             name=args.name, component=args.component, cwd=args.chdir or os.getcwd(),
             env=without_slurm(os.environ), clean_env=False, stdin=_stdin(), retries=0,
-            on_output=_emit)
+            on_output=_emit, trusted=not args.untrusted)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: future.cancel())
         try:

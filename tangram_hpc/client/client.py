@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,7 +27,16 @@ from ..wire import message as ms
 from ..wire import payload as pl
 from ..wire.frame import Buffer, Outbox
 from .future import Future
-from .request import Cpus, FunctionBook, Options, Work, exec_call, make_action, mib_of
+from .request import (
+    Cpus,
+    FunctionBook,
+    Options,
+    Work,
+    exec_call,
+    make_action,
+    raw_files,
+    session_spec,
+)
 from .results import Pending, Streams, conclude, refuse
 from .session import Session
 
@@ -98,8 +107,9 @@ class Client:
             timeout: seconds of run time; waiting never counts.
             retries: how often to start again when nodes fail (2; in a session 0, its state is
                 gone with its node).
-            trusted: a function's result may come back as a pickle and is unpickled here. A
-                function that runs a model's code can forge one: say so only if it does not.
+            trusted: a command without a session is your own and may see your files; a function's
+                result may come back as a pickle and is unpickled here. A function that runs a
+                model's code can forge one: say so only if it does not.
             cwd, env, stdin, files: for commands. `files` are written before the start.
             on_output: called with (1 or 2, bytes) while a command runs, by the client's thread.
 
@@ -111,13 +121,19 @@ class Client:
         Raises:
             InvalidInput: an argument is wrong; names it.
         """
-        options = Options(cpus, mem, gpus, timeout, name, retries, resizable, component, profile)
+        options = Options(cpus, mem, gpus, timeout, name, retries, resizable, component, profile,
+                          trusted)
         if callable(work):
             call: pl.Payload = self._book.call(work, args, dict(kwargs or {}), trusted)
             kind, what = Kind.FUNCTION, getattr(work, "__name__", "function")
         else:
             if args or kwargs:
                 raise InvalidInput("args: only a function takes arguments; put them into argv")
+            if session is not None:
+                if trusted and not session.spec.trusted:
+                    raise InvalidInput("trusted: the session says it for all its commands; open it "
+                                       "with trusted=True")
+                env = {**session.env, **(env or {})}
             call, what = exec_call(work, cwd=cwd, env=env, stdin=stdin, files=files,
                                    stream=on_output is not None, clean_env=clean_env)
             kind = Kind.EXEC
@@ -141,18 +157,38 @@ class Client:
 
         return results()
 
-    def session(self, *, mem: int | str = 0, name: str = "", component: str = "") -> Session:
+    def session(self, *, mem: int | str = 0, disk: int | str = 0, backend: str = "",
+                image: str = "", network: bool = False, trusted: bool = False,
+                background: str = "stop", env: Mapping[str, str] | None = None,
+                files: Mapping[str, bytes | str] | None = None, idle_s: float = 0,
+                grace_s: float | None = None, name: str = "", component: str = "") -> Session:
         """A stateful sandbox: holds memory from open to close, cores only while an action runs.
 
         Use it as `with client.session() as s:` (or `async with`), which waits for its admission.
+
+        Args:
+            mem, disk: what it holds and what its files may take: MiB, or "2G"; no disk for the
+                site's default.
+            backend: `process`, `bwrap`, `podman`, `apptainer` or `enroot`; the node's best without.
+            image: what its file system is made of, as the backend names images.
+            network: whether it may reach a network.
+            trusted: its code is your own and may see your files. Without it, opening one is refused
+                where no node can keep it from them.
+            background: what its leftover processes do between actions: "stop", "share" (a small
+                share of one core), or "end" (killed with the action that left them).
+            env: for all its commands, beneath each command's own.
+            files: path -> content, written before anything else happens in it.
+            idle_s: closed when nothing waited, ran or renewed it for so long; 0: never.
+            grace_s: how long it outlives this client's loss; the broker's `grace_s` without.
+
+        Raises:
+            InvalidInput: an argument is wrong; names it.
         """
-        with self._lock:
-            spec = SessionSpec(self._mint(), name, mib_of(mem), component)
-            session = Session(self, spec)
-            self._sessions[spec.id] = session
-            self._opening.add(spec.id)
-            self._put(ms.RequestSession(spec))
-        return session
+        spec = session_spec(
+            SessionSpec(0), mem=mem, disk=disk, backend=backend, image=image, network=network,
+            trusted=trusted, background=background, idle_s=idle_s, grace_s=grace_s, name=name,
+            component=component)
+        return self._open_session(spec, env or {}, files)
 
     def ask(self, what: str, argument: str = "", timeout_s: float = 10.0) -> Any:
         """The broker's answer to a question (`info`, `nodes`, `pending`; `explain` with an
@@ -212,6 +248,25 @@ class Client:
                                                time.monotonic_ns(), on_output)
             self._put(ms.Submit(action), payload)
         return future
+
+    def _open_session(self, spec: SessionSpec, env: Mapping[str, str],
+                      files: Mapping[str, bytes | str] | None) -> Session:
+        raw = raw_files(files)
+        with self._lock:
+            if self._closing or self._failure is not None:
+                raise self._failure or BrokerUnreachable("the client is closed")
+            spec = msgspec.structs.replace(spec, id=self._mint())
+            session = Session(self, spec, {k: str(v) for k, v in env.items()})
+            self._sessions[spec.id] = session
+            self._opening.add(spec.id)
+            self._put(ms.RequestSession(spec))
+        session.first = [session.write(path, data) for path, data in raw.items()]
+        return session
+
+    def _renew(self, session: int) -> None:
+        with self._lock:
+            if session in self._sessions:
+                self._put(ms.RenewSession(session))
 
     def _cancel(self, action: int) -> None:
         with self._lock:
@@ -296,6 +351,7 @@ class Client:
             TangramError: none could be opened; the last reason.
         """
         grace_s = self.welcome.grace_s if self.welcome is not None else 0.0
+        grace_s = max([grace_s, *(s.spec.grace_ns / 1e9 for s in list(self._sessions.values()))])
         deadline, pause = time.monotonic() + grace_s, 0.05
         while True:
             problem: TangramError = BrokerUnreachable(f"job {self.job}: {because or 'no way'}")
@@ -375,12 +431,12 @@ class Client:
                 session = self._sessions.get(session_id)
                 if session is not None:
                     session._up(message)
-            case ms.SessionDown(session=session_id, reason=reason):
+            case ms.SessionDown(session=session_id, reason=reason, never=never):
                 with self._lock:
                     self._opening.discard(session_id)
                     session = self._sessions.pop(session_id, None)
                 if session is not None:
-                    session._down(reason)
+                    session._down(reason, never)
             case ms.Rejected():
                 self._rejected(message)
             case ms.Answer(request=request):
@@ -403,7 +459,7 @@ class Client:
             self._opening.discard(message.id)
             session = self._sessions.pop(message.id, None)
         if session is not None:
-            session._down(message.text, never=True)
+            session._down(message.text, never=not message.lost)
 
     def _fail(self, error: TangramError) -> None:
         """Ends everything that is open with this error."""
@@ -433,21 +489,3 @@ def _with_id(action: Action, new_id: int) -> Action:
 
 def _own_name() -> str:
     return f"{os.uname().nodename}:{os.getpid()}"
-
-
-def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Iterator[Future]:
-    """The futures as they end; see `concurrent.futures.as_completed`."""
-    return concurrent.futures.as_completed(futures, timeout)  # type: ignore[return-value]
-
-
-async def as_completed_async(futures: Iterable[Future]) -> AsyncIterator[Future]:
-    """The futures as they end, for `async for`."""
-    import asyncio
-
-    waiting = {asyncio.wrap_future(f): f for f in futures}
-    while waiting:
-        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for each in done:
-            yield waiting.pop(each)
-
-

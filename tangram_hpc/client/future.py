@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..errors import ActionFailed
 class Details:
     """How an action was served. Times in seconds: `queue_s` submitted -> granted and `held_s`
     granted -> finished by the broker's clock, `exec_s` run time on the node, `act_s` submit ->
-    result as the client saw it."""
+    result as the client saw it. `grants`: (ns since it was granted, units from then on)."""
 
     id: str
     state: ActionState
@@ -38,6 +38,7 @@ class Details:
     isolation: str
     enforcement: str
     reason: str
+    grants: tuple[tuple[int, int], ...] = ()
 
     @property
     def system_s(self) -> float:
@@ -47,7 +48,19 @@ class Details:
 
 @dataclass(frozen=True)
 class ExecResult:
-    """A command's end. `state` is COMPLETED (exit code 0), FAILED, TIMEOUT or OUT_OF_MEMORY."""
+    """A command's end.
+
+    Attributes:
+        state: COMPLETED (exit code 0), FAILED, TIMEOUT or OUT_OF_MEMORY.
+        exit_code, signal: as it ended; the exit code is 0 when a signal ended it.
+        stdout, stderr: the output that was kept.
+        cut: bytes of each stream that were dropped.
+        reason: one line that says why, when the state alone does not.
+        cpu_s: user + system seconds of its processes.
+        maxrss_kib: largest resident set of any one of them.
+        grants: (ns since it was granted, units from then on) of each size it had.
+        isolation, enforcement: what it really had.
+    """
 
     state: ActionState
     exit_code: int
@@ -56,6 +69,11 @@ class ExecResult:
     stderr: bytes
     cut: tuple[int, int]
     reason: str
+    cpu_s: float = 0.0
+    maxrss_kib: int = 0
+    grants: tuple[tuple[int, int], ...] = ()
+    isolation: str = ""
+    enforcement: str = ""
 
     @property
     def ok(self) -> bool:
@@ -117,8 +135,24 @@ class Future(concurrent.futures.Future[Any]):
 
 
 def details_of(action: int, outcome: Outcome, node: str, cores: tuple[int, ...], attempt: int,
-               queue_ns: int, held_ns: int, act_ns: int) -> Details:
+               queue_ns: int, held_ns: int, act_ns: int,
+               grants: tuple[tuple[int, int], ...] = ()) -> Details:
     """Details from what the broker said, in seconds."""
     return Details(show(action), outcome.state, node, cores, attempt, queue_ns / 1e9,
                    held_ns / 1e9, outcome.exec_ns / 1e9, act_ns / 1e9, outcome.cpu_ns / 1e9,
-                   outcome.maxrss_kib, outcome.isolation, outcome.enforcement, outcome.reason)
+                   outcome.maxrss_kib, outcome.isolation, outcome.enforcement, outcome.reason,
+                   grants)
+
+
+def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Iterator[Future]:
+    """The futures as they end; see `concurrent.futures.as_completed`."""
+    return concurrent.futures.as_completed(futures, timeout)  # type: ignore[return-value]
+
+
+async def as_completed_async(futures: Iterable[Future]) -> AsyncIterator[Future]:
+    """The futures as they end, for `async for`."""
+    waiting = {asyncio.wrap_future(f): f for f in futures}
+    while waiting:
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            yield waiting.pop(each)

@@ -11,7 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ..domain.action import Action, Kind, Profile
+from ..domain.isolation import BACKENDS
+from ..domain.session import BACKGROUNDS, SessionSpec
 from ..errors import InvalidInput
 from ..wire import payload as pl
 
@@ -37,6 +41,42 @@ class Options:
     resizable: bool = True
     component: str = ""
     profile: Profile | None = None
+    trusted: bool = False
+
+
+def session_spec(base: SessionSpec, *, mem: int | str | None = None,
+                 disk: int | str | None = None, backend: str | None = None,
+                 image: str | None = None, network: bool | None = None,
+                 trusted: bool | None = None, background: str | None = None,
+                 idle_s: float | None = None, grace_s: float | None = None,
+                 name: str | None = None, component: str | None = None) -> SessionSpec:
+    """A session as `base` but for what is given; see `Client.session`.
+
+    Raises:
+        InvalidInput: a field is wrong; names it.
+    """
+    if backend not in (None, "", *BACKENDS):
+        raise InvalidInput(f"backend: {backend!r} is not one of {', '.join(BACKENDS)}")
+    if background not in (None, *BACKGROUNDS):
+        raise InvalidInput(f"background: {background!r} is not one of {', '.join(BACKGROUNDS)}")
+    given = {
+        "mem_mib": None if mem is None else mib_of(mem),
+        "disk_mib": None if disk is None else mib_of(disk, "disk"),
+        "backend": backend, "image": image, "network": network, "trusted": trusted,
+        "background": background, "name": name, "component": component,
+        "idle_ns": None if idle_s is None else _ns_of(idle_s, "idle_s"),
+        "grace_ns": None if grace_s is None else _ns_of(grace_s, "grace_s"),
+    }
+    return msgspec.structs.replace(base, **{k: v for k, v in given.items() if v is not None})
+
+
+def _ns_of(seconds: float, field: str) -> int:
+    try:
+        if 0 <= seconds < 1e9:
+            return round(seconds * 1e9)
+    except TypeError:
+        pass  # said below
+    raise InvalidInput(f"{field}: {seconds!r} is not a number of seconds >= 0")
 
 
 def degrees_of(cpus: Cpus) -> tuple[int, ...]:
@@ -92,7 +132,7 @@ def make_action(action: int, kind: Kind, options: Options, session: int, what: s
         mem_mib=mib_of(options.mem), gpus=options.gpus, session=session,
         timeout_ns=round(timeout * 1e9) if timeout is not None else 0,
         attempts_max=1 + retries, resizable=options.resizable, component=options.component,
-        profile=options.profile)
+        profile=options.profile, trusted=options.trusted and kind is Kind.EXEC)
 
 
 def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str] | None = None,
@@ -107,12 +147,21 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
     argv = () if isinstance(work, str) else tuple(str(word) for word in work)
     if not (shell.strip() if isinstance(work, str) else argv):
         raise InvalidInput("work: the command is empty")
-    raw = {path: _bytes(data, f"files[{path!r}]") for path, data in (files or {}).items()}
+    raw = raw_files(files)
     call = pl.ExecCall(argv=argv, shell=shell, env={k: str(v) for k, v in (env or {}).items()},
                        cwd=str(cwd), stdin=_bytes(stdin, "stdin"), files=raw, stream=stream,
                        clean_env=clean_env)
     program = (shell.split() or argv)[0]
     return call, program.rsplit("/", 1)[-1]
+
+
+def raw_files(files: Mapping[str, bytes | str] | None) -> dict[str, bytes]:
+    """Path -> bytes.
+
+    Raises:
+        InvalidInput: a content is neither bytes nor str.
+    """
+    return {path: _bytes(data, f"files[{path!r}]") for path, data in (files or {}).items()}
 
 
 def _bytes(data: bytes | str, field: str) -> bytes:

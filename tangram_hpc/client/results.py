@@ -63,7 +63,8 @@ def conclude(pending: Pending, result: ms.Result, payload: memoryview | None, st
     act_ns = time.monotonic_ns() - pending.submitted_ns
     future, outcome = pending.future, result.outcome
     future.details = details_of(result.action, outcome, result.node, result.cores,
-                                result.attempt, result.queue_ns, result.held_ns, act_ns)
+                                result.attempt, result.queue_ns, result.held_ns, act_ns,
+                                result.grants)
     if outcome.state is ActionState.CANCELLED:
         future.end_cancelled()
         return
@@ -88,12 +89,16 @@ def _value(pending: Pending, result: ms.Result, payload: memoryview | None, stor
     if pending.action.kind is Kind.EXEC and outcome.state in _RESULTS:
         told = told if isinstance(told, pl.ExecReturn) else pl.ExecReturn()
         return ExecResult(outcome.state, outcome.exit_code, outcome.signal, told.stdout,
-                          told.stderr, told.cut, outcome.reason)
+                          told.stderr, told.cut, outcome.reason, outcome.cpu_ns / 1e9,
+                          outcome.maxrss_kib, result.grants, outcome.isolation,
+                          outcome.enforcement)
     if outcome.state is not ActionState.COMPLETED:
         raise ActionFailed(f"{what}: {outcome.state.value}"
                            + (f": {outcome.reason}" if outcome.reason else ""), told)
     if isinstance(told, pl.FileReturn):
         return told.data
+    if isinstance(told, pl.FileList):
+        return told.entries
     if isinstance(told, pl.ValueReturn):
         return _returned(told, pending.trusted, what)
     return None

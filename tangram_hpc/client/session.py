@@ -1,24 +1,29 @@
 """`Session`: a trajectory's stateful sandbox, as its client holds it.
 
 Law: what is submitted to a session runs in order, one at a time; files stay between its actions;
-leaving the `with` block closes it and ends what still runs in it.
+leaving the `with` block closes it and ends what still runs in it. `upload` and `download` are many
+actions and block; all else that acts returns a Future.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ..domain.action import Kind
 from ..domain.ids import show
 from ..domain.session import SessionSpec
-from ..errors import InfeasibleRequest, SessionLost
+from ..errors import InfeasibleRequest, InvalidInput, SessionLost
 from ..wire import message as ms
 from ..wire import payload as pl
 from .future import Future
-from .request import Options, Work
+from .request import Options, Work, session_spec
+from .transfer import download, upload
 
 if TYPE_CHECKING:
     from .client import Client
@@ -28,8 +33,9 @@ class Session:
     """Made by `Client.session`. Every method that acts returns a Future: `.result()` it, or
     await it."""
 
-    def __init__(self, client: Client, spec: SessionSpec) -> None:
-        self.spec = spec
+    def __init__(self, client: Client, spec: SessionSpec, env: dict[str, str]) -> None:
+        self.spec, self.env = spec, env
+        self.first: list[Future] = []  # the files it was opened with, being written
         self.node = ""
         self.wait_s = 0.0  # how long it waited for admission
         self.opened: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -46,7 +52,8 @@ class Session:
         return self._client.submit(work, *args, session=self, **options)
 
     def exec(self, command: Sequence[str] | str, **options: Any) -> Future:
-        """A Future of the ExecResult of a command in this session; see `Client.submit`."""
+        """A Future of the ExecResult of a command in this session; see `Client.submit` for
+        `stdin`, `cwd`, `env`, `timeout`, `cpus` and the rest."""
         return self.submit(command, **options)
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> Future:
@@ -58,6 +65,61 @@ class Session:
         """A Future of the bytes of a file below the session's directory."""
         return self._file(pl.FileCall(path), "read")
 
+    def listing(self, path: str = "") -> Future:
+        """A Future of all that lies beneath a folder, or of one file: a tuple of entries (`name`,
+        `kind`, `size` in bytes, `mode`). The names are the sandbox's own and may be anything."""
+        return self._file(pl.FileCall(path, op="list"), "list")
+
+    def mkdir(self, path: str) -> Future:
+        """Makes a folder below the session's directory, and its parents."""
+        return self._file(pl.FileCall(path, op="mkdir"), "mkdir")
+
+    def upload(self, local: str | os.PathLike[str], path: str = "") -> int:
+        """Writes a local file, or all that a local folder holds, to `path`; returns the number of
+        files. A file without a path (or to one that ends in /) keeps its name.
+
+        Raises:
+            InvalidInput: something there cannot be read, or is neither file nor folder.
+            ActionFailed: the session could not write one.
+        """
+        return upload(self, local, path)
+
+    def download(self, path: str, local: str | os.PathLike[str], *, max_bytes: int = 1 << 30,
+                 skip_others: bool = False) -> int:
+        """Writes a file, or all that a folder of the session holds, below `local`; returns the
+        number of files. Nothing is written outside it, whatever the sandbox lists.
+
+        Args:
+            local: for a folder: the folder; for a file: its new name, or a folder to put it into.
+            max_bytes: refuse more than that.
+            skip_others: leave out links and what else is neither file nor folder.
+
+        Raises:
+            InvalidInput: the sandbox lists what must not be written, or too much.
+            ActionFailed: the session could not read it.
+        """
+        return download(self, path, local, max_bytes, skip_others)
+
+    def fork(self, *, env: Mapping[str, str] | None = None,
+             files: Mapping[str, bytes | str] | None = None, **overrides: Any) -> Session:
+        """A new session beside this one that begins with its files, as they are between two of its
+        actions, when all that was submitted to it before has ended. It is as this one but for
+        `overrides`, the arguments of `Client.session`; `env` is added to this one's.
+
+        Raises:
+            InvalidInput: an argument is wrong; names it.
+        """
+        try:
+            spec = session_spec(self.spec, **overrides)
+        except TypeError as error:
+            raise InvalidInput(f"fork: {error}") from None
+        spec = msgspec.structs.replace(spec, origin=self.spec.id)
+        return self._client._open_session(spec, {**self.env, **(env or {})}, files)
+
+    def renew(self) -> None:
+        """Says that it is still wanted: what `idle_s` counts begins again."""
+        self._client._renew(self.spec.id)
+
     def close(self) -> None:
         """Ends the session; `closed` tells when its memory is free. Twice is harmless."""
         self._client._release(self.spec.id)
@@ -66,14 +128,26 @@ class Session:
         return self._client._send_action(Kind.FILE, Options(), self, what, call)
 
     def __enter__(self) -> Session:
-        self.opened.result()
+        try:
+            self.opened.result()
+            for each in self.first:
+                each.result()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Session:
-        await asyncio.wrap_future(self.opened)
+        try:
+            await asyncio.wrap_future(self.opened)
+            for each in self.first:
+                await each
+        except BaseException:
+            self.close()
+            raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:

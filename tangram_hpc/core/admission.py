@@ -6,15 +6,21 @@ error. As long as expected nodes are missing, nobody knows what is never.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..domain.action import Action
-from ..domain.ids import show
+from ..domain.ids import client_of, show
+from ..domain.isolation import BACKENDS, backend_for, takes_image
 from ..domain.service import BLOCK_SIZES, endpoint_of, service_of
-from ..domain.session import SessionSpec
+from ..domain.session import BACKGROUNDS, SessionSpec
 from ..domain.states import SessionState
+from .homes import session_reason
 from .ledger import ActionEntry, Ledger, NodeEntry
 from .placers.base import Placer
+from .session_life import OPEN_SESSION
 
-OPEN_SESSION = (SessionState.WAITING, SessionState.OPENING, SessionState.IDLE, SessionState.BUSY)
+NO_GUARD = ("trusted: no node here can keep a sandbox from your own files (no bwrap, no Landlock); "
+            "ask the site for one, or say trusted=True")
 
 
 def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
@@ -40,12 +46,33 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
 
 def refusal_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str:
     """Why this session can never open here; empty when it can or nobody knows yet."""
-    mem, component = spec.mem_mib, spec.component
-    if not ledger.complete:
-        return ""
+    if spec.background not in BACKGROUNDS:
+        return f"background: {spec.background!r} is not one of {', '.join(BACKGROUNDS)}"
+    if min(spec.mem_mib, spec.disk_mib, spec.idle_ns, spec.grace_ns + 1) < 0:
+        return "mem, disk, idle_s, grace_s: none may be negative"
+    if spec.origin:
+        origin = ledger.sessions.get(spec.origin)
+        if origin is None or origin.state not in OPEN_SESSION:
+            return f"origin: session {show(spec.origin)} is closed"
+        if client_of(spec.origin) != client_of(spec.id):
+            return f"origin: session {show(spec.origin)} is another client's"
+    return misfit_of_session(ledger, placer, spec) if ledger.complete else ""
+
+
+def misfit_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str:
+    """Which field of a session no node can ever satisfy, and the remedy; empty if one can."""
+    component, mem = spec.component, spec.mem_mib
     nodes = [n for n in ledger.up_nodes() if component in ("", n.spec.component)]
     if not nodes:
         return f"component: no node is in {component!r}" if component else ""
+    origin = ledger.sessions.get(spec.origin)
+    if origin is not None and origin.node:
+        nodes = [n for n in nodes if n.node == origin.node]
+        if not nodes:
+            return f"component: its origin's node is not in {component!r}"
+    if why := _no_backend(nodes, spec):
+        return why
+    nodes = [n for n in nodes if backend_for(n.spec, spec)]
     largest = max(n.spec.mem_mib for n in nodes)
     if mem > largest:
         return f"mem: {mem} MiB asked for, the largest node has {largest} MiB"
@@ -55,11 +82,40 @@ def refusal_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str
     return ""
 
 
-def reason(ledger: Ledger, entry: ActionEntry) -> str:
-    """Why a pending action waits, in Slurm's words where it has one."""
+def _no_backend(nodes: list[NodeEntry], spec: SessionSpec) -> str:
+    """Why none of these nodes has the backend that a session asks for; empty if one has."""
+    if any(backend_for(n.spec, spec) for n in nodes):
+        return ""
+    guards = _names(name for n in nodes for name in n.spec.untrusted)
+    works = _names(name for n in nodes for name in n.spec.backends)
+    if not spec.trusted and not guards:
+        return NO_GUARD
+    name, image = spec.backend, spec.image
+    if name and name not in (*BACKENDS, *works):
+        return f"backend: {name!r} is not one of {', '.join(BACKENDS)}"
+    if name and name not in works:
+        return f"backend: {name!r} works on no node; there is {', '.join(works) or 'none'}"
+    if name and not spec.trusted and name not in guards:
+        return (f"backend: {name!r} cannot keep a sandbox from your own files here; take "
+                f"{' or '.join(guards)}, or say trusted=True")
+    able = [b for b in (works if spec.trusted else guards) if takes_image(b, image)]
+    if image and name and not takes_image(name, image):
+        return (f"image: {name!r} takes no image like {image!r}; "
+                + (f"take {' or '.join(able)}" if able else "leave it out"))
+    if image and not able:
+        return f"image: no node has a backend that takes {image!r}; leave it out"
+    return "backend: no node has one for this session"
+
+
+def _names(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def reason(ledger: Ledger, entry: ActionEntry, reserve: int = 0) -> str:
+    """Why a pending action waits, in Slurm's words where it has one; `reserve`: the placer's."""
     session = ledger.sessions.get(entry.action.session)
     if session is not None and session.state is SessionState.WAITING:
-        return "SessionAdmission"
+        return "Session" + session_reason(ledger, session, reserve)
     if session is not None and session.state is SessionState.OPENING:
         return "SessionOpening"
     if session is not None and entry.action.id not in ledger.ready:
@@ -76,6 +132,10 @@ def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:
     nodes = [n for n in nodes if action.component in ("", n.spec.component)]
     if not nodes:
         return f"component: no node is in {action.component!r}" if action.component else ""
+    if action.guarded:
+        nodes = [n for n in nodes if n.spec.untrusted]
+        if not nodes:
+            return NO_GUARD
     need = action.degrees[0]
     if service_of(action.key) and not any(n.gpus.blocks[need] for n in nodes):
         return f"degrees: no node has an aligned block of {need} GPUs"

@@ -152,11 +152,9 @@ class _Ahead:
     def _plan(self) -> None:
         scheduler = self._scheduler
         while self._found.at is None and (events := scheduler.plan(self._now)):
-            scheduler.dirty = False
             for event in events:
                 self._happen(event)
             self._settle()
-        scheduler.dirty = False
 
     def _happen(self, fact: ev.Event) -> None:
         for event in self._scheduler.consequences(fact):

@@ -21,6 +21,7 @@ from .estimator import Estimator
 from .gpu_blocks import GpuSet
 from .queue import ReadyQueue
 from .rate_limit import EndpointEntry
+from .session_life import Away, IdleClock
 
 RESIZE_GAP_NS = 20_000_000  # a lease keeps a size for at least so long
 
@@ -34,6 +35,7 @@ class ClientEntry:
     name: str
     actions: dict[int, None] = field(default_factory=dict)  # not yet acknowledged
     sessions: dict[int, None] = field(default_factory=dict)
+    loose: dict[int, None] = field(default_factory=dict)  # without a session, wanted, not ended
 
 
 @dataclass(slots=True)
@@ -63,6 +65,20 @@ class SessionEntry:
     placed_at: int = 0
     leases: dict[int, None] = field(default_factory=dict)
     waiting: dict[int, None] = field(default_factory=dict)  # its actions not started, in order
+    forks: dict[int, bool] = field(default_factory=dict)  # not open yet -> its files are copied now
+
+    @property
+    def works(self) -> bool:
+        """Whether it stands and an action of it waits or runs, or a fork of it is to begin."""
+        busy = self.leases or self.waiting or self.forks
+        return bool(busy) and self.state is not SessionState.WAITING
+
+    @property
+    def takes(self) -> bool:
+        """Whether an action may start in it, those that run aside: it stands, and no fork's files
+        are being copied."""
+        stands = self.state in (SessionState.IDLE, SessionState.BUSY)
+        return stands and not any(self.forks.values())
 
     @property
     def parallel(self) -> bool:
@@ -132,7 +148,8 @@ class Ledger:
     sessions: dict[int, SessionEntry] = field(default_factory=dict)
     services: dict[str, ServiceSpec] = field(default_factory=dict)
     endpoints: dict[str, EndpointEntry] = field(default_factory=dict)
-    expiring: dict[int, int] = field(default_factory=dict)  # client away -> until when
+    expiring: dict[int, Away] = field(default_factory=dict)  # clients that are away
+    idle: IdleClock = field(default_factory=IdleClock)
     opening: dict[int, None] = field(default_factory=dict)  # sessions not placed, in order
     actions: dict[int, ActionEntry] = field(default_factory=dict)
     leases: dict[int, LeaseEntry] = field(default_factory=dict)

@@ -26,7 +26,8 @@ class Shape(NamedTuple):
 
     `node` is the home node of its session (0: any); `session` its session when that one reserves
     units of its own (0 otherwise). `name` is its class and `size` its profile's bucket
-    (`size_of`), so that a placer may go by expected size, line by line.
+    (`size_of`), so that a placer may go by expected size, line by line. `guarded`: only on nodes
+    that can keep code from its user's files.
     """
 
     key: str
@@ -39,6 +40,7 @@ class Shape(NamedTuple):
     name: str = ""
     size: int = 0
     resizable: bool = True
+    guarded: bool = False
 
 
 def size_of(profile: Profile | None) -> int:
@@ -166,7 +168,8 @@ class ReadyQueue:
     def push(self, action: Action, node: int, session: int, turn: int) -> None:
         """Lets an action compete for units, at its turn."""
         shape = Shape(action.key, action.degrees, action.mem_mib, action.gpus, action.component,
-                      node, session, action.name, size_of(action.profile), action.resizable)
+                      node, session, action.name, size_of(action.profile), action.resizable,
+                      action.guarded)
         bays = self.pools.setdefault(pool_of(action.key, action.degrees[-1]), {})
         bay = bays.get((action.key, node))
         if bay is None:

@@ -22,7 +22,7 @@ from ..domain.ids import client_of
 from ..domain.outcome import Outcome
 from ..domain.service import endpoint_of, service_of
 from ..domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
-from .admission import OPEN_SESSION, misfit
+from .admission import misfit, misfit_of_session
 from .carry_out import Carrier
 from .core_sets import CoreSet
 from .gpu_blocks import GpuSet
@@ -30,6 +30,7 @@ from .ledger import ActionEntry, ClientEntry, LeaseEntry, Ledger, NodeEntry
 from .placers.base import Placement, Placer
 from .rate_limit import full
 from .session_facts import SessionFacts
+from .session_life import Away, lapsed, next_lapse
 from .snapshot import snapshot
 from .transitions import ACTION_MOVES, LEASE_MOVES, NODE_MOVES, SESSION_MOVES, move
 
@@ -60,6 +61,7 @@ class Scheduler(SessionFacts):
             ev.SessionRequested: self._session_requested,
             ev.SessionPlaced: self._session_placed,
             ev.SessionReady: self._session_ready,
+            ev.SessionRenewed: self._session_renewed,
             ev.SessionClosing: self._session_closing,
             ev.SessionClosed: self._session_closed,
             ev.ActionSubmitted: self._action_submitted,
@@ -80,25 +82,26 @@ class Scheduler(SessionFacts):
         return handler(event) if handler is not None else []  # type: ignore[operator]
 
     def plan(self, now: int) -> list[ev.Event]:
-        """What to do now, as events to journal and handle in this order. Changes nothing."""
-        events: list[ev.Event] = []
-        for client, until in self.ledger.expiring.items():
-            if until <= now:
-                events += self._expire(self.ledger.clients[client], now)
+        """What to do now, as events to journal and handle in this order; to be called again until
+        it has nothing to do. Changes nothing of the state."""
+        events = lapsed(self.ledger, now)
         if events or not (self.dirty or 0 < self._place_due() <= now):
             return events
         placement = self.placer.place(snapshot(self.ledger, now))
         if placement.openings:  # what waits in them competes in its turn where they stand at once
-            return Carrier(self.ledger, now).events(Placement(placement.openings))
-        self._again_at = placement.again_at if placement.again_at > now else 0
-        self._placed_at = now
-        return Carrier(self.ledger, now).events(placement)
+            placement = Placement(placement.openings)
+        else:
+            self._again_at = placement.again_at if placement.again_at > now else 0
+            self._placed_at = now
+        events = Carrier(self.ledger, now).events(placement)
+        self.dirty = False
+        return events
 
     def next_deadline(self) -> int:
-        """When `plan` has something to do although nothing happens (epoch ns); 0 for never: a
-        client's grace ends, a token comes for a call that waits, or the placer's own deadline."""
-        due = self._place_due()
-        return min((*self.ledger.expiring.values(), *((due,) if due else ())), default=0)
+        """When `plan` has something to do although nothing happens (epoch ns); 0 for never: a grace
+        or a session's patience ends, a token comes for a call that waits, or the placer's own
+        deadline."""
+        return min((at for at in (self._place_due(), next_lapse(self.ledger)) if at), default=0)
 
     def _place_due(self) -> int:
         due, last = self._again_at, self._placed_at
@@ -119,20 +122,8 @@ class Scheduler(SessionFacts):
             case ev.SessionClosing():
                 return self._end_of_session(fact)
             case ev.SessionClosed():
-                return [*self._end_waiting(fact.session, fact.at, fact.reason), fact]
+                return self._closed(fact)
         return [fact]
-
-    def _expire(self, client: ClientEntry, now: int) -> list[ev.Event]:
-        why = "its client went away"
-        events: list[ev.Event] = [ev.ClientExpired(now, client.client)]
-        for session in client.sessions:
-            if self.ledger.sessions[session].state in OPEN_SESSION:
-                events += self._end_of_session(ev.SessionClosing(now, session, why))
-        for action in client.actions:
-            entry = self.ledger.actions[action]
-            if entry.state not in ENDED and not entry.action.session:
-                events.append(ev.ActionCancelled(now, action, why))
-        return events
 
     # ---- clients -----------------------------------------------------------------------------
 
@@ -148,7 +139,7 @@ class Scheduler(SessionFacts):
         return []
 
     def _client_left(self, event: ev.ClientLeft) -> list[Decision]:
-        self.ledger.expiring[event.client] = event.expires_at
+        self.ledger.expiring[event.client] = Away(event.at, event.expires_at, event.bye)
         return []
 
     def _client_expired(self, event: ev.ClientExpired) -> list[Decision]:
@@ -194,8 +185,7 @@ class Scheduler(SessionFacts):
             else:
                 events.append(ev.LeaseFinished(fact.at, lease, outcome, True))
         for session in node.sessions:
-            events += self._end_waiting(session, fact.at, outcome.reason)
-            events.append(ev.SessionClosed(fact.at, session, outcome.reason))
+            events += self._closed(ev.SessionClosed(fact.at, session, outcome.reason))
         return events
 
     def _nodes_complete(self, event: ev.NodesComplete) -> list[Decision]:
@@ -204,6 +194,10 @@ class Scheduler(SessionFacts):
 
     def _never_feasible(self, now: int) -> list[ev.Event]:
         events: list[ev.Event] = []
+        for session in self.ledger.opening:
+            spec = self.ledger.sessions[session].spec
+            if why := misfit_of_session(self.ledger, self.placer, spec):
+                events += self._closed(ev.SessionClosed(now, session, why, True))
         for entry in self.ledger.actions.values():
             if entry.state is ActionState.PENDING:
                 why = misfit(self.ledger, entry.action, self.ledger.up_nodes())
@@ -235,7 +229,10 @@ class Scheduler(SessionFacts):
         action = event.action
         assert action.id not in self.ledger.actions, f"{action} was submitted twice"
         entry = self.ledger.actions[action.id] = ActionEntry(action, event.at)
-        self.ledger.clients[client_of(action.id)].actions[action.id] = None
+        owner = self.ledger.clients[client_of(action.id)]
+        owner.actions[action.id] = None
+        if not action.session:
+            owner.loose[action.id] = None
         if service := service_of(action.key):
             declared = self.ledger.services.get(service)
             self.ledger.demand.came(action, event.at, declared.restore_ns if declared else 0,
@@ -250,31 +247,34 @@ class Scheduler(SessionFacts):
         session = self.ledger.sessions[action.session]
         first = not session.waiting and not session.leases
         session.waiting[action.id] = None
+        self._rest(session, entry.submitted_at)
         if first or session.parallel:  # a wait for its session to open counts as a wait
             entry.turn = self.ledger.ready.draw()
-        if session.parallel and session.state in (SessionState.IDLE, SessionState.BUSY):
+        if session.parallel and session.takes:
             self._push(entry, session)
         self._promote(session)
 
-    def _dequeue(self, action: Action) -> None:
+    def _dequeue(self, action: Action, now: int) -> None:
         if action.id in self.ledger.ready:
             self.ledger.ready.remove(action.id)
         session = self.ledger.sessions.get(action.session)
         if session is not None and action.id in session.waiting:
             del session.waiting[action.id]
             self._promote(session)
+            self._rest(session, now)
 
     def _action_cancelled(self, event: ev.ActionCancelled) -> list[Decision]:
         entry = self.ledger.actions.get(event.action)
         if entry is None or entry.state in ENDED:
             return []
         if entry.state is ActionState.PENDING:
-            self._dequeue(entry.action)
+            self._dequeue(entry.action, event.at)
             outcome = Outcome(event.state, reason=event.reason)
             queue_ns = event.at - entry.submitted_at
             return self._end(entry, outcome, Reply(event.action, outcome, 0, (), entry.attempt,
                                                    queue_ns, 0))
         entry.doomed = event.state
+        self.ledger.clients[client_of(event.action)].loose.pop(event.action, None)
         lease = self.ledger.leases[entry.lease]
         return [KillLease(lease.node, lease.lease, event.state, event.reason)]
 
@@ -289,6 +289,7 @@ class Scheduler(SessionFacts):
         entry.state = move(ACTION_MOVES, entry.state, outcome.state, entry)
         entry.outcome, entry.lease = outcome, 0
         owner = self.ledger.clients[client_of(entry.action.id)]
+        owner.loose.pop(entry.action.id, None)
         if not owner.uid:
             self._forget(entry.action.id)
         return [reply]
@@ -363,7 +364,7 @@ class Scheduler(SessionFacts):
         entry, outcome = self.ledger.actions[lease.action], event.outcome
         self.ledger.estimator.ended(entry.action, lease.spans(event.at), outcome.state in _WHOLE)
         if event.clean:
-            self._release(lease)
+            self._release(lease, event.at)
         else:
             lease.state = move(LEASE_MOVES, lease.state, LeaseState.RELEASING, event)
         again = outcome.state is ActionState.NODE_FAIL and entry.doomed is None
@@ -374,16 +375,17 @@ class Scheduler(SessionFacts):
             self._enqueue(entry)
             return []
         reply = Reply(lease.action, outcome, lease.node, lease.cores, entry.attempt,
-                      lease.granted_at - entry.submitted_at, event.at - lease.granted_at)
+                      lease.granted_at - entry.submitted_at, event.at - lease.granted_at,
+                      tuple((at - lease.granted_at, units) for at, units in lease.grants))
         return self._end(entry, outcome, reply)
 
     def _lease_released(self, event: ev.LeaseReleased) -> list[Decision]:
         lease = self.ledger.leases.get(event.lease)
         if lease is not None and lease.state is LeaseState.RELEASING:
-            self._release(lease)
+            self._release(lease, event.at)
         return []
 
-    def _release(self, lease: LeaseEntry) -> None:
+    def _release(self, lease: LeaseEntry, now: int) -> None:
         node = self.ledger.nodes[lease.node]
         lease.state = move(LEASE_MOVES, lease.state, LeaseState.RELEASED, lease)
         if not lease.reserved:
@@ -401,4 +403,5 @@ class Scheduler(SessionFacts):
             if session.state is SessionState.BUSY and not session.leases:
                 session.state = move(SESSION_MOVES, session.state, SessionState.IDLE, lease)
                 self._promote(session)
+                self._rest(session, now)
         self.dirty = True

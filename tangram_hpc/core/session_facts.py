@@ -16,8 +16,8 @@ from ..domain.decision import (
 )
 from ..domain.ids import client_of, show
 from ..domain.states import ActionState, SessionState
-from .admission import OPEN_SESSION
 from .ledger import ActionEntry, ClientEntry, Ledger, SessionEntry
+from .session_life import OPEN_SESSION
 from .transitions import SESSION_MOVES, move
 
 
@@ -30,6 +30,10 @@ class SessionFacts:
     def _session_requested(self, event: ev.SessionRequested) -> list[Decision]:
         spec = event.spec
         self.ledger.sessions[spec.id] = SessionEntry(spec, event.at)
+        if spec.origin:
+            origin = self.ledger.sessions[spec.origin]
+            origin.forks[spec.id] = False
+            self._rest(origin, event.at)
         self.ledger.opening[spec.id] = None
         self.ledger.sessions_seen += 1
         self.ledger.clients[client_of(spec.id)].sessions[spec.id] = None
@@ -44,6 +48,10 @@ class SessionFacts:
         node.sessions[event.session] = None
         node.cores.take(event.cores)
         node.free_mem_mib -= session.spec.mem_mib
+        if session.spec.origin:
+            origin = self.ledger.sessions[session.spec.origin]
+            self._withdraw(origin)  # nothing starts in it while its files are copied
+            origin.forks[event.session] = True
         self.dirty = True
         return [OpenSession(event.node, session.spec)]
 
@@ -52,19 +60,24 @@ class SessionFacts:
         if session is None or session.state is not SessionState.OPENING:
             return []
         session.state = move(SESSION_MOVES, session.state, SessionState.IDLE, event)
-        for action in session.waiting if session.parallel else ():
-            self._push(self.ledger.actions[action], session)
-        self._promote(session)
+        self._resume(session)
+        self._rest(session, event.at)
+        self._forked(session, event.at)
         return [AnnounceSession(event.session, session.node)]
+
+    def _session_renewed(self, event: ev.SessionRenewed) -> list[Decision]:
+        session = self.ledger.sessions.get(event.session)
+        if session is not None:
+            self._rest(session, event.at)
+        return []
 
     def _session_closing(self, event: ev.SessionClosing) -> list[Decision]:
         session = self.ledger.sessions[event.session]
         if session.state is SessionState.WAITING:
             return []  # SessionClosed follows at once
-        for action in session.waiting if session.parallel else list(session.waiting)[:1]:
-            if action in self.ledger.ready:
-                self.ledger.ready.remove(action)
+        self._withdraw(session)
         session.state = move(SESSION_MOVES, session.state, SessionState.CLOSING, event)
+        self._rest(session, event.at)
         for lease in session.leases:
             entry = self.ledger.actions[self.ledger.leases[lease].action]
             entry.doomed = entry.doomed or ActionState.CANCELLED
@@ -81,20 +94,68 @@ class SessionFacts:
             del node.sessions[event.session]
             node.cores.give(session.cores)
             node.free_mem_mib += session.spec.mem_mib
+        self.ledger.idle.stop(event.session, session.spec.idle_ns)
+        self._forked(session, event.at)
         owner = self.ledger.clients[client_of(event.session)]
         del owner.sessions[event.session]
         self._drop_if_gone(owner)
         self.dirty = True
-        return [AnnounceSessionEnd(event.session, event.reason)]
+        return [AnnounceSessionEnd(event.session, event.reason, event.never)]
 
     def _end_of_session(self, fact: ev.SessionClosing) -> list[ev.Event]:
         session = self.ledger.sessions.get(fact.session)
         if session is None or session.state not in OPEN_SESSION:
             return []
-        events = [fact, *self._end_waiting(fact.session, fact.at, fact.reason)]
         if session.state is SessionState.WAITING:
-            events.append(ev.SessionClosed(fact.at, fact.session, fact.reason))
+            return [fact, *self._closed(ev.SessionClosed(fact.at, fact.session, fact.reason))]
+        return [fact, *self._end_waiting(fact.session, fact.at, fact.reason),
+                *self._end_forks(session, fact.at)]
+
+    def _closed(self, fact: ev.SessionClosed) -> list[ev.Event]:
+        """A session's end and what it entails: who waits in it, or to begin with its files."""
+        session = self.ledger.sessions.get(fact.session)
+        if session is None:
+            return [fact]
+        return [*self._end_waiting(fact.session, fact.at, fact.reason), fact,
+                *self._end_forks(session, fact.at)]
+
+    def _end_forks(self, session: SessionEntry, now: int) -> list[ev.Event]:
+        why = f"origin: session {show(session.spec.id)} ended before its fork could begin"
+        events: list[ev.Event] = []
+        for fork, copied in session.forks.items():
+            if not copied:
+                events += self._closed(ev.SessionClosed(now, fork, why))
         return events
+
+    def _forked(self, fork: SessionEntry, now: int) -> None:
+        """A fork is open or ended: its origin goes on."""
+        origin = self.ledger.sessions.get(fork.spec.origin)
+        if origin is None or origin.forks.pop(fork.spec.id, None) is None:
+            return
+        self._resume(origin)
+        self._rest(origin, now)
+
+    def _rest(self, session: SessionEntry, now: int) -> None:
+        """The idle clock of a session starts again now, or stands still while it works."""
+        spec = session.spec
+        if session.state is SessionState.IDLE and not session.works:
+            self.ledger.idle.rest(spec.id, spec.idle_ns, now)
+        else:
+            self.ledger.idle.stop(spec.id, spec.idle_ns)
+
+    def _withdraw(self, session: SessionEntry) -> None:
+        """None of its actions competes for units any more."""
+        for action in session.waiting if session.parallel else list(session.waiting)[:1]:
+            if action in self.ledger.ready:
+                self.ledger.ready.remove(action)
+
+    def _resume(self, session: SessionEntry) -> None:
+        """Lets those of its actions compete for units that may."""
+        if session.parallel and session.takes:
+            for action in session.waiting:
+                if action not in self.ledger.ready:
+                    self._push(self.ledger.actions[action], session)
+        self._promote(session)
 
     def _end_waiting(self, session_id: int, now: int, reason: str) -> list[ev.Event]:
         session = self.ledger.sessions.get(session_id)
@@ -105,7 +166,8 @@ class SessionFacts:
 
     def _promote(self, session: SessionEntry) -> None:
         """Lets the first waiting action of an idle session compete for units."""
-        if session.waiting and session.state is SessionState.IDLE and not session.parallel:
+        idle = session.state is SessionState.IDLE and session.takes
+        if session.waiting and idle and not session.parallel:
             head = next(iter(session.waiting))
             if head not in self.ledger.ready:
                 self._push(self.ledger.actions[head], session)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ..domain.session import SessionSpec
 from .gpu_blocks import GpuSet, Resident
+from .homes import homes, may_fork
 from .ledger import Ledger
 from .queue import Shape
 
@@ -20,7 +21,8 @@ from .queue import Shape
 @dataclass(slots=True)
 class NodeView:
     """A node's amounts, drawn down while a placement is made. `gpus` is a copy of the node's set:
-    its mask of free GPUs and what stands on them."""
+    its mask of free GPUs and what stands on them. `guards`: it can keep code from its user's files.
+    """
 
     node: int
     component: str
@@ -29,6 +31,12 @@ class NodeView:
     free_mem_mib: int
     sessions: int
     gpus: GpuSet
+    guards: bool
+
+    def takes(self, shape: Shape) -> bool:
+        """Whether an action of this shape may ever start here, amounts and home aside."""
+        return (not shape.component or shape.component == self.component) and (
+            self.guards or not shape.guarded)
 
     @property
     def free_gpus(self) -> int:
@@ -76,16 +84,19 @@ class Snapshot:
             (bool(shape.session) or units <= view.free_cpus)
             and shape.mem_mib <= view.free_mem_mib
             and (not shape.gpus or shape.gpus <= view.free_gpus)
-            and (not shape.component or shape.component == view.component)
+            and view.takes(shape)
         )
 
     def room_for(self, view: NodeView, spec: SessionSpec, reserve: int) -> bool:
-        """Whether a session fits here with `reserve` cores of its own."""
-        return (
-            spec.mem_mib <= view.free_mem_mib
-            and reserve <= view.free_cpus
-            and (not spec.component or spec.component == view.component)
-        )
+        """Whether a session fits on one of its possible homes with `reserve` cores of its own."""
+        return spec.mem_mib <= view.free_mem_mib and reserve <= view.free_cpus
+
+    def homes(self, spec: SessionSpec) -> list[NodeView]:
+        """The nodes on which a session may open now, amounts aside; none for a fork whose origin
+        works."""
+        if spec.origin and not may_fork(self.ledger.sessions[spec.origin], spec.id):
+            return []
+        return [self.nodes[n.node] for n in homes(self.ledger, spec)]
 
     def candidates(self, shape: Shape) -> Iterator[NodeView]:
         """The nodes on which an action of this shape may ever start, in order of joining."""
@@ -94,7 +105,7 @@ class Snapshot:
             found = iter([home] if home is not None else [])
         else:
             found = iter(self.nodes.values())
-        return (n for n in found if not shape.component or shape.component == n.component)
+        return (n for n in found if n.takes(shape))
 
     def blocks(self, service: str, size: int, shape: Shape) -> Iterator[Block]:
         """The free aligned blocks of this size on which a call of this service can start now."""
@@ -110,7 +121,8 @@ def snapshot(ledger: Ledger, now_ns: int) -> Snapshot:
     """The ledger's amounts as of now."""
     views = {
         n.node: NodeView(n.node, n.spec.component, len(n.cores.units), n.cores.free,
-                         n.free_mem_mib, len(n.sessions), n.gpus.copy() if n.gpus.units else n.gpus)
+                         n.free_mem_mib, len(n.sessions), n.gpus.copy() if n.gpus.units else n.gpus,
+                         bool(n.spec.untrusted))
         for n in ledger.up_nodes()
     }
     endpoints = {name: EndpointView(name, e.free, e.tokens(now_ns))

@@ -69,15 +69,18 @@ class AnnounceSession(Decision, frozen=True):
 
 
 class AnnounceSessionEnd(Decision, frozen=True):
-    """Tell the client that its session is gone; `reason` is empty for an orderly end."""
+    """Tell the client that its session is gone; `reason` is empty for an orderly end. `never`: it
+    could not have opened anywhere."""
 
     session: int
     reason: str
+    never: bool = False
 
 
 class Reply(Decision, frozen=True):
     """Tell the client an action's outcome. Times are the broker's: queued until the last grant,
-    held from that grant to the finish (both in ns)."""
+    held from that grant to the finish (both in ns). `grants`: (ns since that grant, units from
+    then on) of each size it had."""
 
     action: int
     outcome: Outcome
@@ -86,6 +89,7 @@ class Reply(Decision, frozen=True):
     attempt: int
     queue_ns: int
     held_ns: int
+    grants: tuple[tuple[int, int], ...] = ()
 
 
 AnyDecision = Union[  # noqa: UP007

@@ -127,6 +127,12 @@ class SessionReady(Event, frozen=True, tag="session-ready"):
     session: int
 
 
+class SessionRenewed(Event, frozen=True, tag="session-renewed"):
+    """Its client still wants a session: it has not been idle before now."""
+
+    session: int
+
+
 class SessionClosing(Event, frozen=True, tag="session-closing"):
     """The session is to end; what runs in it is killed, what waits for it is cancelled."""
 
@@ -135,10 +141,12 @@ class SessionClosing(Event, frozen=True, tag="session-closing"):
 
 
 class SessionClosed(Event, frozen=True, tag="session-closed"):
-    """The session's sandbox is gone and its memory free; `reason` is empty for an orderly end."""
+    """The session's sandbox is gone and its memory free; `reason` is empty for an orderly end.
+    `never`: it could not have opened on any node."""
 
     session: int
     reason: str
+    never: bool = False
 
 
 class ActionSubmitted(Event, frozen=True, tag="action-submitted"):
@@ -217,6 +225,7 @@ AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     SessionRequested,
     SessionPlaced,
     SessionReady,
+    SessionRenewed,
     SessionClosing,
     SessionClosed,
     ActionSubmitted,

@@ -115,7 +115,8 @@ class Cluster(_Model):
         """Each node by its full name, in order."""
         names = [(n.name if n.count == 1 else f"{n.name}{i}", n)
                  for n in self.nodes for i in range(n.count)]
-        return [NodeSpec(name, name, tuple(range(n.cpus)), n.mem_mib, tuple(range(n.gpus)))
+        return [NodeSpec(name, name, tuple(range(n.cpus)), n.mem_mib, tuple(range(n.gpus)),
+                         backends=("model",), untrusted=("model",))
                 for name, n in names]
 
     def service_specs(self, work: Workload) -> list[ServiceSpec]:

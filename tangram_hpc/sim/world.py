@@ -92,13 +92,11 @@ class World:
     def _plan(self) -> None:
         scheduler, now = self.scheduler, self.agenda.now
         while events := scheduler.plan(now):
-            scheduler.dirty = False
             for event in events:
                 self._happen(event)
             opened, self._opened = self._opened, []
             for session in opened:
                 self._happen(ev.SessionReady(now, session))
-        scheduler.dirty = False
 
     # ---- facts and orders --------------------------------------------------------------------
 

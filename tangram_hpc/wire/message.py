@@ -18,7 +18,7 @@ from ..domain.outcome import Outcome
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 INLINE_MAX = 66 * 1024  # 64 KiB of data and its wrapping; more goes by digest through the store
 
 
@@ -107,6 +107,12 @@ class Bye(Message, frozen=True, tag=17):
     """The client ends: no grace is needed."""
 
 
+class RenewSession(Message, frozen=True, tag=19):
+    """The client still wants a session: its idle clock starts again."""
+
+    session: int
+
+
 class Shutdown(Message, frozen=True, tag=18):
     """Asks the broker to end (`tangram shutdown`), and the broker's worker to end."""
 
@@ -129,7 +135,8 @@ class Welcome(Message, frozen=True, tag=30):
 
 
 class Result(Message, frozen=True, tag=31):
-    """An action's outcome, with the worker's payload. Times in ns by the broker's clock."""
+    """An action's outcome, with the worker's payload. Times in ns by the broker's clock; `grants`:
+    (since its last grant, units from then on)."""
 
     action: int
     outcome: Outcome
@@ -139,6 +146,7 @@ class Result(Message, frozen=True, tag=31):
     queue_ns: int
     held_ns: int
     n: int = 0
+    grants: tuple[tuple[int, int], ...] = ()
 
 
 class Rejected(Message, frozen=True, tag=32):
@@ -159,10 +167,12 @@ class SessionUp(Message, frozen=True, tag=33):
 
 
 class SessionDown(Message, frozen=True, tag=34):
-    """The session is gone; `reason` is empty after an orderly end."""
+    """The session is gone; `reason` is empty after an orderly end. `never`: it could not have
+    opened on any node."""
 
     session: int
     reason: str
+    never: bool = False
 
 
 class Output(Message, frozen=True, tag=35):
@@ -290,6 +300,7 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     Ask,
     Bye,
     Shutdown,
+    RenewSession,
     Welcome,
     Result,
     Rejected,

@@ -42,11 +42,13 @@ class ExecCall(Payload, frozen=True, tag=2):
 
 
 class FileCall(Payload, frozen=True, tag=3):
-    """Read (`data` is None) or write one file of a session's sandbox."""
+    """Read (`data` is None) or write one file of a session's sandbox; or, as `op` says, `list`
+    what lies at `path` (answered by FileList) or `mkdir` it and its parents."""
 
     path: str
     data: bytes | None = None
     mode: int = 0o644
+    op: str = ""
 
 
 class FunctionCall(Payload, frozen=True, tag=4):
@@ -72,6 +74,23 @@ class FileReturn(Payload, frozen=True, tag=11):
     data: bytes = b""
 
 
+class FileEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One thing beneath a listed folder. `name`: its path from there, empty for the listed thing
+    itself when that is a file; `kind`: `file`, `dir`, `link` or `other`; `size` in bytes."""
+
+    name: str
+    kind: str
+    size: int = 0
+    mode: int = 0o644
+
+
+class FileList(Payload, frozen=True, tag=14):
+    """All that lies beneath a folder, links not followed; or one file. The names are a sandbox's:
+    whoever writes to them checks them."""
+
+    entries: tuple[FileEntry, ...]
+
+
 class ValueReturn(Payload, frozen=True, tag=12):
     """A function's result as msgpack, or as a pickle when `pickled`."""
 
@@ -94,6 +113,7 @@ AnyPayload = Union[  # noqa: UP007
     FunctionCall,
     ExecReturn,
     FileReturn,
+    FileList,
     ValueReturn,
     ErrorReturn,
 ]

@@ -98,14 +98,19 @@ def grant(view: Snapshot, placement: Placement, action: int, shape: Shape, node:
 def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None:
     """Opens waiting sessions in order, each where the fewest sessions per CPU live.
 
-    The head waits for room and everybody behind it waits too, so a big one is not starved.
-    O(openings x nodes).
+    Who waits for room keeps the nodes that could give it from everybody behind him, so a big one
+    is not starved. O(openings x nodes).
     """
+    kept: set[int] = set()
     for session_id in view.ledger.opening:
         spec = view.ledger.sessions[session_id].spec
-        fitting = [n for n in view.nodes.values() if view.room_for(n, spec, reserve)]
+        homes = view.homes(spec)
+        fitting = [n for n in homes if n.node not in kept and view.room_for(n, spec, reserve)]
         if not fitting:
-            return
+            kept.update(n.node for n in homes)
+            if len(kept) == len(view.nodes):
+                return
+            continue
         best = min(fitting, key=lambda n: ((n.sessions + 1) / max(1, n.cpus), n.node))
         best.sessions += 1
         best.free_mem_mib -= spec.mem_mib
@@ -120,24 +125,25 @@ class Finder:
     def __init__(self, view: Snapshot) -> None:
         self._view = view
         self._open = [n for n in view.nodes.values() if n.free_cpus]
-        self._most: dict[tuple[str, int], int] = {}
+        self._most: dict[tuple[str, bool, int], int] = {}
         self._full: set[tuple[object, ...]] = set()
 
     def most(self, shape: Shape) -> int:
         """The CPUs of the largest node on which an action of this shape may run."""
-        where = (shape.component, shape.node)
+        where = (shape.component, shape.guarded, shape.node)
         if where not in self._most:
             self._most[where] = max((n.cpus for n in self._view.candidates(shape)), default=0)
         return self._most[where]
 
     def node(self, shape: Shape, units: int) -> NodeView | None:
         """The first node, in order of joining, where an action of this shape can start now."""
-        need = (units, shape.mem_mib, shape.gpus, shape.component, shape.node, shape.session)
+        need = (units, shape.mem_mib, shape.gpus, shape.component, shape.guarded, shape.node,
+                shape.session)
         if need in self._full:
             return None
         free = self._view.candidates(shape)
         if units and not shape.node:
-            free = (n for n in self._open if shape.component in ("", n.component))
+            free = (n for n in self._open if n.takes(shape))
         for node in free:
             if self._view.fits(node, shape, units):
                 return node

@@ -77,7 +77,7 @@ class Copies:
 
     def may(self, node: NodeView, want: Shape) -> bool:
         """Whether a call like this may start on this node, GPUs aside."""
-        return (want.node in (0, node.node) and want.component in ("", node.component)
+        return (want.node in (0, node.node) and node.takes(want)
                 and want.mem_mib <= node.free_mem_mib)
 
     def blocks(self, want: Shape, size: int) -> list[tuple[NodeView, tuple[int, ...], list[Copy]]]:

@@ -184,8 +184,7 @@ def _lines(view: Snapshot, node: NodeView) -> list[Line]:
     for home in (node.node, 0):
         bay = ready.bay(CPU, "cpu", home)
         if bay is not None:
-            lines += [line for line in bay.lines.values()
-                      if line.shape.component in ("", node.component)]
+            lines += [line for line in bay.lines.values() if node.takes(line.shape)]
     return lines
 
 

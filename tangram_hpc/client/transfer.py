@@ -1,0 +1,240 @@
+"""Trees of files between a local folder and a session.
+
+Law: a listing's names come from a sandbox and may be anything. Each is checked before the first
+byte is written; what is written is reached from the target folder part by part, never through a
+link, and a finished file takes its name in one step. Memory holds a window of files, not the tree.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+from ..errors import InvalidInput
+from ..wire.payload import FileEntry
+
+WINDOW = 32  # files on their way at once
+FILES_MAX = 100_000
+_NAME_MAX = 4096
+
+
+class _Awaited(Protocol):
+    def result(self, timeout: float | None = None) -> Any: ...
+
+
+class Files(Protocol):
+    """What a session does with files; see `Session`."""
+
+    def read(self, path: str) -> _Awaited:
+        """A file's bytes."""
+        ...
+
+    def write(self, path: str, data: bytes | str, mode: int = 0o644) -> _Awaited:
+        """Writes a file."""
+        ...
+
+    def listing(self, path: str = "") -> _Awaited:
+        """What lies beneath a folder."""
+        ...
+
+    def mkdir(self, path: str) -> _Awaited:
+        """Makes a folder."""
+        ...
+
+
+# ---- up ----------------------------------------------------------------------------------------
+
+
+def upload(session: Files, local: str | os.PathLike[str], path: str) -> int:
+    """See `Session.upload`."""
+    source, count = Path(local), 0
+    waiting: deque[_Awaited] = deque()
+    try:
+        for name, file in _sources(source, path):
+            if file is None:
+                waiting.append(session.mkdir(name))
+            else:
+                mode = stat.S_IMODE(file.stat().st_mode) & 0o777
+                waiting.append(session.write(name, file.read_bytes(), mode))
+                count += 1
+            if len(waiting) >= WINDOW:
+                waiting.popleft().result()
+    except OSError as error:
+        raise InvalidInput(f"upload: cannot read {error.filename} ({error.strerror})") from None
+    except UnicodeEncodeError:
+        raise InvalidInput(f"upload: a name in {source} is not UTF-8; rename it") from None
+    for each in waiting:
+        each.result()
+    return count
+
+
+def _sources(source: Path, path: str) -> Iterator[tuple[str, Path | None]]:
+    """(path in the session, local file), or None for an empty folder."""
+    if not source.is_dir():
+        keeps = not path or path.endswith("/")
+        _must_be_file(source, source)
+        yield (path + source.name if keeps else path), source
+        return
+    root = source.resolve()
+    base = path.rstrip("/") + "/" if path else ""
+    for folder, inner, names in os.walk(source, onerror=_raise):
+        here = os.path.relpath(folder, source)
+        prefix = base if here == "." else f"{base}{here}/"
+        if not inner and not names and prefix:
+            yield prefix.rstrip("/"), None
+        for name in sorted(names):
+            file = Path(folder, name)
+            _must_be_file(file, root)
+            yield prefix + name, file
+        for name in inner:
+            if Path(folder, name).is_symlink():
+                raise InvalidInput(f"upload: {Path(folder, name)} is a link to a folder; take it "
+                                   "away or upload what it leads to")
+
+
+def _must_be_file(file: Path, root: Path) -> None:
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise InvalidInput(f"upload: {file} is neither a file nor a folder")
+    if file.is_symlink() and file != root and not file.resolve().is_relative_to(root):
+        raise InvalidInput(f"upload: {file} is a link that leads out of the folder; take it away "
+                           "or upload what it leads to")
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+# ---- down --------------------------------------------------------------------------------------
+
+
+def download(session: Files, path: str, local: str | os.PathLike[str], max_bytes: int,
+             skip_others: bool) -> int:
+    """See `Session.download`."""
+    entries = session.listing(path).result()
+    target = Path(local)
+    base = path.rstrip("/") + "/" if path else ""
+    if len(entries) == 1 and not entries[0].name:  # the file itself
+        target = target / PurePosixPath(path).name if target.is_dir() else target
+        entries, target, base = [_named(entries[0], target.name)], target.parent, ""
+    folders, files = checked(entries, skip_others)
+    listed = sum(file.size for file in files)
+    if listed > max_bytes:
+        raise InvalidInput(f"download: {path!r} holds {listed} bytes, more than max_bytes "
+                           f"({max_bytes})")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise InvalidInput(f"download: cannot write to {target} ({error.strerror})") from None
+    try:
+        for folder in folders:
+            os.close(_folder(root, folder.name.split("/")))
+        total = 0
+        ways = [(file, base + file.name if base or not path else path) for file in files]
+        for file, data in _contents(session, ways):
+            total += len(data)
+            if total > max_bytes:
+                raise InvalidInput(f"download: {path!r} grew over max_bytes ({max_bytes})")
+            _put(root, file, data)
+    finally:
+        os.close(root)
+    return len(files)
+
+
+def _named(entry: FileEntry, name: str) -> FileEntry:
+    return FileEntry(name, entry.kind, entry.size, entry.mode)
+
+
+def checked(entries: Iterable[FileEntry], skip_others: bool = False
+            ) -> tuple[list[FileEntry], list[FileEntry]]:
+    """The folders and the files of a listing.
+
+    Raises:
+        InvalidInput: a name that leads out of the folder, is there twice or beneath a file;
+            something that is neither file nor folder; too many.
+    """
+    seen: dict[str, str] = {}
+    found: dict[str, list[FileEntry]] = {"dir": [], "file": []}
+    for entry in entries:
+        name = entry.name
+        if len(seen) >= FILES_MAX:
+            raise InvalidInput(f"download: more than {FILES_MAX} files; download parts of it")
+        if len(name) > _NAME_MAX or "\0" in name or {"", ".", ".."} & set(name.split("/")):
+            raise InvalidInput(f"download: the sandbox lists {name[:80]!r}, which is no path "
+                               "beneath the folder")
+        if name in seen:
+            raise InvalidInput(f"download: the sandbox lists {name!r} twice")
+        seen[name] = entry.kind
+        if entry.kind in found:
+            found[entry.kind].append(entry)
+        elif not skip_others:
+            what = "a link" if entry.kind == "link" else "neither a file nor a folder"
+            raise InvalidInput(f"download: {name!r} is {what}; take it away there or say "
+                               "skip_others=True")
+    for name in seen:
+        parent = name.rpartition("/")[0]
+        if seen.get(parent, "dir") != "dir":
+            raise InvalidInput(f"download: the sandbox lists {name!r} beneath {parent!r}, which is "
+                               "no folder")
+    return found["dir"], found["file"]
+
+
+def _contents(session: Files, ways: list[tuple[FileEntry, str]]
+              ) -> Iterator[tuple[FileEntry, bytes]]:
+    """Each file and its bytes, a window of them asked for ahead."""
+    asked: deque[tuple[FileEntry, _Awaited]] = deque()
+    for file, path in ways:
+        asked.append((file, session.read(path)))
+        if len(asked) >= WINDOW:
+            first, data = asked.popleft()
+            yield first, data.result()
+    for first, data in asked:
+        yield first, data.result()
+
+
+def _folder(root: int, parts: list[str]) -> int:
+    """A file descriptor of a folder beneath another, made where it is missing.
+
+    Raises:
+        InvalidInput: something in the way is no folder (a link to one is none).
+    """
+    here = os.dup(root)
+    for part in parts:
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(part, dir_fd=here)
+            deeper = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
+                             dir_fd=here)
+        except OSError as error:
+            raise InvalidInput(f"download: {'/'.join(parts)!r}: {part!r} in the target is no "
+                               f"folder ({error.strerror})") from None
+        finally:
+            os.close(here)
+        here = deeper
+    return here
+
+
+def _put(root: int, file: FileEntry, data: bytes) -> None:
+    """Writes a file beneath a folder; of its mode only "executable" is kept."""
+    *parts, leaf = file.name.split("/")
+    folder, part = _folder(root, parts), f".tangram-{uuid.uuid4().hex}"
+    try:
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
+                     0o755 if file.mode & 0o100 else 0o644, dir_fd=folder)
+        try:
+            with open(fd, "wb") as out:
+                out.write(data)
+            os.replace(part, leaf, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            os.unlink(part, dir_fd=folder)
+            raise
+    except OSError as error:
+        raise InvalidInput(f"download: cannot write {file.name!r} ({error.strerror})") from None
+    finally:
+        os.close(folder)
