@@ -23,6 +23,7 @@ from .backends.cpu import affinity
 from .backends.journal import FileJournal
 from .backends.loop import LoopTimer, die_on_broken_law, watch_lifeline
 from .backends.rundir import home, job_dir, make_job_dir, make_scratch
+from .backends.sandbox.backends import Backends
 from .backends.sandbox.executor import SandboxExecutor
 from .backends.slurm.environ import slurm_place
 from .backends.store import FolderStore
@@ -36,7 +37,6 @@ from .client.client import Client
 from .config import Config, load_config
 from .core.placers.registry import make_placer
 from .core.scheduler import Scheduler
-from .domain.isolation import preferred
 from .domain.node import NodeSpec
 from .errors import AccessError, BrokerUnreachable, InvalidInput, TangramError
 from .gateway.driver import Gateway
@@ -207,36 +207,21 @@ _SHARED_FS_S = 10.0  # a shared file system may show a new file so much later
 # ---- worker ------------------------------------------------------------------------------------
 
 
-def node_spec(config: Config, environ: Mapping[str, str], component: str = "",
-              name: str = "") -> NodeSpec:
+def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
+              component: str = "", name: str = "") -> NodeSpec:
     """What this process may lend: Slurm's word where there is one, the machine's otherwise."""
     place, real = slurm_place(environ), affinity.usable()
     host = socket.gethostname()
     count = config.cpus or (place.cpus if place is not None else 0) or len(real)
     cores = real[:count] if count <= len(real) else tuple(range(count))
     mem = config.mem_mib or (place.mem_mib if place is not None else 0) or affinity.memory_mib()
-    backends, untrusted = _backends(config)
     return NodeSpec(
         name=name or (place.node if place is not None else "") or host, host=host, cores=cores,
         mem_mib=int(mem * config.mem_overcommit),
         gpus=place.gpus if place is not None else (), component=component,
         pinned=count <= len(real),
         ends_at_ns=place.ends_at_s * 10**9 if place is not None else 0,
-        backends=backends, untrusted=untrusted)
-
-
-def _backends(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The isolation backends that work here: for all code, and for code that is not trusted; the
-    site's choice first. All commands run in `process` sandboxes, trusted or not.
-
-    Raises:
-        InvalidInput: the site's choice does not work here.
-    """
-    usable = guards = ("process",)
-    if config.isolation and config.isolation not in usable:
-        raise InvalidInput(f"config field `isolation`: {config.isolation!r} does not work on "
-                           f"{socket.gethostname()}; there is {', '.join(usable)}")
-    return preferred(usable, config.isolation), preferred(guards, config.isolation)
+        backends=backends.trusted, untrusted=backends.untrusted)
 
 
 def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
@@ -263,17 +248,16 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     loop, config = asyncio.get_running_loop(), plan.config
     die_on_broken_law(loop, "worker")
     access = await_access(plan.access, _SHARED_FS_S)
-    spec = node_spec(config, environ, plan.component, plan.name)
+    backends = Backends.probed(config.isolation, config.read_paths)
+    spec = node_spec(config, environ, backends, plan.component, plan.name)
     scratch = make_scratch(environ, config.scratch, "worker")
     ended: asyncio.Future[str] = loop.create_future()
     timer = LoopTimer(loop)
 
     def make_executor(reports: Reports, welcome: WorkerWelcome) -> Executor:
-        settings = sandbox_settings(config, welcome)
         return SandboxExecutor(reports, FolderStore(welcome.store), scratch, spec.cores,
-                               pinned=spec.pinned, kill_wait_s=settings.kill_wait_s,
-                               output_max=settings.output_max,
-                               warm=settings.warm if settings.warm >= 0 else None)
+                               sandbox_settings(config, welcome), backends=backends,
+                               pinned=spec.pinned)
 
     lost = False
 

@@ -15,12 +15,12 @@ import cloudpickle
 from tangram_hpc.backends.cpu import affinity
 from tangram_hpc.backends.sandbox import tree
 from tangram_hpc.backends.sandbox.executor import SandboxExecutor
-from tangram_hpc.backends.sandbox.settings import Settings
 from tangram_hpc.backends.store import FolderStore
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.ports import SandboxSettings
 from tangram_hpc.wire.message import Start
 from tangram_hpc.wire.payload import (
     ExecCall,
@@ -71,7 +71,7 @@ class Rig:
         cores = options.pop("cores")
         self.trusted = options.pop("trusted", True)
         pinned = options.pop("pinned", None)
-        settings = Settings(**{"kill_wait_s": 0.5, "warm": 0, **options})
+        settings = SandboxSettings(**{"kill_wait_s": 0.5, "warm": 0, **options})
         self.cores: tuple[int, ...] = cores
 
         async def make() -> SandboxExecutor:

@@ -25,7 +25,12 @@ def offered(node: NodeSpec, trusted: bool) -> tuple[str, ...]:
 
 def backend_for(node: NodeSpec, spec: SessionSpec) -> str:
     """The backend that a session gets on this node; empty for none."""
-    for name in offered(node, spec.trusted):
+    return choose(offered(node, spec.trusted), spec)
+
+
+def choose(offers: tuple[str, ...], spec: SessionSpec) -> str:
+    """The first of these backends that will do for a session; empty for none."""
+    for name in offers:
         if spec.backend in ("", name) and (not spec.image or takes_image(name, spec.image)):
             return name
     return ""

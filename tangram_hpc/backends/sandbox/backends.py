@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from ...domain.isolation import choose, preferred, takes_image
 from ...domain.session import SessionSpec
 from ...errors import InvalidInput
 from . import landlock, view
 from .holders import HOLDERS
 from .hostwire import Box
-
-_TAKES_IMAGES = tuple(name for name, holder in HOLDERS.items() if holder.takes_images)
 
 
 @dataclass(frozen=True)
@@ -27,14 +26,12 @@ class Backends:
     Attributes:
         trusted: for code that may see its user's files.
         untrusted: for code that may not.
-        default: what a session gets that names none; empty: the first.
         read: the host's paths that sandboxes may read.
     """
 
     trusted: tuple[str, ...] = ("process",)
     untrusted: tuple[str, ...] = ()
     why_not: dict[str, str] = field(default_factory=dict)
-    default: str = ""
     read: tuple[str, ...] = ()
 
     @classmethod
@@ -58,12 +55,11 @@ class Backends:
         why_not["process"] = "" if landlock.abi() else "this kernel has no Landlock"
         walled = () if why_not["process"] else ("process",)
         untrusted = works[:1] + walled + works[1:] if works[:1] == ("bwrap",) else walled + works
-        one = cls(("process", *works), untrusted, {k: v for k, v in why_not.items() if v}, default,
-                  read)
-        if default and default not in one.trusted:
-            raise InvalidInput(f"isolation: {default} cannot be used here "
+        if default and default not in ("process", *works):
+            raise InvalidInput(f"config field `isolation`: {default} cannot be used here "
                                f"({why_not.get(default, 'there is no such backend')})")
-        return one
+        return cls(preferred(("process", *works), default), preferred(untrusted, default),
+                   {name: why for name, why in why_not.items() if why}, read)
 
     def box(self, spec: SessionSpec) -> Box:
         """How a session's sandbox is to be built.
@@ -71,23 +67,20 @@ class Backends:
         Raises:
             InvalidInput: it cannot be had here.
         """
-        works = self.trusted if spec.trusted else self.untrusted
-        if spec.image:
-            works = tuple(name for name in works if name in _TAKES_IMAGES)
-        backend = spec.backend or (self.default if self.default in works else "")
-        backend = backend or next(iter(works), "")
-        if backend not in works or not backend:
-            raise InvalidInput(self._refusal(spec, backend))
+        backend = choose(self.trusted if spec.trusted else self.untrusted, spec)
+        if not backend:
+            raise InvalidInput(self._refusal(spec))
         return Box(backend, spec.trusted, spec.network, spec.image)
 
-    def _refusal(self, spec: SessionSpec, backend: str) -> str:
-        if backend in self.trusted and spec.image:
-            return f"image: {backend} takes no images; use {' or '.join(_TAKES_IMAGES)}"
+    def _refusal(self, spec: SessionSpec) -> str:
+        backend = spec.backend
+        if backend in self.trusted and spec.image and not takes_image(backend, spec.image):
+            return f"image: {backend} cannot make a sandbox of {spec.image!r}"
         if backend:
             why = self.why_not.get(backend, "there is no such backend")
             return f"backend: {backend} cannot be used here ({why})"
         if spec.image:
-            return f"image: needs one of {', '.join(_TAKES_IMAGES)}, none of which works here"
+            return f"image: no backend that works here makes a sandbox of {spec.image!r}"
         return ("trusted: nothing here can keep a sandbox from your own files (bwrap: "
                 f"{self.why_not.get('bwrap')}; process: {self.why_not.get('process')}); say "
                 "trusted=True for code that may see them")

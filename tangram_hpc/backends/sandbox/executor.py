@@ -17,7 +17,7 @@ from ...domain.outcome import Outcome
 from ...domain.session import SessionSpec
 from ...domain.states import ENDED, ActionState
 from ...errors import InvalidInput
-from ...ports import Reports, Store
+from ...ports import Reports, SandboxSettings, Store
 from ...wire.message import INLINE_MAX, Start
 from ...wire.payload import ErrorReturn, FunctionCall, decode, encode
 from ..cpu import affinity
@@ -29,12 +29,11 @@ from .jobs import Job
 from .lodging import Lodging
 from .pools import Pool
 from .sessions import Sessions
-from .settings import Settings
 from .vault import FUNCTIONS_MAX, Vault, is_stored
 
 _EXEC = Kind.EXEC
 _FUNCTION = Kind.FUNCTION
-_DEFAULTS = Settings()
+_DEFAULTS = SandboxSettings()
 
 
 class SandboxExecutor:
@@ -59,7 +58,7 @@ class SandboxExecutor:
         store: Store,
         scratch: str | Path,
         cores: tuple[int, ...],
-        settings: Settings = _DEFAULTS,
+        settings: SandboxSettings = _DEFAULTS,
         *,
         backends: Backends | None = None,
         pinned: bool | None = None,
@@ -213,9 +212,9 @@ class SandboxExecutor:
             return Limits(job.order.action.mem_mib)
         settings = self._settings
         if spec is None:
-            return Limits(job.order.action.mem_mib, settings.disk_mib, settings.pids)
+            return Limits(job.order.action.mem_mib, settings.disk_mib, settings.session_pids)
         return Limits(spec.mem_mib + job.order.action.mem_mib,
-                      spec.disk_mib or settings.disk_mib, settings.pids)
+                      spec.disk_mib or settings.disk_mib, settings.session_pids)
 
     def _load(self, job: Job, host: Host) -> None:
         if job.digest not in host.functions:

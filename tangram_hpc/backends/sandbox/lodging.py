@@ -12,13 +12,13 @@ from pathlib import Path
 
 from ...domain.session import SessionSpec
 from ...errors import InvalidInput
+from ...ports import SandboxSettings
 from ..cpu.enforce import Enforcer
 from . import scratch as folders
 from .backends import Backends
 from .hosts import Host, NurseryClient, Owner
 from .hostwire import INIT, RUNNER, Box, Setup
 from .pools import Pool, Starts
-from .settings import Settings
 
 _SPARE = 4  # inits beyond the units: an action may hold none
 _RUNNER_BOX = Box()
@@ -37,7 +37,7 @@ class Lodging:
         InvalidInput: `scratch` cannot be used.
     """
 
-    def __init__(self, owner: Owner, scratch: Path, units: int, settings: Settings,
+    def __init__(self, owner: Owner, scratch: Path, units: int, settings: SandboxSettings,
                  backends: Backends, enforcer: Enforcer) -> None:
         self.backends = backends
         self.enforcer = enforcer
@@ -47,7 +47,7 @@ class Lodging:
         self._roots: list[str] = []  # of this nursery, and of those that died
         self._numbers = itertools.count(1)
         self._nursery = self._make_nursery()
-        self._warm = min(units, 4) if settings.warm is None else settings.warm
+        self._warm = min(units, 4) if settings.warm < 0 else settings.warm
         self._limit = max(units, self._warm) + _SPARE
         self.starts = Starts(settings.starts_max or max(2, os.cpu_count() or 1))
         self.runners = Pool(lambda: self._nursery.fork(RUNNER, _RUNNER_BOX), self.starts, units, 0)
