@@ -210,6 +210,9 @@ def test_many_actions_leak_nothing(rig: Rig) -> None:
     def all_fds() -> list[int]:
         return [fds(os.getpid()), *(fds(p) for p in rig.processes() if os.geteuid() == 0)]
 
+    def comm(pid: int) -> str:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+
     def batch(n: int) -> None:
         for i in range(n):
             rig.begin(ExecCall(argv=("true",)), Kind.EXEC, session=i % 2)
@@ -218,9 +221,11 @@ def test_many_actions_leak_nothing(rig: Rig) -> None:
         rig.until(lambda: len(rig.free) == last)
 
     batch(20)
+    rig.until(lambda: len([h for h in map(comm, rig.processes()) if h == "tangram-runner"]) == 2)
+    batch(20)
     before = sorted(all_fds())
     batch(250)
-    assert sorted(all_fds()) == before
+    rig.until(lambda: sorted(all_fds()) == before)
     assert all(o.state is ActionState.COMPLETED for o, _, _ in rig.done.values())
 
 

@@ -1,4 +1,4 @@
-"""Owns: reading and writing files beneath one directory, whatever stands in it. Must not follow
+"""Owns: reading, writing and listing files beneath one directory, whatever stands in it. Must not follow
 anything that leads out of it; a walk holds open descriptors, so a link that is changed meanwhile
 changes nothing.
 """
@@ -8,9 +8,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 
+from ...wire.payload import FileEntry
 from .hostwire import FILE_MAX
 
+ENTRIES_MAX = 100_000  # of one listing
 _LINKS_MAX = 40
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -59,6 +62,89 @@ def write(home: str, path: str, data: bytes, mode: int) -> None:
             os.fchmod(fd, mode & 0o777)  # the host's umask is tighter than what was asked
         except OSError as error:
             raise Refused(f"{path}: {error.strerror}") from None
+
+
+def mkdir(home: str, path: str) -> None:
+    """Makes a directory and those on the way; one that is there is as good.
+
+    Raises:
+        Refused: it cannot be made, or is outside `home`.
+    """
+    if _parts(path):
+        os.close(_folder(home, path, make=True))
+
+
+def listing(home: str, path: str) -> Iterator[FileEntry]:
+    """All that lies beneath a directory, links not followed, parents before what they hold; or the
+    one entry of a file.
+
+    Raises:
+        Refused: it is not there, outside `home`, or holds more than a listing may.
+    """
+    found = 0
+    for entry in _entries(home, path):
+        found += 1
+        if found > ENTRIES_MAX:
+            raise Refused(f"{path or '.'}: more than {ENTRIES_MAX} entries; name a folder below it")
+        yield entry
+
+
+def _entries(home: str, path: str) -> Iterator[FileEntry]:
+    if not _is_folder(home, path):
+        folder, name = _walk(home, path, make=False)
+        try:
+            yield _entry("", os.lstat(name, dir_fd=folder))
+        except OSError as error:
+            raise Refused(_why(path, error)) from None
+        finally:
+            os.close(folder)
+        return
+    todo = [""]
+    while todo:
+        below = todo.pop()
+        try:
+            here = _folder(home, f"{path}/{below}", make=False)
+        except Refused:
+            if not below:
+                raise
+            continue  # it went, or is closed to us
+        try:
+            for name in sorted(os.listdir(here)):
+                entry = _entry(f"{below}/{name}".lstrip("/"), os.lstat(name, dir_fd=here))
+                yield entry
+                if entry.kind == "dir":
+                    todo.append(entry.name)
+        except OSError:
+            continue
+        finally:
+            os.close(here)
+
+
+def _entry(name: str, about: os.stat_result) -> FileEntry:
+    kind = "other"
+    for test, word in ((stat.S_ISREG, "file"), (stat.S_ISDIR, "dir"), (stat.S_ISLNK, "link")):
+        if test(about.st_mode):
+            kind = word
+    return FileEntry(name, kind, about.st_size if kind == "file" else 0, about.st_mode & 0o777)
+
+
+def _is_folder(home: str, path: str) -> bool:
+    try:
+        os.close(_folder(home, path, make=False))
+    except Refused:
+        return False
+    return True
+
+
+def _folder(home: str, path: str, make: bool) -> int:
+    """The open directory of this path; a link as its last part is followed within `home`."""
+    if not _parts(path):
+        return os.open(home, _DIRECTORY)
+    folder, name = _walk(home, path, make)
+    try:
+        return _step(folder, name, make, path)
+    finally:
+        os.close(folder)
 
 
 def _open(folder: int, name: str, flags: int, path: str) -> int:

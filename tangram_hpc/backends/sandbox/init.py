@@ -19,7 +19,7 @@ import msgspec
 
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
-from ...wire.payload import ExecCall, FileCall, FileReturn, decode, encode
+from ...wire.payload import ExecCall, FileCall, FileList, FileReturn, decode, encode
 from . import confine, environ, scratch, tree, wall
 from .command import Command, Unstartable
 from .host import open_oom_score
@@ -201,7 +201,12 @@ class Init:
     def _file(self, run: Run, call: FileCall) -> None:
         began = time.monotonic_ns()
         try:
-            if call.data is None:
+            if call.op == "list":
+                payload = encode(FileList(tuple(confine.listing(self._home, call.path))))
+            elif call.op == "mkdir":
+                confine.mkdir(self._home, call.path)
+                payload = encode(FileReturn())
+            elif call.data is None:
                 payload = encode(FileReturn(confine.read(self._home, call.path)))
             elif run.limits.disk_mib and (over := self._meter.disk(run.limits.disk_mib)):
                 return self._refuse(run, 0, over[1])
