@@ -1,0 +1,201 @@
+"""Owns: going into another process's namespaces for good, and having no power there. Must not start
+a process, nor know which program made the namespaces.
+
+A runtime may have nested its user namespaces (bwrap as a plain user makes the mounts in an outer
+one and ends in an inner one). So the way is walked from the outside in: at each user namespace all
+that it owns is joined, as only there we have the capability for it; the innermost comes last.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_NS_GET_USERNS, _NS_GET_PARENT = 0xB701, 0xB702
+_KINDS = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
+_CAP_VERSION_3 = 0x20080522
+_CAP_LAST = "/proc/sys/kernel/cap_last_cap"
+_PR_GET_PDEATHSIG, _PR_SET_PDEATHSIG = 2, 1
+_PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
+_PR_CAPBSET_DROP = 24
+_PR_SET_SECUREBITS = 28
+_PR_SET_NO_NEW_PRIVS, _PR_GET_NO_NEW_PRIVS = 38, 39
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_SECURE_ALL_LOCKED = 0xEF  # no root powers, no fix-up, no ambient; each with its lock, no keep-caps
+_NESTING_MAX = 32  # the kernel's own limit
+
+
+@dataclass(frozen=True)
+class _Space:
+    fd: int
+    kind: str
+    inode: tuple[int, int]
+    owner: tuple[int, int]
+
+
+def enter(pid: int, cwd: str = "/") -> None:
+    """Moves this process into the namespaces and the root directory of process `pid`, with no
+    capability left, now or by any program that it starts; what it starts is born in the pid
+    namespace. This process must have one thread. The signal that it gets at its parent's end, and
+    that it cannot be traced, stay as they were.
+
+    Raises:
+        OSError: it could not, or is not inside; this process may be half inside and must end.
+    """
+    last_cap = _last_cap()
+    parent_signal, dumpable = _get(_PR_GET_PDEATHSIG), _prctl(_PR_GET_DUMPABLE)
+    opened: list[int] = []
+    try:
+        root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.append(root)
+        levels = _user_levels(pid, opened)
+        spaces = [_space(pid, kind, opened) for kind in _KINDS]
+        mine = {s.kind for s in spaces if s.inode == _inode_of("self", s.kind)}
+        self_ns = os.open("/proc/self/ns", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.append(self_ns)
+        _walk([s for s in spaces if s.kind not in mine], levels)
+        _check(self_ns, spaces, levels)
+        os.fchdir(root)
+        if "mnt" not in mine:
+            os.chroot(".")
+        os.chdir(cwd)
+    finally:
+        for fd in opened:
+            os.close(fd)
+    _drop(last_cap)
+    if dumpable == 0:
+        _prctl(_PR_SET_DUMPABLE, 0)
+    _prctl(_PR_SET_PDEATHSIG, parent_signal)
+
+
+def capabilities() -> int:
+    """All capabilities of this process, as bits: effective, permitted and inheritable together."""
+    header = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0)
+    data = (ctypes.c_uint32 * 6)()
+    if _libc.capget(header, data) != 0:
+        raise _error("capget")
+    low, high = data[0] | data[1] | data[2], data[3] | data[4] | data[5]
+    return int(low | high << 32)
+
+
+# ---- the way in ----
+
+
+def _user_levels(pid: int, opened: list[int]) -> list[int]:
+    """The user namespaces between ours and that of `pid`, outermost first; [] when it is ours."""
+    ours = _inode_of("self", "user")
+    levels: list[int] = []
+    fd = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    opened.append(fd)
+    while _inode(fd) != ours:
+        levels.insert(0, fd)
+        if len(levels) > _NESTING_MAX:
+            raise OSError(errno.EPERM, "its user namespace is not beneath ours")
+        fd = fcntl.ioctl(fd, _NS_GET_PARENT)
+        opened.append(fd)
+        os.set_inheritable(fd, False)
+    return levels
+
+
+def _space(pid: int, kind: str, opened: list[int]) -> _Space:
+    fd = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+    opened.append(fd)
+    try:
+        owner = fcntl.ioctl(fd, _NS_GET_USERNS)
+    except PermissionError:  # of a user namespace above ours: it can only be one that we share
+        return _Space(fd, kind, _inode(fd), (0, 0))
+    try:
+        return _Space(fd, kind, _inode(fd), _inode(owner))
+    finally:
+        os.close(owner)
+
+
+def _walk(spaces: list[_Space], levels: list[int]) -> None:
+    ours = _inode_of("self", "user")
+    todo = [s for s in spaces if s.owner != ours]
+    for space in spaces:
+        if space.owner == ours:
+            _setns(space.fd, space.kind)
+    for level in levels:
+        here = _inode(level)
+        _setns(level, "user")
+        for space in [s for s in todo if s.owner == here]:
+            _setns(space.fd, space.kind)
+            todo.remove(space)
+    if todo:
+        raise OSError(errno.EPERM, f"its {todo[0].kind} namespace is not owned by a user namespace "
+                                   "that this user may enter (a set-user-ID runtime?)")
+
+
+def _setns(fd: int, kind: str) -> None:
+    if _libc.setns(fd, 0) != 0:
+        raise _error(f"setns of its {kind} namespace")
+
+
+def _check(self_ns: int, spaces: list[_Space], levels: list[int]) -> None:
+    """Compares where we are with what was opened. /proc is another one by now, in which we have no
+    number, so it is asked through a descriptor of before."""
+    wanted = {("pid_for_children" if s.kind == "pid" else s.kind): s.inode for s in spaces}
+    if levels:
+        wanted["user"] = _inode(levels[-1])
+    for kind, inode in wanted.items():
+        found = os.stat(kind, dir_fd=self_ns)
+        if (found.st_dev, found.st_ino) != inode:
+            raise OSError(errno.EPERM, f"still outside of its {kind} namespace")
+
+
+# ---- powers ----
+
+
+def _drop(last_cap: int) -> None:
+    for cap in range(last_cap + 1):
+        if _libc.prctl(_PR_CAPBSET_DROP, cap, 0, 0, 0) != 0:
+            raise _error("dropping the bounding set")
+    _libc.prctl(_PR_SET_SECUREBITS, _SECURE_ALL_LOCKED, 0, 0, 0)  # a lock more, where allowed
+    _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0)
+    if _libc.capset(header, (ctypes.c_uint32 * 6)()) != 0:
+        raise _error("capset")
+    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise _error("no_new_privs")
+    if capabilities() or _prctl(_PR_GET_NO_NEW_PRIVS) != 1:
+        raise OSError(errno.EPERM, "capabilities are left")
+
+
+def _last_cap() -> int:
+    with open(_CAP_LAST, "rb") as file:
+        return int(file.read())
+
+
+# ---- small calls ----
+
+
+def _inode(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+def _inode_of(pid: str, kind: str) -> tuple[int, int]:
+    found = os.stat(f"/proc/{pid}/ns/{kind}")
+    return found.st_dev, found.st_ino
+
+
+def _prctl(option: int, value: int = 0) -> int:
+    return int(_libc.prctl(option, value, 0, 0, 0))
+
+
+def _get(option: int) -> int:
+    value = ctypes.c_int()
+    if _libc.prctl(option, ctypes.byref(value), 0, 0, 0) != 0:
+        raise _error("prctl")
+    return value.value
+
+
+def _error(what: str) -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, f"{what}: {os.strerror(code)}")
