@@ -19,7 +19,7 @@ from pathlib import Path
 
 from .backends.access import Access, mark_ended, read_access, write_access
 from .backends.clock import SystemClock
-from .backends.cpu import affinity
+from .backends.cpu import affinity, memory
 from .backends.journal import FileJournal
 from .backends.loop import LoopTimer, die_on_broken_law, watch_lifeline
 from .backends.rundir import home, job_dir, make_job_dir, make_scratch
@@ -214,7 +214,7 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
     host = socket.gethostname()
     count = config.cpus or (place.cpus if place is not None else 0) or len(real)
     cores = real[:count] if count <= len(real) else tuple(range(count))
-    mem = config.mem_mib or (place.mem_mib if place is not None else 0) or affinity.memory_mib()
+    mem = config.mem_mib or (place.mem_mib if place is not None else 0) or memory.total_mib()
     return NodeSpec(
         name=name or (place.node if place is not None else "") or host, host=host, cores=cores,
         mem_mib=int(mem * config.mem_overcommit),

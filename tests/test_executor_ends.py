@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from executor_rig import Rig, alive, until
 
-from tangram_hpc.backends.cpu import affinity
+from tangram_hpc.backends.cpu import affinity, memory
 from tangram_hpc.backends.sandbox import scratch, tree
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
@@ -278,7 +278,7 @@ def test_values_travel_only_when_they_are_plain() -> None:
 def test_affinity_knows_the_machine() -> None:
     cores = affinity.usable()
     assert set(cores) == os.sched_getaffinity(0)
-    assert 0 < affinity.memory_mib() <= os.sysconf("SC_PHYS_PAGES") * 4096 >> 20
+    assert 0 < memory.total_mib() <= os.sysconf("SC_PHYS_PAGES") * 4096 >> 20
     assert affinity.describe(cores) == "affinity" and affinity.describe((9999,)) == "counted"
 
 

@@ -41,27 +41,6 @@ def usable() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0), key=_place))
 
 
-def memory_mib() -> int:
-    """The memory this process may use, in MiB: the machine's, or its cgroup's where it is less."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in _read(Path("/proc/self/cgroup")).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, name = Path("/sys/fs/cgroup"), "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
-        else:
-            continue
-        here = root / path.lstrip("/")
-        for folder in (here, *here.parents):
-            text = _read(folder / name).strip()
-            if text.isdigit():
-                total = min(total, int(text))
-            if folder == root:
-                break
-    return total // (1 << 20)
-
-
 def describe(units: Sequence[int], cores: Collection[int] | None = None) -> str:
     """How units are enforced: "affinity" when each is one of this process's `cores`, else
     "counted"."""

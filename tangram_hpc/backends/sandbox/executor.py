@@ -28,6 +28,7 @@ from .hostwire import FRAME_MAX, RUNNER, Ended, Gone, Kill, Limits, Load, Piece,
 from .jobs import Job
 from .lodging import Lodging
 from .pools import Pool
+from .pressure import LOOK_S, Pressure
 from .sessions import Sessions
 from .vault import FUNCTIONS_MAX, Vault, is_stored
 
@@ -79,6 +80,8 @@ class SandboxExecutor:
         self._lodging = Lodging(self, Path(scratch), max(1, len(cores)), settings, backends,
                                 self._enforcer)
         self._sessions = Sessions(self._lodging, self, reports)
+        self._pressure = Pressure(not self._counts_ooms, self.kill)
+        self._looking: asyncio.TimerHandle | None = None
 
     @property
     def enforcement(self) -> str:
@@ -204,6 +207,9 @@ class SandboxExecutor:
                       spec.background if spec is not None else "end", limits))
         job.payload = b""
         job.started_ns = time.monotonic_ns()
+        job.asked_mib = limits.mem_mib
+        if self._looking is None:
+            self._looking = self._loop.call_later(LOOK_S, self._look)
         self._reports.started(order.lease)
 
     def _limits(self, job: Job, spec: SessionSpec | None) -> Limits:
@@ -215,6 +221,14 @@ class SandboxExecutor:
             return Limits(job.order.action.mem_mib, settings.disk_mib, settings.session_pids)
         return Limits(spec.mem_mib + job.order.action.mem_mib,
                       spec.disk_mib or settings.disk_mib, settings.session_pids)
+
+    def _look(self) -> None:
+        """Looks at memory for as long as anything runs."""
+        self._looking = None
+        running = [(job, job.asked_mib) for job in self._jobs.values() if job.live and job.host]
+        self._pressure.look(running, self._sessions.idle_hosts)
+        if running:
+            self._looking = self._loop.call_later(LOOK_S, self._look)
 
     def _load(self, job: Job, host: Host) -> None:
         if job.digest not in host.functions:
@@ -432,6 +446,8 @@ class SandboxExecutor:
         if self._closed:
             return
         self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
         self._lodging.close()
         self._vault.close()
         jobs, self._jobs = list(self._jobs.values()), {}

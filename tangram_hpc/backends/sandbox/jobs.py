@@ -23,7 +23,7 @@ class Job:
     """
 
     __slots__ = (
-        "blob", "cores", "digest", "gone", "held", "host", "live", "order", "payload", "started_ns",
+        "asked_mib", "blob", "cores", "digest", "gone", "held", "host", "live", "order", "payload", "started_ns",
         "stop", "storing", "timer",
     )  # fmt: skip
 
@@ -37,6 +37,7 @@ class Job:
         self.live = True
         self.storing = False
         self.held = False
+        self.asked_mib = 0
         self.gone = False
         self.started_ns = 0
         self.stop: tuple[ActionState, str] | None = None

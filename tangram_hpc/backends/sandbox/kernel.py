@@ -12,6 +12,7 @@ import sys
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_PR_GET_NO_NEW_PRIVS = 39
 _PR_SET_NO_NEW_PRIVS = 38
 _MACHINES = ("x86_64", "aarch64")
 
@@ -42,6 +43,8 @@ def no_new_privileges() -> None:
     Raises:
         OSError: the kernel refuses, or this process has threads, which would stay as they are.
     """
+    if _libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1:
+        return
     if len(os.listdir("/proc/self/task")) != 1:
         raise OSError(errno.EBUSY, "a process restricts itself before it starts threads")
     if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):

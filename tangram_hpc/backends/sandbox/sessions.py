@@ -168,6 +168,11 @@ class Sessions:
             self._end(copy, "origin: its session is gone")
         self._reports.session_down(session.id, reason)
 
+    def idle_hosts(self) -> list[Host]:
+        """Those in which nothing runs just now."""
+        return [one.host for one in self._open.values()
+                if one.host is not None and one.up and not one.running]
+
     def homeless(self) -> None:
         """The nursery is lost and all directories with it: no session can go on."""
         for session in self._open.values():

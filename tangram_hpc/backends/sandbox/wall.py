@@ -92,8 +92,7 @@ def _held(setup: Setup, home: str, holder: Holder) -> Wall:
     keep = os.dup(process.stdin.fileno())
     try:
         _await_ready(process, holder.name)
-        pid = join.innermost(os.getpid(), before)
-        join.enter(pid)
+        join.enter(_innermost(before))
     finally:
         for pipe in (process.stdin, process.stdout, process.stderr):
             pipe.close()
@@ -105,6 +104,25 @@ def _held(setup: Setup, home: str, holder: Holder) -> Wall:
     own = frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())
     return Wall(isolation, Inside(own), INSIDE, "/tmp", UNITS_INSIDE, bool(box.image), (keep,),
                 process.pid)
+
+
+def _innermost(before: frozenset[int]) -> int:
+    """The process of the holder that is first in the deepest pid namespace.
+
+    Raises:
+        Unbuildable: the holder made none.
+    """
+    found: list[tuple[int, int, int]] = []
+    for pid in tree.descendants(os.getpid()):
+        if pid not in before:
+            for line in (tree.read(f"/proc/{pid}/status") or b"").splitlines():
+                if line.startswith(b"NSpid:"):
+                    numbers = [int(word) for word in line.split()[1:]]
+                    found.append((-len(numbers), numbers[-1], pid))
+    depth, _, pid = min(found, default=(0, 0, 0))
+    if depth > -2:
+        raise Unbuildable("backend: its sandbox has no pid namespace of its own")
+    return pid
 
 
 def _await_ready(process: subprocess.Popen[bytes], name: str) -> None:
