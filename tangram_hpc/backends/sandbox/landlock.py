@@ -93,7 +93,7 @@ def restrict(read: Sequence[str], write: Sequence[str], *, network: bool,
         for paths, rights in ((read, _READ), (write, known & ~_NEVER), (unlisted, _OF_NAMES)):
             for path in paths:
                 _allow(ruleset, path, rights & known)
-        kernel.no_new_privileges()
+        kernel.renounce()
         kernel.call(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)

@@ -46,7 +46,8 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"
 _WHOLE = ("/etc", "/tmp", "/var/tmp", "/run", "/var/run", "/var/lib", "/var/log", "/var/spool",
           "/home", "/root", "/dev", "/proc", "/sys", "/boot")
 _SECRETS = ("/etc/shadow", "/etc/gshadow", "/etc/munge", "/etc/slurm", "/etc/ssh",
-            "/etc/ssl/private", "/etc/pki/tls/private", "/etc/sudoers", "/etc/security", "/etc/krb5.keytab",
+            "/etc/ssl/private", "/etc/pki/tls/private", "/etc/sudoers", "/etc/security",
+            "/etc/krb5.keytab",
             "/run/munge", "/var/run/munge", "/var/spool/slurmd", "/var/lib/munge")
 _SECRETS_OF_HOMES = (".ssh", ".tangram", ".gnupg", ".aws", ".kube", ".netrc", ".docker",
                      ".git-credentials", ".config/gh", ".huggingface", ".cache/huggingface/token")
