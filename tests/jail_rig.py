@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,6 +22,7 @@ from tangram_hpc.backends.sandbox import landlock, seccomp, view
 NOBODY = 65534
 WHO = [os.getuid()] + ([NOBODY] if os.getuid() == 0 else [])
 NAMES = {NOBODY: "nobody"}
+PACKAGES = str(Path(pytest.__file__).parent.parent)  # for the system's Python, which nobody uses
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Place:
     def env(self) -> dict[str, str]:
         return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.home), "LANG": "C.UTF-8",
                 "TMPDIR": str(self.home), "PYTHONDONTWRITEBYTECODE": "1",
-                "PYTHONPATH": sysconfig.get_path("purelib")}
+                "PYTHONPATH": PACKAGES}
 
     def run(self, work: Callable[[], Any], *confine: Callable[[], object]) -> Any:
         """What `work` returns in a forked child of that user, confined first."""
@@ -118,7 +118,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     user = {} if uid == os.getuid() else {"user": uid, "group": uid, "extra_groups": []}
     victim = subprocess.Popen(argv, env={"TANGRAM_SECRET": "x"}, cwd=outside, **user)
     try:
-        yield Place(uid, home, outside, victim, view.readable())
+        yield Place(uid, home, outside, victim, view.readable([PACKAGES]))
     finally:
         victim.kill()
         victim.wait()

@@ -67,7 +67,7 @@ ATTACKS: dict[str, Callable[[Place], object]] = {
     "maps": lambda p: Path(f"/proc/{p.victim.pid}/maps").read_bytes(),
     "fd": lambda p: os.readlink(f"/proc/{p.victim.pid}/fd/0"),
     "open fd": lambda p: open(f"/proc/{p.victim.pid}/fd/0", "rb").close(),
-    "root": lambda p: os.listdir(f"/proc/{p.victim.pid}/root/usr"),
+    "root": lambda p: os.listdir(os.path.join("/proc", str(p.victim.pid), "root", "usr")),
     "cwd": lambda p: os.listdir(f"/proc/{p.victim.pid}/cwd"),
     "ptrace": lambda p: ptrace(p.victim.pid),
 }
@@ -94,9 +94,10 @@ def test_truncate(place: Place) -> None:  # noqa: F811
 
 def test_the_first_process_and_the_parent_keep_their_environment(place: Place) -> None:  # noqa: F811
     for pid in (1, os.getpid()):
-        for name in ("environ", "mem", "fd/0", "root/etc/passwd"):
+        for name in ("environ", "mem", "fd/0", "root"):
             def work(path: str = f"/proc/{pid}/{name}") -> int:
-                return refused(lambda: Path(path).open("rb").close())
+                return refused(lambda: os.listdir(path) if path.endswith("root") else
+                               Path(path).open("rb").close())
             assert place.run(work, place.landlocked) in REFUSED, (pid, name)
 
 

@@ -283,7 +283,8 @@ print("done")
 SHELL = """set -e
 echo a > a; cp -a a b; mv b c; ln -s a l; chmod 755 c; ls -la >/dev/null; mkdir -p x/y; touch x/y/z
 find . | sort | head -2 | grep -q .; (sleep 9 & kill $!); ulimit -n 99; nice -n 3 true
-tar cf t.tar a x; tar xf t.tar; rm -rf x; mkfifo f; (echo hi > f &); read r < f; nproc > /dev/null; ps > /dev/null
+tar cf t.tar a x; tar xf t.tar; rm -rf x; mkfifo f; (echo hi > f &)
+read r < f; nproc > /dev/null; ps > /dev/null
 [ "$r" = hi ] && echo done
 """
 GIT = """set -e

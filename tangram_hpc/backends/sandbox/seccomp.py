@@ -63,11 +63,12 @@ def available() -> bool:
 def restrict(*, namespaced: bool, network: bool) -> None:
     """Takes from this process, and all it will start, what no program in a sandbox needs; for good.
 
-    `namespaced`: it has mount, pid and network namespaces of its own; without, what reaches other
-    processes of the same user goes too: tracing, priorities, extended attributes and groups of
-    files by path, memory and queues shared by a key, and every way to a Unix socket but pairs. Binding
-    to cores is left to who is outside, in both cases. Without `network` and namespaces no socket
-    is made; a namespace of its own has a loopback only, so nothing more is refused there.
+    `namespaced`: it has mount, pid and network namespaces of its own. Without, what reaches other
+    processes and files of the same user goes too: tracing, priorities, extended attributes and
+    groups of files by path, memory and queues shared by a key, and every way to a Unix socket but
+    pairs. Binding to cores is left to who is outside, in both cases. Without `network` and
+    namespaces no socket is made; a namespace of its own has a loopback only, so nothing more is
+    refused there.
 
     Raises:
         OSError: this machine cannot (ENOSYS), or the kernel refuses; nothing is restricted then.
