@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from jail_rig import Place, place, refused  # noqa: F401
 
-from tangram_hpc.backends.sandbox import landlock, view
+from tangram_hpc.backends.sandbox import host, landlock, view
 
 ABI = landlock.abi()
 pytestmark = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock")
@@ -31,6 +31,10 @@ def ptrace(pid: int) -> None:
         raise OSError(ctypes.get_errno(), "ptrace")
     os.waitpid(pid, 0x40000000)  # __WALL: it is no child of the tracer's
     _libc.ptrace(PTRACE_DETACH, pid, None, None)
+
+
+def guarded() -> None:
+    host.guard("tangram-init", signal.SIGTERM)
 
 
 def symlinked(p: Place) -> None:
@@ -193,8 +197,20 @@ def test_a_host_can_go_on(place: Place) -> None:  # noqa: F811
         status = os.wait4(pid, 0)[1]
         return [os.write(fd, b"y"), seen, os.WTERMSIG(status)]
 
-    assert place.run(work, place.landlocked) == [1, True, signal.SIGKILL]
+    assert place.run(work, guarded, place.landlocked) == [1, True, signal.SIGKILL]
     os.close(held)
+
+
+def test_commands_do_not_read_their_host(place: Place) -> None:  # noqa: F811
+    def work() -> list[int]:
+        mine = f"/proc/{os.getpid()}"
+        codes = []
+        for path in (f"{mine}/environ", f"{mine}/maps", f"{mine}/fd/0", f"{mine}/status"):
+            pid = os.posix_spawn("/bin/cp", ["cp", path, "/dev/null"], {"PATH": "/bin"})
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return codes
+
+    assert place.run(work, guarded, place.landlocked) == [1, 1, 1, 0]
 
 
 def test_unlisted_files_are_had_by_name_only(place: Place) -> None:  # noqa: F811

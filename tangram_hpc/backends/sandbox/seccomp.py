@@ -15,6 +15,7 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 
 from . import kernel
 from .syscalls import BOTH, NEWEST, NUMBERS
@@ -86,9 +87,10 @@ def restrict(*, namespaced: bool, network: bool) -> None:
     kernel.call(_SECCOMP[here], _SET_MODE_FILTER, 0, ctypes.addressof(filter_))
 
 
+@lru_cache(maxsize=8)
 def program(machine: str, *, namespaced: bool, network: bool, gid: int) -> bytes:
     """Pure. The filter's instructions for "x86_64" or "aarch64", 8 bytes each, for a process of
-    this group."""
+    this group. Kept, so that forks of a process that asked once have it made."""
     column = list(_AUDIT_ARCH).index(machine)
     numbers = {NUMBERS[name][column] if name in NUMBERS else BOTH[name]: code
                for name, code in _special(namespaced, network, gid).items()}
