@@ -193,6 +193,13 @@ def test_everybody_is_not_killed(place: Place) -> None:  # noqa: F811
     assert place.victim.poll() is None
 
 
+@needs_both
+def test_kill_9_minus_1_from_a_shell(place: Place) -> None:  # noqa: F811
+    code, output, _ = place.program(["/bin/sh", "-c", "kill -9 -1; echo $?"])
+    assert (code, output) == (0, "1\n")
+    assert place.victim.poll() is None
+
+
 @needs_filter
 def test_no_way_to_a_unix_socket_outside(place: Place) -> None:  # noqa: F811
     path = str(place.outside / "socket")

@@ -67,7 +67,7 @@ def test_a_sites_own_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("path", "told"), [
-    *((path, "shows") for path in WHOLE), ("/etc/passwd/..", "shows"), ("/usr/../tmp/", "shows"),
+    *((path, "shows") for path in WHOLE), ("/usr/../etc", "shows"), ("/usr/../tmp/", "shows"),
     ("tools", "not absolute"), ("/none/such", "not there"), ("/proc/self/root", "shows")])
 def test_what_a_site_may_not_show(path: str, told: str) -> None:
     if told == "shows" and not os.path.exists(path):
