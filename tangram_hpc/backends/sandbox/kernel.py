@@ -1,5 +1,5 @@
-"""Owns: system calls that Python has no function for, by their numbers, their errors as OSError. Must
-not know what they are called for.
+"""Owns: system calls that Python has no function for, by number, their errors as OSError. Must not
+know what they are called for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _PR_GET_NO_NEW_PRIVS = 39
 _PR_SET_NO_NEW_PRIVS = 38
+_CAPABILITIES_V3 = 0x20080522
 _MACHINES = ("x86_64", "aarch64")
 
 
@@ -31,14 +32,15 @@ def call(number: int, *args: int) -> int:
         OSError: what the kernel answered.
     """
     done = int(_libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, args)))
-    if done < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    _check(done < 0)
     return done
 
 
-def no_new_privileges() -> None:
-    """From now on no program gains rights by being set-uid or having capabilities; for good.
+def renounce() -> None:
+    """Gives up this process's capabilities, and that a program it runs gains rights; for good.
+
+    Root without capabilities is a user like others. With them it could read the environment and
+    the memory map of processes outside, whatever Landlock says of tracing (CAP_PERFMON).
 
     Raises:
         OSError: the kernel refuses, or this process has threads, which would stay as they are.
@@ -47,6 +49,13 @@ def no_new_privileges() -> None:
         return
     if len(os.listdir("/proc/self/task")) != 1:
         raise OSError(errno.EBUSY, "a process restricts itself before it starts threads")
-    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0)
+    none = (ctypes.c_uint32 * 6)()
+    _check(_libc.capset(header, none) != 0)
+
+
+def _check(failed: bool) -> None:
+    if failed:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

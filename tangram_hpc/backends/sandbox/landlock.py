@@ -72,11 +72,12 @@ def restrict(read: Sequence[str], write: Sequence[str], *, network: bool,
     `read`: files and directories to read and run from. `write`: directories beneath which all is
     allowed but making device nodes; files; devices. `unlisted`: directories of files that can be
     made, used and removed by name, but not listed, as /dev/shm, which POSIX semaphores need. A
-    path that is not there, or cannot be reached, is passed over. Without `network`, TCP is
+    path that is not there, or cannot be reached, is passed over. A rule holds for what stands at
+    its path now: a directory that is made anew there is not reached. Without `network`, TCP is
     refused where the ABI is 4 or later.
 
     Raises:
-        OSError: the kernel has no Landlock (ENOSYS) or refuses; nothing is restricted then.
+        OSError: the kernel has no Landlock (ENOSYS) or refuses; all paths are open still.
     """
     level = abi()
     if level < 1:
@@ -93,7 +94,7 @@ def restrict(read: Sequence[str], write: Sequence[str], *, network: bool,
         for paths, rights in ((read, _READ), (write, known & ~_NEVER), (unlisted, _OF_NAMES)):
             for path in paths:
                 _allow(ruleset, path, rights & known)
-        kernel.no_new_privileges()
+        kernel.renounce()
         kernel.call(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)

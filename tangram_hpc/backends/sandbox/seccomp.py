@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import socket
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 
 from . import kernel
 from .syscalls import BOTH, NEWEST, NUMBERS
@@ -32,7 +34,7 @@ _NUMBER_AT, _ARCH_AT, _ARGS_AT = 0, 4, 16
 _NEW_NAMESPACE = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
 _NEW_TIME = 0x80  # of unshare only; clone has the signal there
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-_EVERYBODY = 0xFFFFFFFF  # kill(-1)
+_EVERYBODY = _UNCHANGED = 0xFFFFFFFF  # -1 to kill, and to chown
 
 _NEVER = """mount umount2 pivot_root move_mount open_tree open_tree_attr fsopen fsmount fsconfig
     fspick mount_setattr chroot setns bpf perf_event_open userfaultfd io_uring_setup
@@ -42,8 +44,7 @@ _NEVER = """mount umount2 pivot_root move_mount open_tree open_tree_attr fsopen 
     clock_settime clock_adjtime adjtimex sethostname setdomainname vhangup lookup_dcookie
     nfsservctl fanotify_init sched_setaffinity"""
 _NOT_TO_NEIGHBOURS = """ptrace process_vm_readv process_vm_writev sched_setscheduler
-    sched_setparam sched_setattr ioprio_set migrate_pages move_pages chown lchown
-    fchownat"""
+    sched_setparam sched_setattr ioprio_set migrate_pages move_pages"""
 _ATTRIBUTES = """setxattr lsetxattr removexattr lremovexattr setxattrat removexattrat"""
 _SHARED_BY_KEY = """shmget shmat shmctl semget semop semctl semtimedop msgget msgsnd msgrcv msgctl
     mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr"""
@@ -63,11 +64,12 @@ def available() -> bool:
 def restrict(*, namespaced: bool, network: bool) -> None:
     """Takes from this process, and all it will start, what no program in a sandbox needs; for good.
 
-    `namespaced`: it has mount, pid and network namespaces of its own; without, what reaches other
-    processes of the same user goes too: tracing, priorities, extended attributes and owners by
-    path, memory and queues shared by a key, and every way to a Unix socket but pairs. Binding
-    to cores is left to who is outside, in both cases. Without `network` and namespaces no socket
-    is made; a namespace of its own has a loopback only, so nothing more is refused there.
+    `namespaced`: it has mount, pid and network namespaces of its own. Without, what reaches other
+    processes and files of the same user goes too: tracing, priorities, extended attributes and
+    groups of files by path, memory and queues shared by a key, and every way to a Unix socket but
+    pairs. Binding to cores is left to who is outside, in both cases. Without `network` and
+    namespaces no socket is made; a namespace of its own has a loopback only, so nothing more is
+    refused there.
 
     Raises:
         OSError: this machine cannot (ENOSYS), or the kernel refuses; nothing is restricted then.
@@ -75,20 +77,23 @@ def restrict(*, namespaced: bool, network: bool) -> None:
     here = kernel.machine()
     if not here:
         raise OSError(errno.ENOSYS, "no system call numbers of this machine are known")
-    code = program(here, namespaced=namespaced, network=network)
+    group = os.getegid()
+    code = program(here, namespaced=namespaced, network=network, gid=group)
     # struct sock_fprog: how many, and where
     text = ctypes.create_string_buffer(code, len(code))
     filter_ = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8,
                                                       ctypes.addressof(text)))
-    kernel.no_new_privileges()
+    kernel.renounce()
     kernel.call(_SECCOMP[here], _SET_MODE_FILTER, 0, ctypes.addressof(filter_))
 
 
-def program(machine: str, *, namespaced: bool, network: bool) -> bytes:
-    """Pure. The filter's instructions for "x86_64" or "aarch64", 8 bytes each."""
+@lru_cache(maxsize=8)
+def program(machine: str, *, namespaced: bool, network: bool, gid: int) -> bytes:
+    """Pure. The filter's instructions for "x86_64" or "aarch64", 8 bytes each, for a process of
+    this group. Kept, so that forks of a process that asked once have it made."""
     column = list(_AUDIT_ARCH).index(machine)
     numbers = {NUMBERS[name][column] if name in NUMBERS else BOTH[name]: code
-               for name, code in _special(namespaced, network).items()}
+               for name, code in _special(namespaced, network, gid).items()}
     numbers.pop(-1, None)  # this machine has it not
     ranges: list[tuple[int, _Code]] = [(0, _answer(0))]
     for number, code in sorted(numbers.items()):
@@ -104,7 +109,7 @@ def program(machine: str, *, namespaced: bool, network: bool) -> bytes:
     return b"".join(struct.pack("HBBI", *line) for line in lines)
 
 
-def _special(namespaced: bool, network: bool) -> dict[str, _Code]:
+def _special(namespaced: bool, network: bool, gid: int) -> dict[str, _Code]:
     """What is answered otherwise than by "allowed", by name."""
     eperm, enosys = _answer(errno.EPERM), _answer(errno.ENOSYS)
     table: dict[str, _Code] = dict.fromkeys(_NEVER.split(), eperm)
@@ -118,6 +123,8 @@ def _special(namespaced: bool, network: bool) -> dict[str, _Code]:
     table.update(dict.fromkeys(_NOT_TO_NEIGHBOURS.split(), eperm))
     table.update(dict.fromkeys(_ATTRIBUTES.split(), _answer(errno.EOPNOTSUPP)))
     table.update(dict.fromkeys(_SHARED_BY_KEY.split(), enosys))
+    table["chown"] = table["lchown"] = _own_group(2, gid)
+    table["fchownat"] = _own_group(3, gid)
     table["kill"] = _refuse_values(0, _EVERYBODY)
     table["setpriority"] = _own_priority()
     table["prlimit64"] = _own_limits()
@@ -173,6 +180,12 @@ def _pairs() -> _Code:
             _low(1), (_AND, 0, 0, 0xF),
             (_EQUAL, 2, 0, int(socket.SOCK_STREAM)), (_EQUAL, 1, 0, int(socket.SOCK_SEQPACKET)),
             *_answer(errno.EACCES), *_answer(0))
+
+
+def _own_group(argument: int, gid: int) -> _Code:
+    """To no group but its own, by a path that could be anyone's; to no other owner anyway."""
+    return (_low(argument), (_EQUAL, 2, 0, gid), (_EQUAL, 1, 0, _UNCHANGED),
+            *_answer(errno.EPERM), *_answer(0))
 
 
 def _own_priority() -> _Code:

@@ -46,8 +46,9 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"
 _WHOLE = ("/etc", "/tmp", "/var/tmp", "/run", "/var/run", "/var/lib", "/var/log", "/var/spool",
           "/home", "/root", "/dev", "/proc", "/sys", "/boot")
 _SECRETS = ("/etc/shadow", "/etc/gshadow", "/etc/munge", "/etc/slurm", "/etc/ssh",
-            "/etc/ssl/private", "/etc/pki/tls/private", "/etc/sudoers", "/etc/security", "/etc/krb5.keytab",
-            "/run/munge", "/var/run/munge", "/var/spool/slurmd", "/var/lib/munge")
+            "/etc/ssl/private", "/etc/pki/tls/private", "/etc/sudoers", "/etc/security",
+            "/etc/krb5.keytab", "/run/munge", "/var/run/munge", "/var/spool/slurmd",
+            "/var/lib/munge")
 _SECRETS_OF_HOMES = (".ssh", ".tangram", ".gnupg", ".aws", ".kube", ".netrc", ".docker",
                      ".git-credentials", ".config/gh", ".huggingface", ".cache/huggingface/token")
 
@@ -97,9 +98,8 @@ def distinct(paths: Iterable[str]) -> list[str]:
         names[os.path.normpath(path)] = None
     for path in list(names):
         names[os.path.realpath(path)] = None
-    real = {name for name in names if os.path.realpath(name) == name}
     return [name for name in names if not any(
-        name != other and _within(name, other) for other in real)]
+        name != other and _within(name, other) for other in names)]
 
 
 def _python() -> list[str]:

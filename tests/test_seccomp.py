@@ -1,0 +1,343 @@
+"""The system call filter: its instructions, what it refuses, and the programs that run under it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jail_rig import Place, filtered, place, refused  # noqa: F401
+
+from tangram_hpc.backends.sandbox import kernel, landlock, seccomp
+from tangram_hpc.backends.sandbox.syscalls import BOTH, NEWEST, NUMBERS
+
+needs_filter = pytest.mark.skipif(not seccomp.available(), reason="no system call filters here")
+needs_both = pytest.mark.skipif(not seccomp.available() or landlock.abi() < 6,
+                                reason="no filters here, or no Landlock that holds signals")
+ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+ALLOWED, ERRNO = 0x7FFF0000, 0x00050000
+HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h",
+           "aarch64": "/usr/include/asm-generic/unistd.h"}
+
+
+def number(machine: str, name: str) -> int:
+    return BOTH[name] if name in BOTH else NUMBERS[name][list(ARCH).index(machine)]
+
+
+def answer(code: bytes, arch: int, nr: int, *args: int) -> int:
+    """Runs a filter as the kernel would: the errno it gives, 0 for allowed."""
+    data = struct.pack("<iIQ6Q", nr, arch, 0, *(a & (1 << 64) - 1 for a in (*args, *[0] * 6)[:6]))
+    at = held = 0
+    for _ in range(len(code)):
+        op, yes, no, value = struct.unpack_from("<HBBI", code, 8 * at)
+        at += 1
+        if op == 0x20:
+            held = struct.unpack_from("<I", data, value)[0]
+        elif op == 0x54:
+            held &= value
+        elif op == 0x05:
+            at += value
+        elif op in (0x15, 0x35, 0x45):
+            true = {0x15: held == value, 0x35: held >= value, 0x45: bool(held & value)}[op]
+            at += yes if true else no
+        else:
+            assert op == 0x06, f"instruction {op:#x}"
+            assert value == ALLOWED or value & 0xFFFF0000 == ERRNO
+            return 0 if value == ALLOWED else value & 0xFFFF
+    raise AssertionError("no end")
+
+
+@pytest.mark.parametrize("machine", ARCH)
+@pytest.mark.parametrize("namespaced", [False, True])
+@pytest.mark.parametrize("network", [False, True])
+def test_every_number_has_its_answer(machine: str, namespaced: bool, network: bool) -> None:
+    code = seccomp.program(machine, namespaced=namespaced, network=network, gid=7)
+    named = {number(machine, n): n for n in [*BOTH, *NUMBERS] if number(machine, n) >= 0}
+    for nr in range(NEWEST + 1):
+        if nr not in named:
+            assert answer(code, ARCH[machine], nr) == 0, nr
+    never = {n: answer(code, ARCH[machine], number(machine, n)) for n in (
+        "mount", "umount2", "pivot_root", "setns", "bpf", "reboot", "chroot", "acct", "keyctl",
+        "open_tree_attr", "io_uring_setup", "sched_setaffinity", "add_key", "swapon", "syslog")}
+    assert set(never.values()) == {errno.EPERM}, never
+    alone = {n: answer(code, ARCH[machine], number(machine, n)) for n in (
+        "ptrace", "process_vm_readv", "setxattr", "shmget", "mq_open")}
+    assert all(bool(got) != namespaced for got in alone.values()), alone
+    for nr in (NEWEST + 1, 0x3FFFFFFF, 0x40000000, 0x40000000 + 165, -1):
+        assert answer(code, ARCH[machine], nr) == errno.ENOSYS
+    for arch in (0x40000003, 0x40000028, 0):
+        assert answer(code, arch, 0) == errno.ENOSYS
+    assert len(code) // 8 < 300
+
+
+@pytest.mark.parametrize("machine", ARCH)
+def test_arguments_are_compared_as_the_kernel_reads_them(machine: str) -> None:
+    code = seccomp.program(machine, namespaced=False, network=False, gid=7)
+
+    def ask(name: str, *args: int) -> int:
+        return answer(code, ARCH[machine], number(machine, name), *args)
+
+    high = 1 << 32
+    assert ask("ioctl", 0, 0x5412) == ask("ioctl", 0, high | 0x5412) == errno.EPERM
+    assert ask("ioctl", 0, 0x541C) == errno.EPERM
+    assert ask("ioctl", 0, 0x5413) == 0
+    assert ask("kill", -1) == ask("kill", 0xFFFFFFFF) == errno.EPERM
+    assert ask("kill", 5) == ask("kill", 0) == ask("kill", -5) == 0
+    for flag in (0x20000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000):
+        assert ask("clone", flag | 17) == ask("unshare", flag) == errno.EPERM
+    assert ask("unshare", 0x80) == errno.EPERM
+    assert ask("unshare", 0x400) == 0  # CLONE_FILES
+    assert ask("clone", 0x3D0F00) == ask("clone", 0x01200011) == ask("clone", 0x4111) == 0
+    assert ask("clone3") == errno.ENOSYS
+    assert ask("prlimit64", 0, 7, 1) == ask("prlimit64", 9, 7, 0) == 0
+    assert ask("prlimit64", 9, 7, 1) == ask("prlimit64", 9, 7, high) == errno.EPERM
+    assert ask("prlimit64", high, 7, 1) == 0  # pid 0, as the kernel takes it
+    assert ask("setpriority", 0, 0, 5) == 0
+    assert ask("setpriority", 0, 9, 5) == ask("setpriority", 2, 0, 5) == errno.EPERM
+    assert ask("fchownat", 0, 0, 7, 7) == ask("fchownat", 0, 0, 7, -1) == 0
+    assert ask("fchownat", 0, 0, 7, 8) == errno.EPERM
+    stream, datagram, packet, nonblocking = 1, 2, 5, 0x80800
+    assert ask("socketpair", 1, stream | nonblocking) == ask("socketpair", 1, packet) == 0
+    assert ask("socketpair", 1, datagram) == ask("socketpair", 1, 3) == errno.EACCES
+    assert ask("socketpair", 2, stream) == errno.EACCES
+
+
+@pytest.mark.parametrize(("namespaced", "network", "open_", "shut"), [
+    (False, False, (), (1, 2, 10, 16)), (False, True, (2, 10, 16), (1,)),
+    (True, False, (1, 2, 10, 16), ()), (True, True, (1, 2, 10, 16), ())])
+def test_families(namespaced: bool, network: bool, open_: tuple[int, ...],
+                  shut: tuple[int, ...]) -> None:
+    for machine, arch in ARCH.items():
+        code = seccomp.program(machine, namespaced=namespaced, network=network, gid=7)
+        got = {family: answer(code, arch, number(machine, "socket"), family, 1)
+               for family in range(46)}
+        assert {f for f, code_ in got.items() if code_ == 0} == set(open_)
+        assert {f for f, code_ in got.items() if code_ == errno.EACCES} == set(shut)
+        rest = [got[f] for f in got if f not in (*open_, *shut)]
+        assert set(rest) == {errno.EAFNOSUPPORT}
+
+
+@pytest.mark.parametrize("machine", ARCH)
+def test_the_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
+    header = Path(HEADERS[machine])
+    if not header.exists():
+        pytest.skip(f"{header} is not installed")
+    found = dict(re.findall(r"#define __NR_(\w+)\s+(\d+)\b", header.read_text()))
+    for name in [*NUMBERS, *BOTH]:
+        ours, theirs = number(machine, name), found.get(name)
+        if theirs is not None:
+            assert ours == int(theirs), name
+        else:
+            assert ours < 0 or ours > 450, f"{name} is not in the header"
+
+
+# ---- for real ----
+
+
+def call(name: str, *args: int) -> int:
+    return refused(lambda: kernel.call(number(kernel.machine(), name), *args))
+
+
+@needs_filter
+def test_what_is_refused_for_real(place: Place) -> None:  # noqa: F811
+    victim = place.victim.pid
+
+    def attacks() -> dict[str, int]:
+        tries: dict[str, Callable[[], object]] = {
+            "setaffinity": lambda: os.sched_setaffinity(victim, os.sched_getaffinity(0)),
+            "own affinity": lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)),
+            "priority": lambda: os.setpriority(os.PRIO_PROCESS, victim, 19),
+            "limits": lambda: resource.prlimit(victim, resource.RLIMIT_CORE, (0, 0)),
+            "scheduler": lambda: os.sched_setscheduler(victim, os.SCHED_BATCH, os.sched_param(0)),
+        }
+        found = {name: refused(work) for name, work in tries.items()}
+        found["ptrace"] = call("ptrace", 16, victim)
+        found["userns"] = call("unshare", 0x10000000)
+        return found
+
+    told = place.run(attacks, filtered)
+    assert set(told.values()) == {errno.EPERM}, told
+    free = place.run(attacks)
+    assert set(free.values()) <= {0, errno.EPERM}
+    for name in ("own affinity", "setaffinity", "priority", "limits", "scheduler", "ptrace"):
+        assert free[name] == 0, f"{name} is refused without the filter too"
+
+
+@needs_filter
+def test_mounts_and_namespaces(place: Place) -> None:  # noqa: F811
+    def work() -> list[int]:
+        return [call("mount"), call("chroot"), call("setns", 0, 0), call("io_uring_setup", 1),
+                call("bpf"), call("userfaultfd"), call("perf_event_open"), call("keyctl"),
+                call("unshare", 0x10020000), call("clone", 0x10000000 | 17)]
+
+    assert place.run(work, filtered) == [errno.EPERM] * 10
+    assert place.run(lambda: [call("clone3"), call("setxattr"), call("shmget")], filtered) == [
+        errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOSYS]
+
+
+@needs_filter
+def test_everybody_is_not_killed(place: Place) -> None:  # noqa: F811
+    def work() -> int:
+        return refused(lambda: os.kill(-1, 0))  # 0: a filter that fails harms nobody
+
+    assert place.run(work, filtered) == errno.EPERM
+    assert place.victim.poll() is None
+
+
+@needs_both
+def test_kill_9_minus_1_from_a_shell(place: Place) -> None:  # noqa: F811
+    code, output, _ = place.program(["/bin/sh", "-c", "kill -9 -1; echo $?"])
+    assert (code, output) == (0, "1\n")
+    assert place.victim.poll() is None
+
+
+@needs_filter
+def test_no_way_to_a_unix_socket_outside(place: Place) -> None:  # noqa: F811
+    path = str(place.outside / "socket")
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(
+            socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        server.bind(path)
+        server.listen()
+        log.bind(path + "-log")
+        for name in (path, path + "-log"):
+            os.chmod(name, 0o777)
+
+        def work() -> list[int]:
+            def connect() -> None:
+                socket.socket(socket.AF_UNIX).connect(path)
+
+            def send() -> None:
+                socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"x", path + "-log")
+
+            return [refused(connect), refused(send)]
+
+        assert place.run(work) == [0, 0]
+        assert place.run(work, filtered) == [errno.EACCES, errno.EACCES]
+        assert place.run(work, lambda: seccomp.restrict(namespaced=False, network=True)) == [
+            errno.EACCES, errno.EACCES]
+
+        def reuse() -> list[int]:
+            one, other = socket.socketpair()
+            other.close()
+            sent = [refused(lambda: one.sendto(b"x", path)), refused(lambda: one.connect(path))]
+            return [*sent, refused(one.listen)]
+
+        assert 0 not in place.run(reuse, filtered)
+        assert 0 not in place.run(reuse, lambda: seccomp.restrict(namespaced=False, network=True))
+
+
+@needs_filter
+def test_network(place: Place) -> None:  # noqa: F811
+    def work() -> list[int]:
+        return [refused(lambda: socket.socket(socket.AF_INET)),
+                refused(lambda: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)),
+                refused(lambda: socket.create_server(("127.0.0.1", 0)))]
+
+    assert place.run(work, filtered) == [errno.EACCES] * 3
+    assert place.run(work, lambda: seccomp.restrict(namespaced=False, network=True)) == [0] * 3
+    assert place.run(work, lambda: seccomp.restrict(namespaced=True, network=False)) == [0] * 3
+
+
+@needs_filter
+def test_its_own_limits_and_niceness_are_its_own(place: Place) -> None:  # noqa: F811
+    def work() -> list[object]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        os.nice(1)
+        os.setpriority(os.PRIO_PROCESS, 0, 5)
+        pid = os.posix_spawn("/bin/sleep", ["sleep", "99"], {}, setsid=True)
+        os.kill(pid, signal.SIGKILL)
+        return [resource.prlimit(place.victim.pid, resource.RLIMIT_NOFILE) != (64, 64),
+                os.WTERMSIG(os.wait4(pid, 0)[1])]
+
+    assert place.run(work, filtered) == [True, signal.SIGKILL]
+
+
+# ---- programs, under Landlock and the filter ----
+
+MULTI = """
+import multiprocessing as mp, concurrent.futures as cf
+def work(q): q.put(mp.current_process().name)
+if __name__ == "__main__":
+    with mp.Pool(2) as pool: assert pool.map(abs, range(-9, 0)) == list(range(9, 0, -1))
+    q = mp.Queue(); p = mp.Process(target=work, args=(q,)); p.start(); q.get(); p.join()
+    a, b = mp.Pipe(); a.send(1); assert b.recv() == 1
+    for way in ("fork", "spawn"):
+        with cf.ProcessPoolExecutor(2, mp.get_context(way)) as pool:
+            assert list(pool.map(abs, [-1, -2])) == [1, 2]
+    print("done")
+"""
+THREADS = """
+import threading, subprocess, asyncio, os, tempfile
+t = [threading.Thread(target=subprocess.run, args=(["true"],)) for _ in range(4)]
+[x.start() for x in t]; [x.join() for x in t]
+async def main():
+    p = await asyncio.create_subprocess_exec("echo", "hi", stdout=subprocess.PIPE)
+    assert (await p.communicate())[0] == b"hi\\n"
+asyncio.run(main())
+tempfile.TemporaryFile().write(b"x")
+open(os.devnull, "w").write("x"); os.urandom(3); open("/proc/cpuinfo").read(9); os.cpu_count()
+print("done")
+"""
+SHELL = """set -e
+echo a > a; cp -a a b; mv b c; ln -s a l; chmod 755 c; ls -la >/dev/null; mkdir -p x/y; touch x/y/z
+find . | sort | head -2 | grep -q .; (sleep 9 & kill $!); ulimit -n 99; nice -n 3 true
+tar cf t.tar a x; tar xf t.tar; rm -rf x; mkfifo f; (echo hi > f &)
+read r < f; nproc > /dev/null; ps > /dev/null
+[ "$r" = hi ] && echo done
+"""
+GIT = """set -e
+git init -q r; cd r; git config user.name a; git config user.email a@b; echo x > x; git add x
+git commit -qm x; git checkout -qb y; git clone -q . ../copy; git gc -q; git log --oneline | wc -l
+"""
+
+
+def needs(program: str) -> None:
+    if not shutil.which(program):
+        pytest.skip(f"{program} is not installed")
+
+
+@needs_both
+@pytest.mark.parametrize(("program", "script", "expected"), [
+    ("sh", SHELL, "done"), ("git", GIT, "1"),
+    ("gcc", "set -e; echo 'int main(){return 7;}' > m.c; gcc -O1 -o m m.c; ./m || echo $?", "7"),
+    ("make", "printf 'all: a b c\\na b c:\\n\\t@$(MAKE) -f /dev/null -v >/dev/null; echo $@\\n'"
+     " > Makefile; make -j3 | sort | tr '\\n' ' '", "a b c"),
+    ("node", "node -e 'require(\"child_process\").execFileSync(\"true\");"
+     "new (require(\"worker_threads\").Worker)(\"1\", {eval: true});"
+     "setTimeout(() => console.log(\"done\"), 9)'", "done"),
+    ("java", "java -version 2>&1 | grep -c version", "1"),
+], ids=lambda text: text.split()[0] if len(text) < 6 else "")
+def test_programs(place: Place, program: str, script: str, expected: str) -> None:  # noqa: F811
+    needs(program)
+    code, output, complaints = place.program(["/bin/sh", "-c", script])
+    assert (code, output.strip()) == (0, expected), complaints
+
+
+@needs_both
+@pytest.mark.parametrize("script", [MULTI, THREADS], ids=["multiprocessing", "threads"])
+def test_python(place: Place, script: str) -> None:  # noqa: F811
+    (place.home / "it.py").write_text(script)
+    code, output, complaints = place.program([place.python, "it.py"])
+    assert (code, output) == (0, "done\n"), complaints
+
+
+@needs_both
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_pytest(place: Place, workers: str) -> None:  # noqa: F811
+    (place.home / "test_it.py").write_text("def test_a(tmp_path): (tmp_path / 'x').touch()\n"
+                                           "def test_b(): assert 0\n")
+    argv = [place.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
+    if workers != "0":
+        pytest.importorskip("xdist")
+        argv += ["-n", workers]
+    code, output, complaints = place.program(argv)
+    assert code == 1 and "1 failed, 1 passed" in output, json.dumps([output, complaints])

@@ -1,0 +1,122 @@
+"""What of a machine a sandbox may see: enough for programs to run, and nothing of its user's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tangram_hpc.backends.sandbox import view
+
+WHOLE = ["/", "/home", "/root", "/tmp", "/run", "/var", "/var/lib", "/etc", "/dev", "/proc", "/sys"]
+
+
+def shown(path: str, paths: list[str]) -> bool:
+    """Whether a list shows this path by the name it is asked for, or by where that leads."""
+    return any(name == own or name.startswith(own + "/")
+               for name in (path, os.path.realpath(path)) for own in paths)
+
+
+def test_what_programs_need_is_there() -> None:
+    paths = view.readable()
+    for needed in ("/bin/sh", "/usr/bin/env", "/etc/passwd", "/etc/nsswitch.conf", sys.executable,
+                   os.path.realpath(sys.executable), os.__file__,
+                   "/sys/devices/system/cpu/online"):
+        assert not os.path.exists(needed) or shown(needed, paths), needed
+    assert paths == list(dict.fromkeys(paths)), "no path twice"
+    assert all(os.path.isabs(path) and os.path.exists(path) for path in paths)
+
+
+def test_nothing_is_shown_as_a_whole() -> None:
+    home = os.path.expanduser("~")
+    paths = view.readable()
+    for path in paths:
+        real = os.path.realpath(path)
+        for whole in [*WHOLE, home, os.path.realpath(home)]:
+            assert real != whole and not whole.startswith(real + "/"), (path, whole)
+    for secret in ("/etc/shadow", "/etc/gshadow", "/etc/munge/munge.key", "/etc/slurm/slurm.conf",
+                   "/etc/ssh/ssh_host_rsa_key", "/etc/ssl/private", "/run/munge/munge.socket.2",
+                   f"{home}/.ssh/id_rsa", f"{home}/.tangram/key", "/dev/shm", "/proc/1/environ",
+                   "/dev/kmsg", "/etc/sudoers", "/var/spool/slurmd"):
+        assert not shown(secret, [*paths, *view.devices()]), secret
+
+
+def test_a_link_is_shown_by_its_name_and_its_target(tmp_path: Path) -> None:
+    (tmp_path / "real" / "inner").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    link, real = str(tmp_path / "link"), str(tmp_path / "real")
+    assert view.distinct([link]) == [link, real]
+    assert view.distinct([real, link]) == [real, link]
+    assert view.distinct([real, f"{real}/inner", f"{real}/"]) == [real]
+    assert view.distinct([link, f"{link}/inner"]) == [link, real], "what a bind of it shows too"
+    other = tmp_path / "real-not"
+    other.mkdir()
+    assert view.distinct([real, str(other)]) == [real, str(other)], "a longer name is another one"
+    if os.path.islink("/bin"):
+        assert view.distinct(["/usr", "/bin"]) == ["/usr", "/bin"]
+
+
+def test_a_sites_own_paths(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    assert shown(str(tools), view.readable([str(tools)]))
+    assert not shown(str(tools), view.readable())
+
+
+@pytest.mark.parametrize(("path", "told"), [
+    *((path, "shows") for path in WHOLE), ("/usr/../etc", "shows"), ("/usr/../tmp/", "shows"),
+    ("tools", "not absolute"), ("/none/such", "not there"), ("/proc/self/root", "shows")])
+def test_what_a_site_may_not_show(path: str, told: str) -> None:
+    if told == "shows" and not os.path.exists(path):
+        pytest.skip(f"{path} is not there")
+    with pytest.raises(ValueError, match=f"readable path '{path}'.*{told}"):
+        view.readable([path])
+
+
+def test_homes_and_their_secrets_are_not_shown(tmp_path: Path,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (".ssh/keys", "tools/bin"):
+        (tmp_path / "home" / name).mkdir(parents=True)
+    (tmp_path / "way").symlink_to("home")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for bad in ("home", "way", "home/.ssh", "home/.ssh/keys", "way/.ssh", "."):
+        assert "shows" in view.refusal(f"{tmp_path}/{bad}"), bad
+    assert view.refusal(f"{tmp_path}/home/tools") == ""
+    assert view.refusal(f"{tmp_path}/way/tools") == ""
+
+
+def test_a_python_that_lives_right_in_a_home_is_shown_in_parts(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    if sys.base_prefix.startswith("/usr"):
+        pytest.skip("this Python lives in /usr")
+    monkeypatch.setenv("HOME", sys.base_prefix)
+    paths = view.readable()
+    assert not shown(f"{sys.base_prefix}/documents", paths)
+    assert shown(os.__file__, paths) and shown(os.path.realpath(sys.executable), paths)
+
+
+def test_devices_work() -> None:
+    assert "/dev/null" in view.devices() and "/dev/urandom" in view.devices()
+    assert not {"/dev/tty", "/dev/shm", "/dev/mem"} & set(view.devices())
+    for device in view.devices():
+        with open(device, "rb") as file:
+            file.read(1)
+
+
+def test_a_program_sees_the_list_under_bwrap() -> None:
+    """The list as it stands, each path bound at its own name."""
+    argv = ["bwrap", "--unshare-all", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+    for path in view.readable():
+        argv += ["--ro-bind", path, path]
+    script = "import os; print(os.path.exists('/etc/passwd'), os.path.exists('/etc/shadow'))"
+    try:
+        done = subprocess.run([*argv, sys.executable, "-c", script], capture_output=True,
+                              text=True, timeout=30, check=False)
+    except FileNotFoundError:
+        pytest.skip("bwrap is not installed")
+    if "No permissions to create" in done.stderr or "namespace" in done.stderr:
+        pytest.skip(f"bwrap does not work here: {done.stderr.strip()}")
+    assert done.stdout == "True False\n", done.stderr
