@@ -65,6 +65,7 @@ class SessionEntry:
     placed_at: int = 0
     leases: dict[int, None] = field(default_factory=dict)
     waiting: dict[int, None] = field(default_factory=dict)  # its actions not started, in order
+    closing: str = ""  # why it is to end
     forks: dict[int, bool] = field(default_factory=dict)  # not open yet -> its files are copied now
 
     @property

@@ -76,6 +76,7 @@ class SessionFacts:
         if session.state is SessionState.WAITING:
             return []  # SessionClosed follows at once
         self._withdraw(session)
+        session.closing = event.reason
         session.state = move(SESSION_MOVES, session.state, SessionState.CLOSING, event)
         self._rest(session, event.at)
         for lease in session.leases:
@@ -100,7 +101,7 @@ class SessionFacts:
         del owner.sessions[event.session]
         self._drop_if_gone(owner)
         self.dirty = True
-        return [AnnounceSessionEnd(event.session, event.reason, event.never)]
+        return [AnnounceSessionEnd(event.session, event.reason or session.closing, event.never)]
 
     def _end_of_session(self, fact: ev.SessionClosing) -> list[ev.Event]:
         session = self.ledger.sessions.get(fact.session)
