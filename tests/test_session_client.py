@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,6 +116,35 @@ def test_nobody_else_renews_or_closes_a_session(cluster: LocalCluster) -> None:
         with other.session() as theirs, pytest.raises(tangram_hpc.SessionLost, match="another"):
             theirs._client._open_session(
                 msgspec.structs.replace(theirs.spec, origin=s.spec.id), {}, None).opened.result(30)
+
+
+def test_a_client_away_for_longer_than_the_grace_finds_what_worked_and_what_had_its_own(
+        tmp_path: Path) -> None:
+    with LocalCluster(cpus=2, home=tmp_path, grace_s=1) as c, tangram_hpc.connect(c.access) as mine:
+        patient, works, idle = mine.session(grace_s=60), mine.session(), mine.session()
+        for s in (patient, works, idle):
+            s.opened.result(30)
+        reward = works.exec("sleep 3; echo reward")
+        mine.ask("info")
+        dials, back = mine._dials, threading.Event()
+
+        def dial():
+            if not back.is_set():
+                raise tangram_hpc.BrokerUnreachable("the network is down")
+            return dials[0]()
+
+        mine._dials = [dial]
+        mine._channel._sock.shutdown(2)
+        deadline = time.monotonic() + 30
+        while c.ask("info")["sessions"] == 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert c.ask("info")["sessions"] == 2 and not reward.done()
+        back.set()
+        assert reward.result(30).text == "reward\n"
+        assert works.exec(["true"]).result(30).ok and patient.exec(["true"]).result(30).ok
+        with pytest.raises(tangram_hpc.SessionLost):  # and not another one under its id
+            idle.exec(["true"]).result(30)
+        assert "was closed while its client was away" in idle.closed.result(30)
 
 
 def test_forks_of_what_is_gone_and_wrong_ones(cluster: LocalCluster) -> None:

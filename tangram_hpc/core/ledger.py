@@ -35,6 +35,7 @@ class ClientEntry:
     name: str
     actions: dict[int, None] = field(default_factory=dict)  # not yet acknowledged
     sessions: dict[int, None] = field(default_factory=dict)
+    last_session: int = 0  # the highest id it asked for
     loose: dict[int, None] = field(default_factory=dict)  # without a session, wanted, not ended
 
 

@@ -36,7 +36,9 @@ class SessionFacts:
             self._rest(origin, event.at)
         self.ledger.opening[spec.id] = None
         self.ledger.sessions_seen += 1
-        self.ledger.clients[client_of(spec.id)].sessions[spec.id] = None
+        owner = self.ledger.clients[client_of(spec.id)]
+        owner.sessions[spec.id] = None
+        owner.last_session = max(owner.last_session, spec.id)
         self.dirty = True
         return []
 
