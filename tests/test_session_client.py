@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,10 +17,12 @@ import pytest
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
+from tangram_hpc.backends.journal import read_journal
 from tangram_hpc.cli.run import status_of
 from tangram_hpc.client.future import ExecResult, Future
 from tangram_hpc.client.request import Options, make_action
 from tangram_hpc.client.results import Pending, conclude
+from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.wire import message as ms
@@ -179,6 +184,17 @@ def test_a_result_tells_what_it_had(cluster: LocalCluster) -> None:
     assert (told.exit_code, told.signal, told.grants) == (3, 0, ((0, 2),))
     assert len(told.stdout) == 1 << 20 and told.cut[0] == 3_000_000 - (1 << 20)
     assert told.cpu_s > 0 and told.maxrss_kib > 0 and told.isolation and told.enforcement
+
+
+def test_run_runs_its_users_own_command_and_isolates_when_told(cluster: LocalCluster) -> None:
+    environ = {**os.environ, "TANGRAM_ACCESS": str(cluster.access)}
+    for words, name in ((["--untrusted"], "kept"), ([], "own")):
+        told = subprocess.run([sys.executable, "-m", "tangram_hpc", "run", "-J", name, *words,
+                               "--", "true"], env=environ, timeout=60, check=False)
+        assert told.returncode == 0
+    asked = {e.action.name: e.action.trusted for e in read_journal(cluster.folder / "journal")
+             if isinstance(e, ev.ActionSubmitted)}
+    assert (asked["kept"], asked["own"]) == (False, True)
 
 
 # ---- out of memory -----------------------------------------------------------------------------
