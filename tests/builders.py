@@ -25,6 +25,7 @@ class World:
     events: list[ev.Event] = field(default_factory=list)
     decisions: list[de.Decision] = field(default_factory=list)
     counter: int = 0
+    client: int = 1  # whose ids are minted
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(make_placer(self.placer))
@@ -64,7 +65,7 @@ class World:
 
     def id(self) -> int:
         self.counter += 1
-        return mint(1, self.counter)
+        return mint(self.client, self.counter)
 
     def submit(self, cpus: int | tuple[int, ...] = 1, session: int = 0, attempts: int = 1,
                **fields) -> int:

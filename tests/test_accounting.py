@@ -69,6 +69,30 @@ def test_resizes_count_in_the_held_time() -> None:
     assert record.cpus == 4 and record.cpu_held_ns == 2 * 100 + 4 * 100
 
 
+def test_out_of_memory_is_a_word_of_its_own_and_grants_add_up_in_reply_and_record() -> None:
+    w = World()
+    w.node(cpus=4)
+    a = w.submit((1, 4))
+    w.now = 10
+    w.plan()
+    since = w.now
+    w.happen(ev.LeaseResized(since + 100, 1, (0,)))
+    w.happen(ev.LeaseResized(since + 150, 1, (0, 1, 2)))
+    made = w.happen(ev.LeaseFinished(since + 250, 1, Outcome(
+        ActionState.OUT_OF_MEMORY, signal=9), True))
+    reply = made[0]
+    assert reply.grants[0] == (0, 4) and reply.grants[1:] == ((100, 1), (150, 3))
+    record = fold(w.events).records[a]
+    shown = {f.name: f.text(record) for f in FIELDS}
+    assert (shown["State"], shown["ExitCode"]) == ("OUT_OF_MEMORY", "0:9")
+    told = as_json(record)
+    assert [(at - record.start_ns, len(cores)) for at, cores in told["grants"]] == list(
+        reply.grants)
+    ends = [*(at for at, _ in reply.grants[1:]), reply.held_ns]
+    held = sum(n * (end - at) for (at, n), end in zip(reply.grants, ends, strict=True))
+    assert held == told["cpu_held_ns"] == 4 * 100 + 50 + 3 * 100
+
+
 def test_durations_and_formats() -> None:
     assert duration(1_234_000_000) == "00:00:01.234"
     assert duration((26 * 3600 + 61) * 10**9) == "1-02:01:01.000"

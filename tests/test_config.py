@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tangram_hpc.assemble import node_spec, sandbox_settings
 from tangram_hpc.config import load_config
 from tangram_hpc.errors import InvalidInput
+from tangram_hpc.ports import SandboxSettings
+from tangram_hpc.wire.message import WorkerWelcome
 
 
 def test_precedence(tmp_path: Path) -> None:
@@ -26,6 +29,9 @@ def test_precedence(tmp_path: Path) -> None:
         ("grace_s = -1", {}, r"`grace_s` .*tangram.toml.*greater than or equal to 0"),
         ('placer = "best"', {}, r"`placer` .*elastic, paper, first-fit, fcfs:K, static:K"),
         ("", {"TANGRAM_SYNC": "sometimes"}, r"`sync` \(TANGRAM_SYNC\)"),
+        ("mem_overcommit = 0.5", {}, r"`mem_overcommit` .*greater than or equal to 1"),
+        ("", {"TANGRAM_ISOLATION": "docker"}, r"`isolation` \(TANGRAM_ISOLATION\)"),
+        ("", {"TANGRAM_READ_PATHS": "opt"}, r"`read_paths` .*begin with /"),
         ("", {"TANGRAM_CPUS": "many"}, r"`cpus` \(TANGRAM_CPUS\).*'many'"),
         ("grace_s = ", {}, r"config file .*tangram.toml"),
     ],
@@ -36,6 +42,25 @@ def test_wrong_fields_are_one_line(tmp_path: Path, text: str, environ: dict[str,
     with pytest.raises(InvalidInput, match=told) as error:
         load_config(environ, folder=tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_lists_come_from_the_environment_as_text(tmp_path: Path) -> None:
+    (tmp_path / "tangram.toml").write_text('read_paths = ["/a", "/b"]\nmem_overcommit = 1.5\n')
+    config = load_config({}, folder=tmp_path)
+    assert (config.read_paths, config.mem_overcommit) == (("/a", "/b"), 1.5)
+    for text in ("/c:/d", "/c,/d", "/c,/d,"):
+        assert load_config({"TANGRAM_READ_PATHS": text}).read_paths == ("/c", "/d")
+    assert load_config({}).read_paths == ()
+
+
+def test_settings_reach_the_node_and_its_sandboxes() -> None:
+    config = load_config({}, {"mem_overcommit": 2.5, "mem_mib": 100, "disk_mib": 7, "warm": 3,
+                              "starts_max": 2, "session_pids": 99, "read_paths": ["/opt"]})
+    assert node_spec(config, {}).mem_mib == 250
+    told = sandbox_settings(config, WorkerWelcome(1, "", 5.0, 4096))
+    assert told == SandboxSettings(7, 99, 2, "", "", ("/opt",), 3, 5.0, 4096)
+    with pytest.raises(InvalidInput, match="`isolation`: 'enroot' does not work on"):
+        node_spec(load_config({}, {"isolation": "enroot"}), {})
 
 
 def test_a_named_file_must_be_there(tmp_path: Path) -> None:

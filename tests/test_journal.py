@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tangram_hpc.backends.journal import FileJournal, read_journal
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action
+from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.errors import InvalidInput
 
 
@@ -82,3 +84,17 @@ def test_batch_promises_only_after_the_sync_and_in_order(tmp_path: Path) -> None
     assert done == [1, 2]
     journal.close()
     assert list(read_journal(tmp_path / "journal")) == events(2)
+
+
+def test_events_of_an_older_version_read_as_what_they_meant() -> None:
+    """Fields that came later have the meaning that was the only one before."""
+    def read(*fields: object) -> ev.Event:
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=ev.AnyEvent)
+
+    asked = read("session-requested", 1, [5, "s", 10, "", False])
+    assert asked == ev.SessionRequested(1, SessionSpec(5, "s", 10))
+    assert (asked.spec.origin, asked.spec.grace_ns, asked.spec.idle_ns) == (0, -1, 0)
+    assert read("session-closed", 2, 5, "gone") == ev.SessionClosed(2, 5, "gone", False)
+    joined = read("node-joined", 3, 1, ["n", "h", [0, 1], 64])
+    assert joined.spec.backends == joined.spec.untrusted == ()
+    assert not read("action-submitted", 4, [7, "x", "exec", [1]]).action.trusted

@@ -179,7 +179,7 @@ def test_a_client_that_dies_leaves_its_sessions_for_its_grace_and_their_work(tmp
                 "idle, works = c.session(), c.session(name='works')\n"
                 "idle.opened.result(); works.opened.result()\n"
                 "works.exec('sleep 5; echo end > reward', name='reward')\n"
-                "c.submit(['sleep', '100'], name='loose')\n"
+                "c.submit(['sleep', '100'], name='loose'); c.ask('info')\n"
                 "print('up', flush=True); time.sleep(100)")
         child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE,
                                  env={**os.environ, "TANGRAM_ACCESS": str(c.access)})

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..core.admission import refusal, refusal_of_session
+from ..core.ledger import SessionEntry
 from ..core.liveness import Liveness
 from ..core.scheduler import Scheduler
 from ..domain import decision as de
@@ -19,6 +20,7 @@ from ..domain import event as ev
 from ..domain.ids import client_of, show
 from ..domain.service import EndpointSpec, ServiceSpec
 from ..domain.session import SessionSpec
+from ..domain.states import SessionState
 from ..ports import Buffer, Clock, Journal, Link, Timer
 from ..wire import message as ms
 from .explain import explain
@@ -191,8 +193,8 @@ class Broker:
                 for action in actions:
                     self._results.pop(action, None)
                 self._happen(ev.ActionAcknowledged(self._now(), actions))
-            case ms.RequestSession(spec=spec):
-                self._request_session(talk, spec)
+            case ms.RequestSession(spec=spec, again=again):
+                self._request_session(talk, spec, again)
             case ms.ReleaseSession(session=session):
                 if client_of(session) == talk.client:
                     self._happen(ev.SessionClosing(self._now(), session, ""))
@@ -227,8 +229,15 @@ class Broker:
         self._payloads[action.id] = payload
         self._happen(ev.ActionSubmitted(self._now(), action))
 
-    def _request_session(self, talk: Talk, spec: SessionSpec) -> None:
-        if spec.id in self.scheduler.ledger.sessions:
+    def _request_session(self, talk: Talk, spec: SessionSpec, again: bool) -> None:
+        entry = self.scheduler.ledger.sessions.get(spec.id)
+        if entry is not None:
+            if entry.state in (SessionState.IDLE, SessionState.BUSY):
+                self._say_up(entry)  # the word may have been lost with the way
+            return
+        if again and spec.id <= self.scheduler.ledger.clients[talk.client].last_session:
+            gone = f"session {show(spec.id)} was closed while its client was away"
+            self._say(talk.client, ms.SessionDown(spec.id, gone))
             return
         why = refusal_of_session(self.scheduler.ledger, self.scheduler.placer, spec)
         if client_of(spec.id) != talk.client:
@@ -310,13 +319,15 @@ class Broker:
             case de.CloseSession():
                 self._tell(order.node, ms.CloseSandbox(order.session))
             case de.AnnounceSession():
-                entry = self.scheduler.ledger.sessions[order.session]
-                node = self.scheduler.ledger.nodes[order.node].spec.name
-                self._say(client_of(order.session), ms.SessionUp(
-                    order.session, node, entry.placed_at - entry.requested_at))
+                self._say_up(self.scheduler.ledger.sessions[order.session])
             case de.AnnounceSessionEnd():
                 self._say(client_of(order.session), ms.SessionDown(order.session, order.reason,
                                                                     order.never))
+
+    def _say_up(self, session: SessionEntry) -> None:
+        node = self.scheduler.ledger.nodes[session.node].spec.name
+        self._say(client_of(session.spec.id), ms.SessionUp(
+            session.spec.id, node, session.placed_at - session.requested_at))
 
     def _reply(self, order: de.Reply, payload: Buffer | None) -> None:
         action, ledger = order.action, self.scheduler.ledger

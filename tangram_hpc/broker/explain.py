@@ -130,7 +130,8 @@ def _holders(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[dict[st
         node, of = ledger.nodes[lease.node], ledger.actions[lease.action].action
         same = pool_of(of.key, of.degrees[-1]) == pool_of(action.key, action.degrees[-1])
         if not same or shape.node not in (0, lease.node) or (
-                shape.component not in ("", node.spec.component)):
+                shape.component not in ("", node.spec.component)) or (
+                shape.guarded and not node.spec.untrusted):
             continue
         if action.id not in ledger.ready and lease.session != action.session:
             continue  # it waits for its own session, not for units

@@ -38,11 +38,11 @@ def go(args: argparse.Namespace) -> int:
           f"memory {told['mem_mib'] - told['mem_mib_free']}/{told['mem_mib']} MiB")
     print("actions  " + ("  ".join(f"{k} {v}" for k, v in told["actions"].items()) or "none"))
     print(f"\n{'NODE':<16}{'STATE':<10}{'COMPONENT':<12}{'CPUS':>9}{'GPUS':>6}{'SESSIONS':>10}"
-          f"  ENFORCEMENT")
+          f"  {'ENFORCEMENT':<13}UNTRUSTED CODE IN")
     for n in told["nodes"]:
         lent = f"{n['cpus'] - n['cpus_free']}/{n['cpus']}" if n["state"] == "UP" else "-"
         print(f"{n['name']:<16}{n['state']:<10}{n['component']:<12}{lent:>9}{n['gpus']:>6}"
-              f"{n['sessions']:>10}  {n['enforcement']}")
+              f"{n['sessions']:>10}  {n['enforcement']:<13}{', '.join(n['untrusted']) or 'none'}")
     for p in told["pending"][:20]:
         print(f"PENDING  {p['id']:<12}{p['name']:<20}{p['waited_s']:8.1f} s  {p['reason']}")
     if len(told["pending"]) > 20:

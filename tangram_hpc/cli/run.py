@@ -16,7 +16,8 @@ def add(verbs: Any) -> None:
     p = verbs.add_parser(
         "run", help="run a command as one action", description="Runs COMMAND as one action on the "
         "job's nodes, in this directory and with this environment. Output streams; the exit status "
-        "is the command's (128+N after signal N, 124 after --time, 1 or 2 when it could not run).")
+        "is the command's (128+N after signal N, 124 after --time, 137 out of memory, 1 or 2 when "
+        "it could not run).")
     p.add_argument("-j", "--job", default="", help="job id (default: TANGRAM_ACCESS, TANGRAM_JOB, "
                                                    "the Slurm job we are in, or the last job)")
     p.add_argument("-c", "--cpus-per-task", dest="cpus", default="1", metavar="N[-M]",
@@ -66,6 +67,11 @@ def go(args: argparse.Namespace) -> int:
     if result.reason:
         print(f"tangram: action {future.id}: {result.state.value}: {result.reason}",
               file=sys.stderr)
+    return status_of(result)
+
+
+def status_of(result: Any) -> int:
+    """The exit status for a command's result, as a shell would have it."""
     own = _OWN_STATUS.get(result.state.value)
     return own or (128 + result.signal if result.signal else result.exit_code)
 

@@ -409,7 +409,7 @@ class Client:
             return
         self._outbox.take()  # rebuilt from what is open
         for session in self._sessions.values():
-            self._outbox.put(ms.RequestSession(session.spec))
+            self._outbox.put(ms.RequestSession(session.spec, again=True))
         for pending in self._pending.values():
             self._outbox.put(ms.Submit(pending.action), pending.payload)
             if pending.cancelled:

@@ -112,10 +112,13 @@ def mib_of(mem: int | str, field: str = "mem") -> int:
     text = str(mem).strip().lower()
     digits = text.rstrip("kmgtib")
     try:
-        return int(-(-float(digits) * _UNITS[text[len(digits):]] // 1))
-    except (ValueError, KeyError):
+        mib = int(-(-float(digits) * _UNITS[text[len(digits):]] // 1))
+    except (ValueError, KeyError, OverflowError):
+        mib = -1
+    if mib < 0:
         raise InvalidInput(f"{field}: {mem!r} is not an amount of memory; write 512 (MiB), "
-                           "'512M' or '2G'") from None
+                           "'512M' or '2G'")
+    return mib
 
 
 def make_action(action: int, kind: Kind, options: Options, session: int, what: str) -> Action:

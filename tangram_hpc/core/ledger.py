@@ -35,6 +35,7 @@ class ClientEntry:
     name: str
     actions: dict[int, None] = field(default_factory=dict)  # not yet acknowledged
     sessions: dict[int, None] = field(default_factory=dict)
+    last_session: int = 0  # the highest id it asked for
     loose: dict[int, None] = field(default_factory=dict)  # without a session, wanted, not ended
 
 
@@ -65,6 +66,7 @@ class SessionEntry:
     placed_at: int = 0
     leases: dict[int, None] = field(default_factory=dict)
     waiting: dict[int, None] = field(default_factory=dict)  # its actions not started, in order
+    closing: str = ""  # why it is to end
     forks: dict[int, bool] = field(default_factory=dict)  # not open yet -> its files are copied now
 
     @property
@@ -185,6 +187,16 @@ class Ledger:
             waits = session.state is SessionState.WAITING
             assert waits == (session_id in self.opening), f"{session} waits and does not"
             assert session.parallel or len(session.leases) <= 1, f"{session} runs two at once"
+            self._check_life(session)
+
+    def _check_life(self, session: SessionEntry) -> None:
+        spec = session.spec
+        rests = spec.idle_ns > 0 and session.state is SessionState.IDLE and not session.works
+        assert rests == self.idle.holds(spec.id, spec.idle_ns), f"{session}: its idle clock"
+        for fork, copied in session.forks.items():
+            assert self.sessions[fork].spec.origin == spec.id, f"{fork} is no fork of {session}"
+            waits = self.sessions[fork].state is SessionState.WAITING
+            assert waits != copied, f"{session}: fork {fork} waits and does not"
 
     def _check_node(self, node: NodeEntry) -> None:
         if node.state is NodeState.DOWN:

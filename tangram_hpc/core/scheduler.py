@@ -310,6 +310,7 @@ class Scheduler(SessionFacts):
         if session is not None:
             head = next(iter(session.waiting))
             assert session.parallel or head == event.action, f"{event} jumps its session's queue"
+            assert session.takes, f"{event}: {session} takes none now"
             del session.waiting[event.action]
             if not session.leases:
                 session.state = move(SESSION_MOVES, session.state, SessionState.BUSY, event)

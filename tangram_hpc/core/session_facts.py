@@ -36,7 +36,9 @@ class SessionFacts:
             self._rest(origin, event.at)
         self.ledger.opening[spec.id] = None
         self.ledger.sessions_seen += 1
-        self.ledger.clients[client_of(spec.id)].sessions[spec.id] = None
+        owner = self.ledger.clients[client_of(spec.id)]
+        owner.sessions[spec.id] = None
+        owner.last_session = max(owner.last_session, spec.id)
         self.dirty = True
         return []
 
@@ -76,6 +78,7 @@ class SessionFacts:
         if session.state is SessionState.WAITING:
             return []  # SessionClosed follows at once
         self._withdraw(session)
+        session.closing = event.reason
         session.state = move(SESSION_MOVES, session.state, SessionState.CLOSING, event)
         self._rest(session, event.at)
         for lease in session.leases:
@@ -100,7 +103,7 @@ class SessionFacts:
         del owner.sessions[event.session]
         self._drop_if_gone(owner)
         self.dirty = True
-        return [AnnounceSessionEnd(event.session, event.reason, event.never)]
+        return [AnnounceSessionEnd(event.session, event.reason or session.closing, event.never)]
 
     def _end_of_session(self, fact: ev.SessionClosing) -> list[ev.Event]:
         session = self.ledger.sessions.get(fact.session)

@@ -49,6 +49,10 @@ class IdleClock:
         if group is not None and group.pop(session, None) is not None and not group:
             del self._rests[patience_ns]
 
+    def holds(self, session: int, patience_ns: int) -> bool:
+        """Whether a session rests."""
+        return session in self._rests.get(patience_ns, ())
+
     def next_end(self) -> int:
         """When the next session has rested for too long; 0 for never."""
         return min((next(iter(group.values())) + patience_ns

@@ -8,7 +8,7 @@ who waits but the ledger's own queue (`view.ledger.ready`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..domain.session import SessionSpec
@@ -76,6 +76,7 @@ class Snapshot:
     nodes: dict[int, NodeView]
     endpoints: dict[str, EndpointView]
     ledger: Ledger
+    _homes: dict[tuple[str, str, str, bool], list[NodeView]] = field(default_factory=dict)
 
     def fits(self, view: NodeView, shape: Shape, units: int) -> bool:
         """Whether an action of this shape can start with `units` CPUs on this node now; the units
@@ -94,9 +95,13 @@ class Snapshot:
     def homes(self, spec: SessionSpec) -> list[NodeView]:
         """The nodes on which a session may open now, amounts aside; none for a fork whose origin
         works."""
-        if spec.origin and not may_fork(self.ledger.sessions[spec.origin], spec.id):
-            return []
-        return [self.nodes[n.node] for n in homes(self.ledger, spec)]
+        if spec.origin:
+            rests = may_fork(self.ledger.sessions[spec.origin], spec.id)
+            return [self.nodes[n.node] for n in homes(self.ledger, spec)] if rests else []
+        want = (spec.component, spec.backend, spec.image, spec.trusted)
+        if want not in self._homes:
+            self._homes[want] = [self.nodes[n.node] for n in homes(self.ledger, spec)]
+        return self._homes[want]
 
     def candidates(self, shape: Shape) -> Iterator[NodeView]:
         """The nodes on which an action of this shape may ever start, in order of joining."""

@@ -77,9 +77,11 @@ class Cancel(Message, frozen=True, tag=12):
 
 
 class RequestSession(Message, frozen=True, tag=13):
-    """Open a session. Requesting an id again is harmless."""
+    """Open a session. Requesting an id again is harmless. `again`: it was asked for before the way
+    was lost; if it has ended since, SessionDown says so and no other one opens in its place."""
 
     spec: SessionSpec
+    again: bool = False
 
 
 class ReleaseSession(Message, frozen=True, tag=14):

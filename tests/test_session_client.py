@@ -1,0 +1,225 @@
+"""Sessions as a trainer's author uses them, against a real broker and worker on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import tangram_hpc
+from tangram_hpc import LocalCluster
+from tangram_hpc.backends.journal import read_journal
+from tangram_hpc.cli.run import status_of
+from tangram_hpc.client.future import ExecResult, Future
+from tangram_hpc.client.request import Options, make_action
+from tangram_hpc.client.results import Pending, conclude
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Kind
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.wire import message as ms
+from tangram_hpc.wire import payload as pl
+
+OOM = tangram_hpc.ActionState.OUT_OF_MEMORY
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(cpus=2, mem_mib=100, mem_overcommit=2, warm=1, read_paths=["/opt", "/srv"],
+                      home=tmp_path_factory.mktemp("home")) as c:
+        yield c
+
+
+def test_env_lies_under_each_commands_own_and_files_are_there_first(cluster: LocalCluster) -> None:
+    with cluster.session(env={"A": "1", "B": "1"}, files={"d/f": "first", "g": b"\0"}) as s:
+        told = s.exec("echo $A $B; cat f; cat", env={"B": "2"}, stdin=" in", cwd="d").result()
+        assert told.text == "1 2\nfirst in"
+        assert s.exec("echo $B; wc -c < g").result().text.split() == ["1", "1"]
+        with pytest.raises(tangram_hpc.InvalidInput, match="trusted"):
+            s.exec(["true"], trusted=True)
+    with cluster.session(trusted=True) as s:
+        assert s.exec(["true"], trusted=True).result().ok
+
+    async def at_once() -> str:
+        async with cluster.session(files={"x": "y"}) as s:
+            return (await s.exec("cat x")).text
+
+    assert asyncio.run(at_once()) == "y"
+
+
+def test_files_that_cannot_be_written_are_told_when_it_opens(cluster: LocalCluster) -> None:
+    with pytest.raises(tangram_hpc.ActionFailed), cluster.session(files={"a": "", "a/b": ""}):
+        raise AssertionError("it opened")
+    with pytest.raises(tangram_hpc.InvalidInput, match="files"):
+        cluster.session(files={"a": 5})
+
+
+@pytest.mark.parametrize(("fields", "named"), [
+    ({"backend": "docker"}, "backend: 'docker'"), ({"background": "run"}, "background: 'run'"),
+    ({"idle_s": -1}, "idle_s"), ({"grace_s": "long"}, "grace_s"), ({"disk": "much"}, "disk"),
+    ({"mem": -5}, "mem")])
+def test_wrong_arguments_are_one_line(cluster: LocalCluster, fields, named: str) -> None:
+    with pytest.raises(tangram_hpc.InvalidInput, match=named) as error:
+        cluster.session(**fields)
+    assert "\n" not in str(error.value)
+
+
+def test_never_is_said_at_once(cluster: LocalCluster) -> None:
+    with pytest.raises(tangram_hpc.InfeasibleRequest, match="backend: 'enroot' works on no node"):
+        cluster.session(backend="enroot").opened.result(30)
+    with pytest.raises(tangram_hpc.InfeasibleRequest, match="image: 'process' takes no image"):
+        cluster.session(backend="process", image="debian:12").opened.result(30)
+
+
+def test_memory_is_lent_as_often_as_the_site_says_and_then_waited_for(cluster: LocalCluster
+                                                                     ) -> None:
+    assert cluster.ask("info")["mem_mib"] == 200
+    first, second = cluster.session(mem=150), cluster.session(mem=60, name="waits")
+    first.opened.result(30)
+    waiting = cluster.ask("pending")["pending_sessions"]
+    assert [(s["id"], s["reason"]) for s in waiting] == [(second.id, "Memory")]
+    assert cluster.ask("explain", second.id)["reason"] == "Memory"
+    assert not second.opened.done()
+    first.close()
+    second.opened.result(30)
+    second.close()
+    second.closed.result(30)
+
+
+def test_an_idle_session_ends_and_a_renewed_or_working_one_does_not(cluster: LocalCluster) -> None:
+    left, renewed, works = (cluster.session(idle_s=2) for _ in range(3))
+    for s in (left, renewed, works):
+        s.opened.result(30)
+    action = works.exec("sleep 4; echo done")
+    while not left.closed.done():
+        renewed.renew()
+        time.sleep(0.1)
+    assert "idle" in left.closed.result()
+    assert not renewed.closed.done() and not works.closed.done()
+    with pytest.raises(tangram_hpc.SessionLost, match="closed"):
+        left.exec(["true"]).result(30)
+    assert renewed.exec(["true"]).result().ok
+    assert action.result(30).text == "done\n" and not works.closed.done()
+    assert "idle" in works.closed.result(30) and "idle" in renewed.closed.result(30)
+
+
+def test_nobody_else_renews_or_closes_a_session(cluster: LocalCluster) -> None:
+    with cluster.session() as s, tangram_hpc.connect(cluster.access) as other:
+        with other._lock:
+            other._put(ms.RenewSession(s.spec.id))
+            other._put(ms.ReleaseSession(s.spec.id))
+        other.ask("info")  # the broker has heard both
+        assert s.exec(["true"]).result(30).ok and not s.closed.done()
+        with other.session() as theirs, pytest.raises(tangram_hpc.SessionLost, match="another"):
+            theirs._client._open_session(
+                msgspec.structs.replace(theirs.spec, origin=s.spec.id), {}, None).opened.result(30)
+
+
+def test_a_client_away_for_longer_than_the_grace_finds_what_worked_and_what_had_its_own(
+        tmp_path: Path) -> None:
+    with LocalCluster(cpus=2, home=tmp_path, grace_s=1) as c, tangram_hpc.connect(c.access) as mine:
+        patient, works, idle = mine.session(grace_s=60), mine.session(), mine.session()
+        for s in (patient, works, idle):
+            s.opened.result(30)
+        reward = works.exec("sleep 3; echo reward")
+        mine.ask("info")
+        dials, back = mine._dials, threading.Event()
+
+        def dial():
+            if not back.is_set():
+                raise tangram_hpc.BrokerUnreachable("the network is down")
+            return dials[0]()
+
+        mine._dials = [dial]
+        mine._channel._sock.shutdown(2)
+        deadline = time.monotonic() + 30
+        while c.ask("info")["sessions"] == 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert c.ask("info")["sessions"] == 2 and not reward.done()
+        back.set()
+        assert reward.result(30).text == "reward\n"
+        assert works.exec(["true"]).result(30).ok and patient.exec(["true"]).result(30).ok
+        with pytest.raises(tangram_hpc.SessionLost):  # and not another one under its id
+            idle.exec(["true"]).result(30)
+        assert "was closed while its client was away" in idle.closed.result(30)
+
+
+def test_forks_of_what_is_gone_and_wrong_ones(cluster: LocalCluster) -> None:
+    with cluster.session(env={"A": "1"}, mem=5) as s:
+        with pytest.raises(tangram_hpc.InvalidInput, match=r"fork: .*colour"):
+            s.fork(colour="red")
+        fork = s.fork(mem=7, env={"B": "2"}, network=True, name="f")
+        assert (fork.spec.origin, fork.spec.mem_mib, fork.spec.network) == (s.spec.id, 7, True)
+        assert fork.env == {"A": "1", "B": "2"} and fork.spec.background == s.spec.background
+        fork.opened.result(30)
+        assert fork.node == s.node
+        fork.close()
+    s.closed.result(30)
+    with pytest.raises(tangram_hpc.SessionLost, match=r"origin: .* is closed"):
+        s.fork().opened.result(30)
+
+
+def test_a_tree_goes_up(cluster: LocalCluster, tmp_path: Path) -> None:
+    (tmp_path / "t" / "sub").mkdir(parents=True)
+    (tmp_path / "t" / "run.sh").write_text("#!/bin/sh\ncat sub/data | wc -c\n")
+    (tmp_path / "t" / "run.sh").chmod(0o755)
+    (tmp_path / "t" / "sub" / "data").write_bytes(b"x" * 200_000)  # over the inline limit
+    with cluster.session() as s:
+        assert s.upload(tmp_path / "t", "in") == 2
+        assert s.exec(["./run.sh"], cwd="in").result().check().text.strip() == "200000"
+        assert s.upload(tmp_path / "t" / "run.sh") == 1 and s.read("run.sh").result()
+
+
+def test_a_result_tells_what_it_had(cluster: LocalCluster) -> None:
+    with cluster.session() as s:
+        told = s.exec("head -c 3000000 /dev/zero; exit 3", cpus=2, resizable=False).result()
+    assert (told.exit_code, told.signal, told.grants) == (3, 0, ((0, 2),))
+    assert len(told.stdout) == 1 << 20 and told.cut[0] == 3_000_000 - (1 << 20)
+    assert told.cpu_s > 0 and told.maxrss_kib > 0 and told.isolation and told.enforcement
+
+
+def test_run_runs_its_users_own_command_and_isolates_when_told(cluster: LocalCluster) -> None:
+    environ = {**os.environ, "TANGRAM_ACCESS": str(cluster.access)}
+    for words, name in ((["--untrusted"], "kept"), ([], "own")):
+        told = subprocess.run([sys.executable, "-m", "tangram_hpc", "run", "-J", name, *words,
+                               "--", "true"], env=environ, timeout=60, check=False)
+        assert told.returncode == 0
+    asked = {e.action.name: e.action.trusted for e in read_journal(cluster.folder / "journal")
+             if isinstance(e, ev.ActionSubmitted)}
+    assert (asked["kept"], asked["own"]) == (False, True)
+
+
+# ---- out of memory -----------------------------------------------------------------------------
+
+
+def concluded(kind: Kind) -> Future:
+    future = Future(1, lambda action: None)
+    action = make_action(1, kind, Options(), 0, "x")
+    payload = pl.encode(pl.ExecReturn(b"half")) if kind is Kind.EXEC else None
+    outcome = Outcome(OOM, signal=9, reason="it took more than its 5 MiB", maxrss_kib=6000)
+    result = ms.Result(1, outcome, "n", (0,), 1, 5, 6, int(payload is not None), ((0, 1), (3, 2)))
+    store = None
+    conclude(Pending(action, b"", future, False, 0), result,
+             memoryview(payload) if payload else None, store)  # type: ignore[arg-type]
+    return future
+
+
+def test_out_of_memory_is_told_from_failed() -> None:
+    told = concluded(Kind.EXEC).result()
+    assert isinstance(told, ExecResult) and told.state is OOM and not told.ok
+    assert (told.stdout, told.maxrss_kib, told.grants) == (b"half", 6000, ((0, 1), (3, 2)))
+    assert status_of(told) == 137
+    with pytest.raises(tangram_hpc.ActionFailed, match=r"OUT_OF_MEMORY.*5 MiB"):
+        told.check()
+    with pytest.raises(tangram_hpc.ActionFailed, match="OUT_OF_MEMORY: it took more"):
+        concluded(Kind.FUNCTION).result()
+    assert isinstance(concluded(Kind.FILE).exception(), tangram_hpc.ActionFailed)
+    assert concurrent.futures.wait([concluded(Kind.EXEC)]).done
