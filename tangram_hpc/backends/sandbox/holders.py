@@ -12,6 +12,7 @@ are written from their documentation and have not been run; the probe decides on
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -147,10 +148,14 @@ class Podman:
         return [
             "podman", "--cgroup-manager=cgroupfs", "--events-backend=none", "run",
             "--rm", "--interactive", "--name", box.name, *root,
-            "--cgroups=disabled", "--log-driver=none", "--ulimit", "host",
+            "--cgroups=disabled", "--log-driver=none",
+            # the holder's alone (commands have their host's); podman's own may be above ours
+            "--ulimit", _ulimit("nofile", resource.RLIMIT_NOFILE, 1024),
+            "--ulimit", _ulimit("nproc", resource.RLIMIT_NPROC, 32768),
             "--pid", "private", "--ipc", "private", "--uts", "private",
             "--network", "host" if box.network else "none", "--hostname", HOSTNAME,
             "--read-only", "--read-only-tmpfs=false", "--cap-drop", "all",
+            "--cap-add", _SHIELD,
             "--security-opt", "no-new-privileges", "--no-hosts", "--env-host=false",
             "--shm-size", str(box.shm_bytes), "--image-volume", "ignore",
             "--volume", f"{box.home}:{SESSION}:rw",
@@ -168,6 +173,12 @@ class Podman:
         """It keeps a list of containers on disk."""
         return ["podman", "--cgroup-manager=cgroupfs", "--events-backend=none", "rm", "--force",
                 "--ignore", "--time", "0", name]
+
+
+def _ulimit(name: str, limit: int, most: int) -> str:
+    hard = resource.getrlimit(limit)[1]
+    value = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    return f"{name}={value}:{value}"
 
 
 class Apptainer:
