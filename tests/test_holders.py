@@ -49,7 +49,8 @@ def run(home: Path, script: str) -> str:
 
 
 def test_the_view(tmp_path: Path) -> None:
-    out = run(tmp_path, "echo $(ls /); pwd; hostname; touch /x /dev/x /usr/x 2>/dev/null || echo ro;"
+    out = run(tmp_path, "echo $(ls /); pwd; hostname;"
+                        "touch /x /dev/x /usr/x 2>/dev/null || echo ro;"
                         "echo hi >mine; echo shm >/dev/shm/f && cat /dev/shm/f;"
                         "readlink /proc/1/fd/0 || echo shielded")
     lines = out.splitlines()

@@ -48,13 +48,15 @@ class Holder:
         except OSError as error:
             raise Unholdable(f"{argv[0]}: {error.strerror}") from None
         assert self._run.stdin and self._run.stdout and self._run.stderr
-        self.gone_fd = self._run.stdout.fileno()  # readable (end of file) when the sandbox is gone
+        self._said_fd = self._run.stdout.fileno()
+        self._direct = tuple(argv[-1:]) == CAT  # a program that is silent unless it fails
         self.outer = self._run.pid
         try:
             with suppress(BrokenPipeError):
                 self._run.stdin.write(_HELLO)
             self._await_hello(until)
             self.inside = _first_inside(self.outer)
+            self.gone_fd = self._gone_fd()
         except Unholdable:
             self.end()
             raise
@@ -63,12 +65,23 @@ class Holder:
         said = b""
         while _HELLO not in said:
             wait = until - time.monotonic()
-            if wait <= 0 or not select.select([self.gone_fd], [], [], wait)[0]:
+            assert self._run.stderr
+            watched = [self._said_fd, *([self._run.stderr.fileno()] if self._direct else [])]
+            ready = select.select(watched, [], [], max(0.0, wait))[0]
+            if not ready:
                 raise Unholdable(f"it did not stand in time{self._last_words()}")
-            piece = os.read(self.gone_fd, 4096)
+            piece = os.read(self._said_fd, 4096) if self._said_fd in ready else b""
             if not piece or len(said) > _SAID_MAX:
                 raise Unholdable(self._last_words().removeprefix(": ") or "it ended at once")
             said += piece
+
+    def _gone_fd(self) -> int:
+        """A descriptor that is readable once the sandbox is gone. Kernels before 5.3 have only the
+        pipe, which bwrap's outer process holds open as well."""
+        try:
+            return os.pidfd_open(self.inside)
+        except OSError:
+            return self._said_fd
 
     def _last_words(self) -> str:
         assert self._run.stderr
@@ -89,6 +102,9 @@ class Holder:
         for pipe in (self._run.stdin, self._run.stdout, self._run.stderr):
             assert pipe
             pipe.close()
+        if getattr(self, "gone_fd", self._said_fd) != self._said_fd:
+            os.close(self.gone_fd)
+            self.gone_fd = self._said_fd
         with suppress(OSError):
             os.kill(self.outer, signal.SIGKILL)
         self._run.wait()
