@@ -12,7 +12,6 @@ import ctypes
 import errno
 import fcntl
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 
 _libc = ctypes.CDLL(None, use_errno=True)

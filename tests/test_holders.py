@@ -1,0 +1,87 @@
+"""Real sandboxes of bwrap, where it is installed: what is inside, what is not, and their end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tangram_hpc.backends.sandbox import holders, probe
+
+READ = ["/usr", "/bin", "/lib", "/lib64", "/sbin"]
+BWRAP = holders.RUNTIMES["bwrap"]
+pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bwrap is not installed")
+
+HOST = """
+import os, sys
+from tangram_hpc.backends.sandbox import host, join
+from tangram_hpc.backends.sandbox.holder import Holder
+from tangram_hpc.backends.sandbox.holders import RUNTIMES, Box
+host.guard("host", 9)
+box = Box(sys.argv[1], read=sys.argv[3:])
+runtime = RUNTIMES["bwrap"]
+holder = Holder(runtime.argv(box), runtime.env(os.environ), 20)
+join.enter(holder.inside, "/session")
+pid = os.posix_spawn("/bin/sh", ["sh", "-c", sys.argv[2]], {"PATH": "/usr/bin:/bin"})
+os.waitpid(pid, 0)
+print("host lives", join.capabilities(), holder.inside, flush=True)
+sys.stdin.read()
+"""
+
+
+def start(home: Path, script: str) -> subprocess.Popen[str]:
+    (home / "tmp").mkdir(exist_ok=True)
+    return subprocess.Popen([sys.executable, "-c", HOST, str(home), script, *READ], text=True,
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def run(home: Path, script: str) -> str:
+    host = start(home, script)
+    out, _ = host.communicate(timeout=60)
+    assert "host lives 0" in out
+    return out
+
+
+def test_the_view(tmp_path: Path) -> None:
+    out = run(tmp_path, "echo $(ls /); pwd; hostname;"
+                        "touch /x /dev/x /usr/x 2>/dev/null || echo ro;"
+                        "echo hi >mine; echo shm >/dev/shm/f && cat /dev/shm/f;"
+                        "readlink /proc/1/fd/0 || echo shielded")
+    lines = out.splitlines()
+    assert set(lines[0].split()) == {"bin", "dev", "lib", "lib64", "proc", "sbin", "session", "tmp",
+                                     "usr"}
+    assert lines[1:6] == ["/session", "sandbox", "ro", "shm", "shielded"]
+    assert (tmp_path / "mine").stat().st_uid == os.geteuid()
+    assert not os.path.exists("/dev/shm/f")
+
+
+def test_killing_all_inside_reaches_neither_host_nor_holder(tmp_path: Path) -> None:
+    run(tmp_path, "sleep 100 & kill -9 -1")
+
+
+def test_nothing_is_left_when_the_host_is_killed(tmp_path: Path) -> None:
+    host = start(tmp_path, "setsid sleep 1000 >/dev/null 2>&1 & echo started")
+    assert host.stdout
+    inside = 0
+    for line in host.stdout:
+        if line.startswith("host lives"):
+            inside = int(line.split()[-1])
+            break
+    assert os.path.exists(f"/proc/{inside}")
+    host.send_signal(signal.SIGKILL)
+    host.wait()
+    until = time.monotonic() + 20
+    while os.path.exists(f"/proc/{inside}") and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not os.path.exists(f"/proc/{inside}")
+
+
+def test_a_probe_tells_why_not() -> None:
+    assert probe.probe(BWRAP, "", READ, 10) == ""
+    assert "bwrap: " in probe.probe(BWRAP, "", ["/usr"][:0], 10)
