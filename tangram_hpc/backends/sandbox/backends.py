@@ -6,17 +6,18 @@ gets one that cannot keep it from its user's files.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ...domain.isolation import choose, preferred, takes_image
 from ...domain.session import SessionSpec
 from ...errors import InvalidInput
 from . import landlock, view
-from .holders import HOLDERS
+from .holders import RUNTIMES, missing
 from .hostwire import Box
+from .probe import probe
+
+_PROBE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,18 @@ class Backends:
             InvalidInput: the default is not a backend or does not work here, or a path must not
                 be shown.
         """
-        found: dict[str, str] = {}
-        there = [name for name in HOLDERS if shutil.which(HOLDERS[name].program)]
-        with ThreadPoolExecutor(max(1, len(there))) as threads:
-            found.update(zip(there, threads.map(lambda name: HOLDERS[name]().probe(), there)))
-        why_not = {name: found.get(name, "it is not installed") for name in HOLDERS}
-        works = tuple(name for name in HOLDERS if not why_not[name])
         try:
             read = tuple(view.readable(read_paths))
         except ValueError as error:
-            raise InvalidInput(f"read_paths: {error}") from None
+            raise InvalidInput(f"config field `read_paths`: {error}") from None
+        why_not = {name: missing(runtime) for name, runtime in RUNTIMES.items()}
+        for name, runtime in RUNTIMES.items():
+            if not why_not[name] and not runtime.needs_image:  # else only an image can show it
+                why_not[name] = probe(runtime, "", read, _PROBE_S)
+        works = tuple(name for name in RUNTIMES if not why_not[name])
         why_not["process"] = "" if landlock.abi() else "this kernel has no Landlock"
+        if landlock.abi() in range(1, landlock.ABI_SCOPES):
+            why_not["process"] = "this kernel's Landlock does not hold signals back"
         walled = () if why_not["process"] else ("process",)
         untrusted = works[:1] + walled + works[1:] if works[:1] == ("bwrap",) else walled + works
         if default and default not in ("process", *works):
@@ -70,6 +72,8 @@ class Backends:
         backend = choose(self.trusted if spec.trusted else self.untrusted, spec)
         if not backend:
             raise InvalidInput(self._refusal(spec))
+        if backend != "process" and RUNTIMES[backend].needs_image and not spec.image:
+            raise InvalidInput(f"image: {backend} makes its sandboxes of one; name it")
         return Box(backend, spec.trusted, spec.network, spec.image)
 
     def _refusal(self, spec: SessionSpec) -> str:

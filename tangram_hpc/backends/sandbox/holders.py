@@ -18,9 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from . import scratch
 from .holder import CAT, SHELL
 
 SESSION, HOSTNAME = "/session", "sandbox"
+UNITS = "/session.cpus"  # where a command finds how many CPUs it has
 _OURS = frozenset({"proc", "dev", "sys", "tmp", "session"})  # an image's own are not shown
 # One harmless capability in the sandbox's own user namespace. Commands have none, so they may not
 # trace the holder nor open its pipe through /proc/1 to outlive their host.
@@ -29,7 +31,7 @@ _SHIELD = "CAP_WAKE_ALARM"
 
 @dataclass(frozen=True)
 class Box:
-    """What one sandbox shall be. `home`: a host directory with `tmp` in it; `image`: a directory,
+    """What one sandbox shall be. `home`: a scratch directory; `image`: a directory,
     or what the runtime calls an image ("" = the host's own programs, from `read`); `read`: host
     paths shown read-only at the same place; `files`: (host path, inside path), read-only."""
 
@@ -84,7 +86,7 @@ class Bwrap:
             "--proc", "/proc", "--dev", "/dev",
             "--perms", "1777", "--size", str(box.shm_bytes), "--tmpfs", "/dev/shm",
             "--remount-ro", "/dev",
-            "--bind", box.home, SESSION, "--bind", os.path.join(box.home, "tmp"), "/tmp",
+            "--bind", scratch.work(box.home), SESSION, "--bind", scratch.tmp(box.home), "/tmp",
             *[word for here, there in box.files for word in ("--ro-bind", here, there)],
             "--remount-ro", "/", "--chdir", SESSION, "--", *CAT,
         ]
@@ -158,8 +160,8 @@ class Podman:
             "--cap-add", _SHIELD,
             "--security-opt", "no-new-privileges", "--no-hosts", "--env-host=false",
             "--shm-size", str(box.shm_bytes), "--image-volume", "ignore",
-            "--volume", f"{box.home}:{SESSION}:rw",
-            "--volume", f"{os.path.join(box.home, 'tmp')}:/tmp:rw",
+            "--volume", f"{scratch.work(box.home)}:{SESSION}:rw",
+            "--volume", f"{scratch.tmp(box.home)}:/tmp:rw",
             *[word for here, there in box.files for word in ("--volume", f"{here}:{there}:ro")],
             "--workdir", SESSION, "--entrypoint", "[]", *image, *SHELL,
         ]
@@ -191,7 +193,7 @@ class Apptainer:
         """See `Runtime`. Its /dev/shm is a tmpfs whose size is the site's (`sessiondir max size`
         in apptainer.conf); a bind to /session needs underlay or overlay enabled there."""
         net = [] if box.network else ["--net", "--network", "none"]
-        binds = [f"{box.home}:{SESSION}", f"{os.path.join(box.home, 'tmp')}:/tmp"]
+        binds = [f"{scratch.work(box.home)}:{SESSION}", f"{scratch.tmp(box.home)}:/tmp"]
         binds += [f"{here}:{there}:ro" for here, there in box.files]
         return [
             "apptainer", "--quiet", "exec", "--userns", "--containall", "--cleanenv", "--no-home",
@@ -220,8 +222,8 @@ class Enroot:
     def argv(self, box: Box) -> list[str]:
         """See `Runtime`."""
         net = [] if box.network else ["--net"]
-        mounts = [f"{box.home}:{SESSION}:none:x-create=dir,bind,rw,nosuid,nodev",
-                  f"{os.path.join(box.home, 'tmp')}:/tmp:none:x-create=dir,bind,rw,nosuid,nodev",
+        mounts = [f"{scratch.work(box.home)}:{SESSION}:none:x-create=dir,bind,rw,nosuid,nodev",
+                  f"{scratch.tmp(box.home)}:/tmp:none:x-create=dir,bind,rw,nosuid,nodev",
                   f"tmpfs:/dev/shm:tmpfs:x-create=dir,rw,nosuid,nodev,mode=1777,"
                   f"size={box.shm_bytes}"]
         mounts += [f"{here}:{there}:none:x-create=file,bind,ro" for here, there in box.files]
@@ -245,6 +247,12 @@ class Enroot:
 
 
 RUNTIMES: Mapping[str, Runtime] = {r.name: r for r in (Bwrap(), Apptainer(), Podman(), Enroot())}
+
+
+def container_name(home: str) -> str:
+    """What the container of a scratch directory is called, by runtimes that keep a list."""
+    folder, number = os.path.split(home)
+    return f"tangram-{os.path.basename(folder)}-{number}"
 
 
 def missing(runtime: Runtime) -> str:

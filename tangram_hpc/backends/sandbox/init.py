@@ -147,6 +147,8 @@ class Init:
         self._meter = Meter((self._home, self._wall.tmp), self._ward)
         self._leftovers = Leftovers(self._ward)
         self._built = True
+        if self._wall.holder is not None:
+            self._poll.register(self._wall.holder.gone_fd, select.POLLIN)
         self._send(Ready(self._wall.isolation))
 
     def _run(self, run: Run) -> None:
@@ -174,7 +176,7 @@ class Init:
             return self._refuse(run, error.code, error.reason)
         self._command = command
         self._meter.begin(run.limits, self._setup.watch, command.started_ns)
-        if self._wall.holder:  # counted per user namespace; else the whole user's would count
+        if self._wall.holder is not None:  # counted per user namespace; else the whole user's would count
             command.limit_processes(run.limits.pids)
         self._watch_at = command.started_ns + _SOON_NS
         if call.stream:
@@ -239,6 +241,8 @@ class Init:
 
     def _read(self, fd: int) -> None:
         command = self._command
+        if self._wall.holder is not None and fd == self._wall.holder.gone_fd:
+            return self._fall()
         if command is None or fd not in command.pipes:
             return self._unwatch(fd)  # closed in this very turn
         piece = command.read(fd)
@@ -257,7 +261,7 @@ class Init:
                 break
             if pid == 0:
                 break
-            if pid == self._wall.holder:
+            if self._wall.holder is not None and pid == self._wall.holder.outer:
                 return self._fall()
             if command is not None:
                 command.used(usage)
@@ -350,11 +354,8 @@ class Init:
 
     def _end(self) -> None:
         """Ends all. Behind a holder /proc is not ours any more: the pid namespace ends with it."""
-        if self._built and self._wall.holder:
-            with suppress(ProcessLookupError):
-                os.kill(self._wall.holder, signal.SIGKILL)
-            for fd in self._wall.keep:
-                os.close(fd)
+        if self._built and self._wall.holder is not None:
+            self._wall.holder.end()
             tree.wait_for_all(_END_S)
         else:
             tree.end_beneath(_END_S)

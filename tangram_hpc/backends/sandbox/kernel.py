@@ -9,10 +9,10 @@ import errno
 import os
 import platform
 import sys
+from contextlib import suppress
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
-_PR_GET_NO_NEW_PRIVS = 39
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITIES_V3 = 0x20080522
 _MACHINES = ("x86_64", "aarch64")
@@ -45,10 +45,9 @@ def renounce() -> None:
     Raises:
         OSError: the kernel refuses, or this process has threads, which would stay as they are.
     """
-    if _libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1:
-        return
-    if len(os.listdir("/proc/self/task")) != 1:
-        raise OSError(errno.EBUSY, "a process restricts itself before it starts threads")
+    with suppress(FileNotFoundError):  # behind a pid namespace's /proc, which does not show us
+        if len(os.listdir("/proc/self/task")) != 1:
+            raise OSError(errno.EBUSY, "a process restricts itself before it starts threads")
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
     header = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0)
     none = (ctypes.c_uint32 * 6)()

@@ -36,7 +36,7 @@ _TRUNCATE = 1 << 14
 _IOCTL_DEV = 1 << 15
 
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # ABI -> how many file rights it knows
-_ABI_TCP, _ABI_SCOPES = 4, 6
+_ABI_TCP, ABI_SCOPES = 4, 6
 _TCP_BIND_CONNECT = 0b11
 _ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
 
@@ -87,7 +87,7 @@ def restrict(read: Sequence[str], write: Sequence[str], *, network: bool,
     size = 8
     if level >= _ABI_TCP:
         rules.net, size = 0 if network else _TCP_BIND_CONNECT, 16
-    if level >= _ABI_SCOPES:
+    if level >= ABI_SCOPES:
         rules.scoped, size = _ABSTRACT_SOCKETS_AND_SIGNALS, 24
     ruleset = kernel.call(_CREATE_RULESET, ctypes.addressof(rules), size, 0)
     try:
