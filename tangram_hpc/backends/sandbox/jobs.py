@@ -18,13 +18,13 @@ from .hostwire import RUNNER, Box
 class Job:
     """What the worker knows of a lease.
 
-    `live` until its outcome is on its way up. `open` until nothing of it is left. `held`: its units are enforced. `stop` is how it
-    must be reported when someone ended it.
+    `live` until its outcome is on its way up. `open` until nothing of it is left. `held`: its units
+    are enforced. `stop` is how it must be reported when someone ended it.
     """
 
     __slots__ = (
-        "asked_mib", "blob", "cores", "digest", "gone", "held", "host", "live", "order", "payload", "started_ns",
-        "stop", "storing", "timer",
+        "asked_mib", "blob", "cores", "digest", "gone", "held", "host", "live", "order", "payload",
+        "started_ns", "stop", "storing", "timer",
     )  # fmt: skip
 
     def __init__(self, order: Start) -> None:

@@ -1,5 +1,5 @@
-"""Owns: the hosts of a worker - its nursery, the pools of hosts that wait, and what a host is told and
-held by when it is born. Must not know of leases or sessions.
+"""Owns: the hosts of a worker - its nursery, the pools of hosts that wait, and what a host is told
+and held by when it is born. Must not know of leases or sessions.
 """
 
 from __future__ import annotations
