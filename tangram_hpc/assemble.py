@@ -43,7 +43,7 @@ from .gateway.watchdog import watch
 from .ports import Dial, Executor, Reports
 from .version import VERSION
 from .wire.message import WorkerWelcome
-from .worker.driver import WorkerDriver
+from .worker.driver import AHEAD, WorkerDriver
 
 # ---- broker ------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ def node_spec(config: Config, environ: Mapping[str, str], component: str = "",
     return NodeSpec(
         name=name or (place.node if place is not None else "") or host, host=host, cores=cores,
         mem_mib=mem, gpus=place.gpus if place is not None else (), component=component,
-        pinned=count <= len(real),
+        pinned=count <= len(real), ahead=AHEAD,
         ends_at_ns=place.ends_at_s * 10**9 if place is not None else 0)
 
 

@@ -17,6 +17,7 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
         pinned: whether the units are real cores that processes are bound to; otherwise they are
             counted only (more units than the machine has cores).
         ends_at_ns: when its allocation ends (epoch); 0 for no known end.
+        ahead: how many short leases it takes on one unit before those in front of them have ended.
     """
 
     name: str
@@ -27,3 +28,4 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     component: str = ""
     pinned: bool = False
     ends_at_ns: int = 0
+    ahead: int = 0
