@@ -56,10 +56,14 @@ class Chains:
         roots = {before for before in self._behind if before not in self._before}
         found: list[int] = []
         for root in roots & self._watched:
-            chain = []
-            while (held := self._behind.get(root)) is not None:
-                root = held[0].lease
-                chain.append(root)
-            found += chain[::-1]
+            found += self.behind(root)
         self._watched = roots
         return found
+
+    def behind(self, lease: int) -> list[int]:
+        """The leases held behind one; last first."""
+        chain: list[int] = []
+        while (held := self._behind.get(lease)) is not None:
+            lease = held[0].lease
+            chain.append(lease)
+        return chain[::-1]

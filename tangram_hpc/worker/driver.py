@@ -84,6 +84,7 @@ class WorkerDriver:
         self._fresh: list[int] = []  # started, not yet told
         self._beating = False
         self._chains = Chains()
+        self._ahead: set[int] = set()  # leases that the executor took ahead and has not begun
         self._due: list[Held] = []  # orders whose turn has come in this turn of the loop
         self._ticking = False
         self._orders: dict[type, Callable[..., None]] = {
@@ -136,8 +137,12 @@ class WorkerDriver:
         if order.lease not in self._open:
             self._open.add(order.lease)
             if order.after in self._open:
-                self._chains.hold(order, payload)
-                self._tick_later()
+                if payload is not None and executor.follow(order, payload):
+                    self._running.add(order.lease)
+                    self._ahead.add(order.lease)
+                else:
+                    self._chains.hold(order, payload)
+                    self._tick_later()
             else:
                 self._begin(executor, (order, payload))
 
@@ -185,6 +190,8 @@ class WorkerDriver:
     def _kill(self, executor: Executor, order: Kill, payload: memoryview | None) -> None:
         if order.lease in self._chains:
             self._end_held(order.lease, order.state, order.reason)
+        elif order.lease in self._ahead and executor.take_back(order.lease):
+            self.finished(order.lease, Outcome(order.state, reason=order.reason), None, True)
         elif order.lease in self._running:
             executor.kill(order.lease, order.state, order.reason)
 
@@ -227,6 +234,7 @@ class WorkerDriver:
 
     def started(self, lease: int) -> None:
         """See `ports.Reports`."""
+        self._ahead.discard(lease)
         self._fresh.append(lease)
         if not self._beating:
             self._beating = True
@@ -235,6 +243,7 @@ class WorkerDriver:
     def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool) -> None:
         """See `ports.Reports`."""
         self._running.discard(lease)
+        self._ahead.discard(lease)
         if clean:
             self._gone(lease)
         self._send(Finished(lease, outcome, clean, int(payload is not None)), payload)
@@ -243,6 +252,17 @@ class WorkerDriver:
         """See `ports.Reports`."""
         self._gone(lease)
         self._send(Released(lease))
+
+    def returned(self, lease: int) -> None:
+        """See `ports.Reports`. With it goes what waits behind it here."""
+        behind = self._chains.behind(lease)
+        for each in behind:
+            self._chains.drop(each)
+        self._ahead.discard(lease)
+        for each in (*behind, lease):
+            self._running.discard(each)
+            self._open.discard(each)
+        self._send(Returned((*behind, lease)))
 
     def output(self, lease: int, stream: int, data: bytes) -> None:
         """See `ports.Reports`."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import signal
 import tempfile
 import time
 from contextlib import suppress
@@ -28,7 +27,8 @@ from . import scratch as folders
 from .hosts import Host, NurseryClient
 from .hostwire import FRAME_MAX, INIT, RUNNER, Close, Cores, Ended, Gone, Kill, Load, Piece, Run
 from .hostwire import Setup as HostSetup
-from .jobs import Job, Pool, Session
+from .jobs import Job, Pool, Session, cause
+from .stuck import StuckWatch
 from .vault import FUNCTIONS_MAX, Vault, is_stored
 
 _CLOSE_S = 8.0  # an init that has not ended its sandbox by then is killed
@@ -77,6 +77,7 @@ class SandboxExecutor:
         self._setup = HostSetup(round(kill_wait_s * 1e9), output_max)
         self._jobs: dict[int, Job] = {}
         self._sessions: dict[int, Session] = {}
+        self._stuck = StuckWatch(self._free_behind)
         self._closed = False
         self._folder = Path(scratch)
         self._roots: list[str] = []  # of this nursery, and of those that died
@@ -158,6 +159,41 @@ class SandboxExecutor:
             job.payload = bytes(payload)
             self._admit(job)
 
+    def follow(self, order: Start, payload: memoryview) -> bool:
+        """See `ports.Executor`: calls of functions wait in the runner itself."""
+        before = self._jobs.get(order.after)
+        host = before.host if before is not None else None
+        if host is None or host.kind != RUNNER or host.control is None or (
+                order.action.kind is not _FUNCTION or order.action.timeout_ns
+                or next(reversed(host.leases), 0) != order.after or is_stored(payload)):
+            return False
+        try:
+            call = decode(payload)
+        except msgspec.DecodeError:
+            return False
+        if not isinstance(call, FunctionCall) or call.digest not in host.functions:
+            return False
+        job = self._jobs[order.lease] = Job(order)
+        job.payload, job.digest = bytes(payload), call.digest
+        self._stuck.watch(host)
+        self._dispatch(job, host)
+        return True
+
+    def take_back(self, lease: int) -> bool:
+        """See `ports.Executor`."""
+        job = self._jobs.get(lease)
+        if job is None or job.host is None or job.host.kind != RUNNER:
+            return False
+        self._free_behind(job.host, lease)
+        return lease not in self._jobs
+
+    def _free_behind(self, host: Host, asked: int = 0) -> None:
+        """Gives back what a runner has not begun, but for the one that is asked for."""
+        for lease in reversed(host.take_back()):
+            del host.leases[lease], self._jobs[lease]
+            if lease != asked:
+                self._reports.returned(lease)
+
     def _fetched(self, job: Job, data: bytes, why: str) -> None:
         if not self._waits(job):
             return
@@ -219,7 +255,7 @@ class SandboxExecutor:
     def _dispatch(self, job: Job, host: Host) -> None:
         order, action = job.order, job.order.action
         job.host = host
-        host.leases.add(order.lease)
+        host.leases[order.lease] = None
         limit = action.timeout_ns
         if host.kind == RUNNER:
             self._load(job, host)
@@ -230,10 +266,12 @@ class SandboxExecutor:
         bound = job.cores if self.pinned else ()
         keep = action.session != 0
         units = len(job.cores)
-        host.send(Run(order.lease, job.payload, bound, order.gpus, units, limit, keep))
+        run = Run(order.lease, job.payload, bound, order.gpus, units, limit, keep)
         job.payload = b""
         job.started_ns = time.monotonic_ns()
-        self._reports.started(order.lease)
+        (host.call if host.kind == RUNNER else host.send)(run)
+        if len(host.leases) == 1 or host.kind != RUNNER:
+            self._reports.started(order.lease)
 
     def _load(self, job: Job, host: Host) -> None:
         if job.digest not in host.functions:
@@ -254,7 +292,8 @@ class SandboxExecutor:
             return self._finish(job, job.unstarted(state, reason), None, True)
         job.stop = (state, reason)
         if job.host.kind == RUNNER:
-            job.host.kill()
+            if next(iter(job.host.leases)) == lease:  # else once it is at it
+                job.host.kill()
         else:
             job.host.send(Kill(lease, state, reason))
 
@@ -304,19 +343,30 @@ class SandboxExecutor:
         if outcome.state not in ENDED:
             outcome = msgspec.structs.replace(outcome, state=ActionState.FAILED)
         if message.clean:
-            host.leases.discard(message.lease)
+            host.leases.pop(message.lease, None)
         self._finish(job, outcome, message.payload, message.clean)
         if message.clean:
-            self._idle(host)
+            self._next(host)
 
     def gone(self, host: Host, message: Gone) -> None:
         """What an action left is gone."""
         job = self._jobs.get(message.lease)
         if job is None or job.host is not host or job.live:
             return
-        host.leases.discard(message.lease)
+        host.leases.pop(message.lease, None)
         self._release(job)
-        self._idle(host)
+        self._next(host)
+
+    def _next(self, host: Host) -> None:
+        """A host goes on with what it was given ahead, or can take more."""
+        if host.kind == RUNNER and host.leases:
+            lease = next(iter(host.leases))
+            self._jobs[lease].started_ns = time.monotonic_ns()
+            self._reports.started(lease)
+            if self._jobs[lease].stop is not None:
+                host.kill()
+        else:
+            self._idle(host)
 
     def piece(self, host: Host, message: Piece) -> None:
         """An action printed something."""
@@ -326,7 +376,9 @@ class SandboxExecutor:
     def host_died(self, host: Host, status: int, clean: bool, tail: str) -> None:
         """A host ended; what ran in it failed with it."""
         what = "the runner process" if host.kind == RUNNER else "the sandbox's init"
-        reason = f"{what} ended ({_cause(status)})"
+        reason = f"{what} ended ({cause(status)})"
+        self._free_behind(host)
+        host.forget()
         for lease in sorted(host.leases):
             job = self._jobs[lease]
             if job.live:
@@ -444,15 +496,3 @@ class SandboxExecutor:
         sessions, self._sessions = list(self._sessions), {}
         for session in sessions:
             self._reports.session_down(session, "")
-
-
-def _cause(status: int) -> str:
-    if status < 0:
-        return "with its nursery"
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            return f"signal {number}, {signal.Signals(number).name}"
-        except ValueError:
-            return f"signal {number}"
-    return f"exit code {os.WEXITSTATUS(status)}"

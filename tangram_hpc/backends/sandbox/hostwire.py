@@ -3,7 +3,13 @@
 Law: nothing here is ever sent to another machine or kept. Worker and host: a stream of frames, each
 a little-endian u32 length and one msgpack message. Worker and nursery: one msgpack message a packet
 (a `SOCK_SEQPACKET` pair). A runner runs its user's code, so the worker believes of its messages
-only what concerns the lease that it was given.
+only what concerns the leases that it was given.
+
+A runner is given calls ahead; a counter (an eventfd) and a pipe come with its Setup. Each call has
+a token on the counter; the runner takes one, then reads what its worker has said meanwhile, and
+only then begins. So a worker that takes tokens back, and says Drop before it gives new ones, knows
+which calls never begin. The pipe is a bell that the runner rings when there are results to read:
+its worker is woken once for many.
 """
 
 from __future__ import annotations
@@ -77,6 +83,12 @@ class Load(Frame, frozen=True, tag=5):
     digest: str
     blob: bytes
     drop: str
+
+
+class Drop(Frame, frozen=True, tag=7):
+    """Forget these calls: their tokens are taken."""
+
+    leases: tuple[int, ...]
 
 
 class Close(Frame, frozen=True, tag=6):
@@ -158,7 +170,7 @@ class Clean(Frame, frozen=True, tag=53):
     number: int
 
 
-ToHost = Union[Setup, Run, Kill, Cores, Load, Close]  # noqa: UP007 - decoded by tag at run time
+ToHost = Union[Setup, Run, Kill, Cores, Load, Drop, Close]  # noqa: UP007 - decoded by tag at run time
 FromHost = Union[Ended, Gone, Piece]  # noqa: UP007
 ToNursery = Union[Fork, End]  # noqa: UP007
 FromNursery = Union[Forked, Unforked, Died, Clean]  # noqa: UP007
