@@ -44,7 +44,7 @@ from .gateway.watchdog import watch
 from .ports import Dial, Executor, Reports, SandboxSettings
 from .version import VERSION
 from .wire.message import WorkerWelcome
-from .worker.driver import WorkerDriver
+from .worker.driver import AHEAD, WorkerDriver
 
 # ---- broker ------------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
         name=name or (place.node if place is not None else "") or host, host=host, cores=cores,
         mem_mib=int(mem * config.mem_overcommit),
         gpus=place.gpus if place is not None else (), component=component,
-        pinned=count <= len(real),
+        pinned=count <= len(real), ahead=AHEAD,
         ends_at_ns=place.ends_at_s * 10**9 if place is not None else 0,
         backends=backends.trusted, untrusted=backends.untrusted)
 

@@ -257,6 +257,10 @@ class Broker:
             case ms.Released(lease=lease):
                 if self._owns(talk, lease):
                     self._happen(ev.LeaseReleased(now, lease))
+            case ms.Returned(leases=leases):
+                for lease in leases:
+                    if self._owns(talk, lease):
+                        self._happen(ev.LeaseReturned(now, lease))
             case ms.Started(leases=leases):
                 for lease in leases:
                     if self._owns(talk, lease):
@@ -306,7 +310,7 @@ class Broker:
             case de.StartLease():
                 action = self.scheduler.ledger.actions[order.action].action
                 self._tell(order.node, ms.Start(order.lease, action, order.cores, order.gpus,
-                                                restore_ns=order.restore_ns),
+                                                restore_ns=order.restore_ns, after=order.after),
                            self._payloads[order.action])
             case de.Reply():
                 self._reply(order, payload)
