@@ -1,5 +1,5 @@
-"""Owns: which host runs which lease. Fills the `Executor` port with processes on this machine. Must
-not start, wait for or signal a user's process itself: hosts and their nursery do.
+"""Owns: which host runs which lease. Fills the `Executor` port with processes on this machine.
+Must not start, wait for or signal a user's process itself: hosts and their nursery do.
 """
 
 from __future__ import annotations
@@ -71,12 +71,11 @@ class SandboxExecutor:
         self._vault = Vault(store)
         self._jobs: dict[int, Job] = {}
         self._closed = False
-        if backends is None:
-            backends = Backends.probed(settings.isolation, settings.read_paths)
+        backends = backends or Backends.probed(settings.isolation, settings.read_paths)
         self._enforcer = probe(pinned, settings.enforcement)
         self._counts_ooms = "memory" in self._enforcer.limits
-        self._lodging = Lodging(self, Path(scratch), max(1, len(cores)), settings, backends,
-                                self._enforcer)
+        units = max(1, len(cores))
+        self._lodging = Lodging(self, Path(scratch), units, settings, backends, self._enforcer)
         self._sessions = Sessions(self._lodging, self, reports)
         self._stuck = StuckWatch(self._free_behind)
         self._pressure = Pressure(not self._counts_ooms, self.kill)
@@ -104,7 +103,7 @@ class SandboxExecutor:
         one = self._sessions.get(session)
         if one is None or one.closing:
             return
-        for lease in one.host.leases if one.host is not None else ():
+        for lease in one.host.leases if one.host else ():
             job = self._jobs[lease]
             if job.live and job.stop is None:
                 job.stop = (ActionState.CANCELLED, "its session was closed")
@@ -272,7 +271,7 @@ class SandboxExecutor:
         if job is None or not job.live or job.stop is not None:
             return
         if job.host is None:
-            return self._finish(job, job.unstarted(state, reason), None, True)
+            return self.unstarted(job, state, reason)
         job.stop = (state, reason)
         if job.host.kind == RUNNER:
             if next(iter(job.host.leases)) == lease:  # else once it is at it
@@ -443,7 +442,7 @@ class SandboxExecutor:
     # ---- facts for the worker ----
 
     def _fail(self, job: Job, reason: str) -> None:
-        self._finish(job, job.unstarted(ActionState.FAILED, reason), None, True)
+        self.unstarted(job, ActionState.FAILED, reason)
 
     def unstarted(self, job: Job, state: ActionState, reason: str) -> None:
         """See `sessions.Crew`."""
