@@ -64,7 +64,7 @@ def test_settings_reach_the_node_and_its_sandboxes() -> None:
     assert told == SandboxSettings(7, 99, 2, "", "", ("/opt",), 3, 5.0, 4096)
     with pytest.raises(InvalidInput, match="`isolation`: enroot cannot be used here"):
         Backends.probed("enroot")
-    with pytest.raises(InvalidInput, match="`read_paths`: .*all of"):
+    with pytest.raises(InvalidInput, match=r"`read_paths`: .*all of"):
         Backends.probed(read_paths=["/"])
 
 
