@@ -11,6 +11,7 @@ import inspect
 import os
 import pickle
 import resource
+import select
 import signal
 import socket
 import sys
@@ -73,6 +74,8 @@ class Runner:
         self._told: tuple[int, tuple[int, ...]] | None = None  # units and GPUs in the environment
         self._silent = False  # results were sent of which the worker does not know yet
         self._rung_ns = 0
+        self._room = select.poll()
+        self._room.register(control.fileno(), select.POLLOUT)
         data, fds, _, _ = socket.recv_fds(control, _RECEIVE, 2)
         for fd in fds:
             os.set_inheritable(fd, False)
@@ -131,15 +134,16 @@ class Runner:
 
     def _send(self, message: Ended | Gone) -> None:
         """What is sent is safe whatever the next call does to this process."""
-        data, self._silent = frame(message), True
-        try:
-            sent = self._control.send(data, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            sent = 0
-        if sent < len(data):
-            self._ring()
-            self._control.sendall(memoryview(data)[sent:])
+        data: bytes | memoryview = frame(message)
+        while data:
+            try:
+                sent = self._control.send(data, socket.MSG_DONTWAIT)
+            except BlockingIOError:  # the worker has to read first
+                self._ring()
+                self._room.poll()
+                continue
             self._silent = True
+            data = memoryview(data)[sent:]
 
     def _run(self, run: Run) -> None:
         enforcement = self._binding.set(run.cores)
