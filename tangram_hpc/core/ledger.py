@@ -104,6 +104,7 @@ class LeaseEntry:
     chain: dict[int, None]
     key: str = "cpu"
     grants: list[tuple[int, int]] = field(default_factory=list)  # (since, units), first at start
+    ahead: bool = False  # it was granted while others were before it
     restore_ns: int = 0  # what of its time goes into bringing its service in
     state: LeaseState = LeaseState.GRANTED
 

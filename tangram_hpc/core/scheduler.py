@@ -315,7 +315,7 @@ class Scheduler(SessionFacts):
         chain[event.lease] = None
         lease = LeaseEntry(event.lease, event.action, event.node, event.cores, event.gpus,
                            action.mem_mib, action.session, reserved, event.at, chain, key,
-                           restore_ns=event.restore_ns)
+                           ahead=bool(event.after), restore_ns=event.restore_ns)
         ledger.ready.remove(event.action)
         if session is not None:
             head = next(iter(session.waiting))
@@ -388,8 +388,10 @@ class Scheduler(SessionFacts):
         if lease is None or lease.state not in (LeaseState.GRANTED, LeaseState.ACTIVE):
             return []  # fenced: a late word of an older attempt
         entry, outcome = self.ledger.actions[lease.action], event.outcome
-        begun = lease.begun
-        self.ledger.estimator.ended(entry.action, lease.spans(event.at), outcome.state in _WHOLE)
+        begun, spans = lease.begun, lease.spans(event.at)
+        if lease.ahead and begun:  # its node knows better: we hear of several at once
+            spans = [(lease.units, outcome.exec_ns)]
+        self.ledger.estimator.ended(entry.action, spans, outcome.state in _WHOLE)
         if event.clean:
             self._release(lease, event.at)
         else:
@@ -402,6 +404,8 @@ class Scheduler(SessionFacts):
             self._enqueue(entry)
             return []
         began_at = lease.granted_at if begun else event.at
+        if lease.ahead:
+            began_at = max(entry.submitted_at, min(began_at, event.at - outcome.exec_ns))
         reply = Reply(lease.action, outcome, lease.node, lease.cores, entry.attempt,
                       began_at - entry.submitted_at, event.at - began_at)
         return self._end(entry, outcome, reply)
