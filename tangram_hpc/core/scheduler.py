@@ -332,8 +332,10 @@ class Scheduler(SessionFacts):
             node.free_mem_mib -= lease.mem_mib
             assert node.free_mem_mib >= 0, f"{event} overdraws the memory of {node.spec.name}"
             self._begin(lease, node, event.at)
-        elif 2 * len(chain) > node.ahead:
-            ledger.short.pop((event.node, event.cores[0]), None)
+        else:
+            ledger.ahead += 1
+            if 2 * len(chain) > node.ahead:
+                ledger.short.pop((event.node, event.cores[0]), None)
         ledger.next_lease = event.lease + 1
         entry.state = move(ACTION_MOVES, entry.state, ActionState.CONFIGURING, event)
         entry.lease, entry.attempt = event.lease, event.attempt
@@ -448,6 +450,8 @@ class Scheduler(SessionFacts):
         if begun:
             del node.leases[lease.lease]
             self._pass_on(lease, node, at)
+        else:
+            self.ledger.ahead -= 1
         session = self.ledger.sessions.get(lease.session)
         if session is not None:
             session.leases.pop(lease.lease, None)
@@ -458,6 +462,7 @@ class Scheduler(SessionFacts):
     def _pass_on(self, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
         """What a lease held goes to the next of its chain, or is free."""
         if lease.chain:
+            self.ledger.ahead -= 1
             self._begin(self.ledger.leases[next(iter(lease.chain))], node, at)
             return
         if not lease.reserved:
