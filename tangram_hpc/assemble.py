@@ -46,6 +46,8 @@ from .version import VERSION
 from .wire.message import WorkerWelcome
 from .worker.driver import AHEAD, WorkerDriver
 
+_GAP_S = 0.001  # of a busy broker or worker, see there
+
 # ---- broker ------------------------------------------------------------------------------------
 
 
@@ -71,7 +73,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     settings = Settings(
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
-        user=getpass.getuser(), version=VERSION)
+        user=getpass.getuser(), version=VERSION, gap_s=_GAP_S)
     broker = Broker(Scheduler(make_placer(config.placer)), journal, SystemClock(),
                     LoopTimer(loop), settings, ended.set)
     key = os.urandom(32)
@@ -268,7 +270,8 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
 
     try:
         link = SocketLink(dial(access.addresses, access.key, access.job), loop)
-        driver = WorkerDriver(access.job, spec, link, timer, make_executor, ended.set_result)
+        driver = WorkerDriver(access.job, spec, link, timer, make_executor, ended.set_result,
+                              _GAP_S)
         link.attach(lambda parcel: driver.receive(*parcel), lambda: None, on_lost)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, driver.stop, f"signal {number.name}")

@@ -13,7 +13,7 @@ from ..domain.action import Action
 from .ledger import Ledger, NodeEntry
 from .queue import CPU, Shape, Walk
 
-AHEAD_NS = 4_000_000  # of expected work on one unit
+AHEAD_NS = 10_000_000  # of expected work on one unit
 
 
 def is_short(ledger: Ledger, action: Action) -> bool:

@@ -122,6 +122,7 @@ class LeaseEntry:
     chain: dict[int, None]
     key: str = "cpu"
     grants: list[tuple[int, int]] = field(default_factory=list)  # (since, units), first at start
+    ahead: bool = False  # it was granted while others were before it
     restore_ns: int = 0  # what of its time goes into bringing its service in
     state: LeaseState = LeaseState.GRANTED
 
@@ -171,6 +172,7 @@ class Ledger:
     estimator: Estimator = field(default_factory=Estimator)
     demand: Demand = field(default_factory=Demand)
     news: int = 0  # grows when somebody comes to wait who may start on any node
+    ahead: int = 0  # leases that have not begun
     short: dict[tuple[int, int], int] = field(default_factory=dict)  # (node, unit) -> see `ahead`
     complete: bool = False  # all expected nodes have joined
     next_lease: int = 1
@@ -192,6 +194,8 @@ class Ledger:
             assert (entry.lease != 0) == (not pending and entry.state not in ENDED), f"{entry}"
         for lease in self.leases.values():
             assert lease.node in self.nodes, f"{lease} on no node"
+        assert self.ahead == sum(not x.begun for x in self.leases.values()), f"{self.ahead} ahead"
+        for lease in self.leases.values():
             assert lease.begun == (next(iter(lease.chain)) == lease.lease), f"{lease} begins wrong"
         for name, endpoint in self.endpoints.items():
             busy = sum(1 for x in self.leases.values() if endpoint_of(x.key) == name)

@@ -315,7 +315,7 @@ class Scheduler(SessionFacts):
         chain[event.lease] = None
         lease = LeaseEntry(event.lease, event.action, event.node, event.cores, event.gpus,
                            action.mem_mib, action.session, reserved, event.at, chain, key,
-                           restore_ns=event.restore_ns)
+                           ahead=bool(event.after), restore_ns=event.restore_ns)
         ledger.ready.remove(event.action)
         if session is not None:
             head = next(iter(session.waiting))
@@ -333,8 +333,10 @@ class Scheduler(SessionFacts):
             node.free_mem_mib -= lease.mem_mib
             assert node.free_mem_mib >= 0, f"{event} overdraws the memory of {node.spec.name}"
             self._begin(lease, node, event.at)
-        elif 2 * len(chain) > node.ahead:
-            ledger.short.pop((event.node, event.cores[0]), None)
+        else:
+            ledger.ahead += 1
+            if 2 * len(chain) > node.ahead:
+                ledger.short.pop((event.node, event.cores[0]), None)
         ledger.next_lease = event.lease + 1
         entry.state = move(ACTION_MOVES, entry.state, ActionState.CONFIGURING, event)
         entry.lease, entry.attempt = event.lease, event.attempt
@@ -389,8 +391,10 @@ class Scheduler(SessionFacts):
         if lease is None or lease.state not in (LeaseState.GRANTED, LeaseState.ACTIVE):
             return []  # fenced: a late word of an older attempt
         entry, outcome = self.ledger.actions[lease.action], event.outcome
-        begun = lease.begun
-        self.ledger.estimator.ended(entry.action, lease.spans(event.at), outcome.state in _WHOLE)
+        begun, spans = lease.begun, lease.spans(event.at)
+        if lease.ahead and begun:  # its node knows better: we hear of several at once
+            spans = [(lease.units, outcome.exec_ns)]
+        self.ledger.estimator.ended(entry.action, spans, outcome.state in _WHOLE)
         if event.clean:
             self._release(lease, event.at)
         else:
@@ -403,6 +407,8 @@ class Scheduler(SessionFacts):
             self._enqueue(entry)
             return []
         began_at = lease.granted_at if begun else event.at
+        if lease.ahead:
+            began_at = max(entry.submitted_at, min(began_at, event.at - outcome.exec_ns))
         reply = Reply(lease.action, outcome, lease.node, lease.cores, entry.attempt,
                       began_at - entry.submitted_at, event.at - began_at,
                       tuple((max(0, at - began_at), units) for at, units in lease.grants))
@@ -446,6 +452,8 @@ class Scheduler(SessionFacts):
         if begun:
             del node.leases[lease.lease]
             self._pass_on(lease, node, at)
+        else:
+            self.ledger.ahead -= 1
         session = self.ledger.sessions.get(lease.session)
         if session is not None:
             session.leases.pop(lease.lease, None)
@@ -457,6 +465,7 @@ class Scheduler(SessionFacts):
     def _pass_on(self, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
         """What a lease held goes to the next of its chain, or is free."""
         if lease.chain:
+            self.ledger.ahead -= 1
             self._begin(self.ledger.leases[next(iter(lease.chain))], node, at)
             return
         if not lease.reserved:

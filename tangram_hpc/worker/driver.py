@@ -38,9 +38,10 @@ from ..wire.message import (
 )
 from .chains import Chains, Held
 
+MANY = 16  # messages in one frame that make a worker a busy one; leases ahead do so too
 BEAT_S = 0.1  # between two Started messages
 PING_S = 2.0  # of silence before a Ping
-AHEAD = 64  # leases that it takes ahead on one unit
+AHEAD = 256  # leases that it takes ahead on one unit
 STUCK_S = 0.02  # what waits behind a lease that runs longer is given back
 
 MakeExecutor = Callable[[Reports, WorkerWelcome], Executor]
@@ -57,6 +58,7 @@ class WorkerDriver:
         make_executor: called once, with what the broker's welcome says.
         ended: called once when the worker has nothing left to do, with why; by then the executor is
             closed and what it said last has been flushed.
+        gap_s: passes between two frames of a busy worker, so that they are few and large.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class WorkerDriver:
         timer: Timer,
         make_executor: MakeExecutor,
         ended: Callable[[str], None],
+        gap_s: float = 0.0,
     ) -> None:
         self._job = job
         self._spec = spec
@@ -74,6 +77,8 @@ class WorkerDriver:
         self._timer = timer
         self._make_executor = make_executor
         self._on_ended = ended
+        self._gap_s = gap_s
+        self._said = 0  # messages since the last flush
         self._executor: Executor | None = None
         self._welcome: WorkerWelcome | None = None
         self._over = False
@@ -298,11 +303,16 @@ class WorkerDriver:
             return
         self._quiet = False
         self._link.send(message, payload)
+        self._said += 1
         if not self._flushing:
             self._flushing = True
             self._timer.after(0, self._flush)
 
     def _flush(self) -> None:
-        self._flushing = False
+        busy = self._said >= MANY or (self._said and (self._chains or self._ahead))
+        self._flushing = bool(busy) and self._gap_s > 0
+        self._said = 0
         if not self._over:
             self._link.flush()
+            if self._flushing:
+                self._timer.after(self._gap_s, self._flush)

@@ -71,6 +71,8 @@ class Runner:
         self._told: tuple[int, tuple[int, ...]] | None = None  # units and GPUs in the environment
         self._silent = False  # results were sent of which the worker does not know yet
         self._rung_ns = 0
+        self._room = select.poll()
+        self._room.register(control.fileno(), select.POLLOUT)
         data, fds, _, _ = socket.recv_fds(control, _RECEIVE, 2)
         for fd in fds:
             os.set_inheritable(fd, False)
@@ -126,16 +128,17 @@ class Runner:
                 os.write(self._bell, b"!")
 
     def _send(self, message: Ended | Gone) -> None:
-        """What is sent is safe whatever the next call does to this process. What does not fit at
-        once is announced piece by piece, as the worker reads only when it is rung for."""
-        data = memoryview(frame(message))
+        """What is sent is safe whatever the next call does to this process."""
+        data: bytes | memoryview = frame(message)
         while data:
             try:
-                data = data[self._control.send(data, socket.MSG_DONTWAIT) :]
-                self._silent = True
-            except BlockingIOError:
+                sent = self._control.send(data, socket.MSG_DONTWAIT)
+            except BlockingIOError:  # the worker has to read first
                 self._ring()
-                select.select([], [self._control], [])
+                self._room.poll()
+                continue
+            self._silent = True
+            data = memoryview(data)[sent:]
 
     def _run(self, run: Run) -> None:
         if self._told != (run.units, run.gpus):
