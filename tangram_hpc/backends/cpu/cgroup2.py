@@ -22,12 +22,15 @@ _PASSES = 20
 class Group2(CgroupGroup):
     """See `enforce.Group`."""
 
-    def __init__(self, owner: CgroupEnforcer, pid: int, folder: str) -> None:
+    def __init__(self, owner: Cgroup2, pid: int, folder: str) -> None:
         super().__init__(owner, pid, [folder])
         self._at = folder
+        self._all_cores = owner.all_cores
 
     def _write_cores(self, cores: tuple[int, ...]) -> None:
-        cgroupfs.write(self._at + "/cpuset.cpus", ",".join(map(str, cores)) or "\n")
+        # an empty list would mean all as well, but is refused while processes are in it
+        cgroupfs.write(self._at + "/cpuset.cpus",
+                       ",".join(map(str, cores)) or self._all_cores)
 
     def _write_quota(self, period_us: int, quota_us: int) -> None:
         cgroupfs.write(self._at + "/cpu.max", f"{quota_us or 'max'} {period_us}")
@@ -80,6 +83,7 @@ class Cgroup2(CgroupEnforcer):
 
     def __init__(self) -> None:
         super().__init__()
+        self.all_cores = ""
         home = cgroupfs.own_folder("")
         self._home = os.path.dirname(home) if os.path.basename(home) == cgroupfs.LEAF else home
         self._folder = f"{self._home}/{cgroupfs.new_name()}"
@@ -115,6 +119,8 @@ class Cgroup2(CgroupEnforcer):
         self.limits = frozenset(_GIVES[c] for c in wanted if c not in self.missing)
         if not self.limits:
             raise OSError("; ".join(f"{c}: {why}" for c, why in self.missing.items()))
+        if CORES in self.limits:
+            self.all_cores = cgroupfs.read(self._folder + "/cpuset.cpus.effective").strip()
 
     def _try(self) -> None:
         """Really makes, fills, limits, empties and removes a cgroup."""
