@@ -500,8 +500,8 @@ def test_the_best_that_works_is_taken() -> None:
             except InvalidInput as error:
                 assert name in str(error) and "\n" not in str(error)
             else:
-                assert len(better.limits) < len(best.limits)
                 better.close()
+                assert len(better.limits) < len(best.limits)
     finally:
         best.close()
 

@@ -164,8 +164,8 @@ def run(command: list[str], *, user: bool = False, seconds: float = 600,
     """Boots, runs one command in this repository, and powers off.
 
     Args:
-        command: with absolute paths as on this machine, whose files it sees; what it writes is lost.
-        user: run it as another user than root, to whom a cgroup was delegated.
+        command: with absolute paths as here; it sees this machine's files, what it writes is lost.
+        user: run it as another user than root, who was delegated a cgroup.
 
     Raises:
         Unavailable: this machine cannot boot one.

@@ -13,7 +13,7 @@ cd "$REPO" || exit 1
 echo "TANGRAM-VM $($B uname -r), controllers: $($B cat /sys/fs/cgroup/cgroup.controllers)"
 home=/sys/fs/cgroup
 if [ "$WHO" = 0 ]; then
-  eval "$COMMAND"
+  /bin/sh -c "$COMMAND"
   status=$?
 else
   # what another user needs to reach the interpreter and this tree
@@ -34,7 +34,7 @@ else
   done
   (
     echo 0 > $home/cgroup.procs
-    exec setpriv --reuid "$WHO" --regid "$WHO" --clear-groups $B sh -c "$COMMAND"
+    exec /usr/bin/setpriv --reuid "$WHO" --regid "$WHO" --clear-groups /bin/sh -c "$COMMAND"
   )
   status=$?
 fi
