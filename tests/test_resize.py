@@ -22,7 +22,7 @@ from tangram_hpc.backends.journal import read_journal
 from tangram_hpc.domain.ids import show
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
-from resize import bare, gain, held_ns, through_session  # noqa: E402
+from resize import bare, gain, held_ns, through_session
 
 CORES = affinity.usable()[:2]
 ROUNDS, SPAN_S = 3, 0.4
