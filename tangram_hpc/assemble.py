@@ -19,7 +19,7 @@ from pathlib import Path
 
 from .backends.access import Access, mark_ended, read_access, write_access
 from .backends.clock import SystemClock
-from .backends.cpu import affinity, memory
+from .backends.cpu import affinity, enforce, memory
 from .backends.journal import FileJournal
 from .backends.loop import LoopTimer, die_on_broken_law, watch_lifeline
 from .backends.rundir import home, job_dir, make_job_dir, make_scratch
@@ -252,6 +252,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     access = await_access(plan.access, _SHARED_FS_S)
     backends = Backends.probed(config.isolation, config.read_paths)
     spec = node_spec(config, environ, backends, plan.component, plan.name)
+    enforce.sweep()  # what workers that were killed here left; `make_scratch` does so for its own
     scratch = make_scratch(environ, config.scratch, "worker")
     ended: asyncio.Future[str] = loop.create_future()
     timer = LoopTimer(loop)
