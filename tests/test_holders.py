@@ -58,7 +58,7 @@ def test_the_view(tmp_path: Path) -> None:
     assert set(lines[0].split()) == {"bin", "dev", "lib", "lib64", "proc", "sbin", "session", "tmp",
                                      "usr"}
     assert lines[1:6] == ["/session", "sandbox", "ro", "shm", "shielded"]
-    assert (tmp_path / "place/work/mine").stat().st_uid == os.geteuid()
+    assert (tmp_path / "place/home/mine").stat().st_uid == os.geteuid()
     assert not os.path.exists("/dev/shm/f")
 
 
