@@ -112,7 +112,7 @@ def through_session(client: Client, first: int, then: int, span_s: float, **sess
 
     def hear(stream: int, data: bytes) -> None:
         heard.extend(data)
-        half.set()
+        half.set()  # its first half is over, or it failed
 
     with client.session(**session) as box:
         other = occupy(client) if first < then else None
@@ -124,7 +124,8 @@ def through_session(client: Client, first: int, then: int, span_s: float, **sess
                 other = occupy(client)
             elif not pair.done():
                 other.cancel()
-            pair.result(span_s * 20 + 60).check()
+            if not pair.result(span_s * 20 + 60).ok:
+                raise RuntimeError(f"the pair failed: {bytes(heard).decode(errors='replace')}")
         finally:
             if other is not None:
                 other.cancel()

@@ -199,7 +199,7 @@ def test_a_real_slurmd_runs_it(tmp_path_factory: pytest.TempPathFactory) -> None
             (cluster.home / f"{name}.sh").write_text(text)
             job = cluster.run_as_user(f"sbatch --parsable -o {name}.out {name}.sh").stdout.strip()
             out, want = cluster.home / f"{name}.out", 2 if head else 1
-            lines = wait_for(lambda: out.exists() and out.read_text().split(), want)
+            lines = wait_for(out, want)
             assert len(lines) == want and all(Path(line).is_dir() for line in lines), lines
             cluster.run_as_user(["scancel", "--signal=KILL", "--full", job])
             cluster.run_as_user(["scancel", job])
@@ -210,12 +210,11 @@ def test_a_real_slurmd_runs_it(tmp_path_factory: pytest.TempPathFactory) -> None
             assert "drain" not in cluster.run_as_user("sinfo -h -o %T").stdout
 
 
-def wait_for(told: object, count: int) -> list[str]:
-    """The lines, once there are so many."""
+def wait_for(out: Path, count: int) -> list[str]:
+    """The words of a job's output, once there are so many."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        lines = told() or []  # type: ignore[operator]
-        if len(lines) >= count:
-            return list(lines)
+        if out.exists() and len(words := out.read_text().split()) >= count:
+            return words
         time.sleep(0.2)
     return []

@@ -2,8 +2,8 @@
 the scheduler, through every wall and enforcement that works here, and the record adds up.
 
 What holds whatever else this machine does is judged always: which cores its processes may use, that
-they get no more than one core's time on one, that grants and record agree. Gains are judged against
-those of the bare pair, in rounds in which that one found two cores free.
+they get no more than one core's time on one, that grants and record agree. The gain must come near
+the bare pair's once; never is a failure where nobody else disturbed two of the rounds.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from tangram_hpc.backends.journal import read_journal
 from tangram_hpc.domain.ids import show
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
-from resize import bare, gain, held_ns, through_session
+from resize import bare, held_ns, through_session
 
 CORES = affinity.usable()[:2]
-ROUNDS, SPAN_S = 3, 0.4
+ROUNDS, SPAN_S = 5, 0.4
+TWO_CORES = 1.7  # the speed-up of a bare pair that nobody disturbs
 NEAR = 0.75  # few rounds, on a machine that others use too; the bench's medians are nearer
 TICKS = 0.1  # CPU time is told in hundredths of a second
 
@@ -69,18 +70,25 @@ def test_a_moved_pair_goes_as_fast_as_its_cores(cluster: LocalCluster, backend: 
     node = cluster.ask("nodes")["nodes"][0]
     if backend not in node["untrusted"]:
         pytest.skip(f"{backend} does not work here")
-    found = []
+    quiet, last = 0, alone(sizes)
     for _ in range(ROUNDS):
-        alone = gain(bare(*sizes, CORES, SPAN_S))
         phases, pair = through_session(cluster.client, *sizes, SPAN_S, backend=backend)
         judge_always(cluster, phases, pair, sizes)
-        through = gain(phases)
-        if sizes == (2, 1):
-            alone, through = 1 / alone, 1 / through
-        if 1.5 <= alone <= 2.5:
-            found.append(through / alone)
-            if found[-1] >= NEAR:
-                return
-    if not found:
-        pytest.skip("others use this machine: not even the bare pair had two cores to itself")
-    assert max(found) >= NEAR, found
+        before, last = last, alone(sizes)
+        if speedup(phases) >= NEAR * before:
+            return
+        quiet += min(before, last) >= TWO_CORES  # nobody else was there, before and after
+    if quiet < 2:
+        pytest.skip("others use this machine: the bare pair had not two cores to itself either")
+    pytest.fail(f"never as fast as the bare pair, in {quiet} rounds that nobody disturbed")
+
+
+def speedup(phases: list[dict[str, Any]]) -> float:
+    """How much faster two cores were than one; at least what a second core alone can explain."""
+    one, two = sorted(phases, key=lambda p: p["units"])
+    return two["rate"] / one["rate"] if two["cpu"] > 1 + 2 * TICKS else 0.0
+
+
+def alone(sizes: tuple[int, int]) -> float:
+    """The same of the bare pair; less than TWO_CORES when others kept it from one."""
+    return max(TWO_CORES / 1.2, min(2.0, speedup(bare(*sizes, CORES, SPAN_S))))

@@ -55,7 +55,7 @@ def test_a_folder_is_private_and_named_by_its_job(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert make_scratch({}, str(tmp_path), "broker").name.startswith("tangram-broker-")
     assert folder.exists(), "its maker lives"
-    with pytest.raises(InvalidInput, match="scratch .*set `scratch` to"):
+    with pytest.raises(InvalidInput, match=r"scratch .*set `scratch` to"):
         make_scratch({}, str(tmp_path / "none"), "worker")
 
 

@@ -32,6 +32,25 @@ def ended(made: list[de.Decision]) -> dict[int, str]:
     return {d.session: d.reason for d in made if isinstance(d, de.AnnounceSessionEnd)}
 
 
+# ---- closing -----------------------------------------------------------------------------------
+
+
+def test_a_session_is_closed_while_what_its_last_action_left_is_still_being_killed() -> None:
+    w = World()
+    node = w.node()
+    s = opened(w)
+    action = w.submit(session=s)
+    w.plan()
+    lease = w.lease_of(action)
+    assert replies(w.finish(action, ActionState.FAILED, clean=False)) == {
+        action: ActionState.FAILED}
+    assert closing(w.happen(ev.SessionClosing(w.now, s, ""))) == [s]
+    w.happen(ev.SessionClosed(w.now, s, ""))
+    w.happen(ev.LeaseReleased(w.now, lease))
+    assert not w.ledger.sessions and not w.ledger.leases
+    assert not w.ledger.nodes[node].leases
+
+
 # ---- idle --------------------------------------------------------------------------------------
 
 

@@ -82,8 +82,9 @@ class SessionFacts:
         session.state = move(SESSION_MOVES, session.state, SessionState.CLOSING, event)
         self._rest(session, event.at)
         for lease in session.leases:
-            entry = self.ledger.actions[self.ledger.leases[lease].action]
-            entry.doomed = entry.doomed or ActionState.CANCELLED
+            entry = self.ledger.actions.get(self.ledger.leases[lease].action)
+            if entry is not None:  # else it has ended, and only what it left is being killed
+                entry.doomed = entry.doomed or ActionState.CANCELLED
         return [CloseSession(session.node, event.session)]
 
     def _session_closed(self, event: ev.SessionClosed) -> list[Decision]:

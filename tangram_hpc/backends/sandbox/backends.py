@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ...domain.isolation import choose, preferred, takes_image
 from ...domain.session import SessionSpec
 from ...errors import InvalidInput
-from . import landlock, view
+from . import landlock, seccomp, view
 from .holders import RUNTIMES, missing
 from .hostwire import Box
 from .probe import probe
@@ -55,6 +55,8 @@ class Backends:
         why_not["process"] = "" if landlock.abi() else "this kernel has no Landlock"
         if landlock.abi() in range(1, landlock.ABI_SCOPES):
             why_not["process"] = "this kernel's Landlock does not hold signals back"
+        if not why_not["process"] and not seccomp.available():  # munge's socket would be reached
+            why_not["process"] = "this kernel cannot filter system calls"
         walled = () if why_not["process"] else ("process",)
         untrusted = works[:1] + walled + works[1:] if works[:1] == ("bwrap",) else walled + works
         if default and default not in ("process", *works):

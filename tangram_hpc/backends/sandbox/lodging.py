@@ -21,6 +21,7 @@ from .hosts import Host, NurseryClient, Owner
 from .hostwire import INIT, RUNNER, Box, Limits, Setup
 from .pools import Pool, Starts
 
+_WARM_BOXES = 4  # at most so many boxes (images, say) have hosts that wait, those used last
 _SPARE = 4  # inits beyond the units: an action may hold none
 _RUNNER_BOX = Box()
 
@@ -62,11 +63,17 @@ class Lodging:
         return self._nursery.pid
 
     def pool(self, box: Box) -> Pool:
-        """The hosts of a box that wait for work."""
-        pool = self._pools.get(box)
+        """The hosts of a box that wait for work. It is warm from its first use on, until others
+        have been used since."""
+        pool = self._pools.pop(box, None)
         if pool is None:
-            warm = self._warm if not self._pools else 0
-            pool = self._pools[box] = Pool(lambda: self.fork(box), self.starts, self._limit, warm)
+            pool = Pool(lambda: self.fork(box), self.starts, self._limit, 0)
+        self._pools[box] = pool  # the last used is the last one
+        if pool.warm != self._warm:
+            pool.warm = self._warm
+            for old in [p for p in self._pools.values() if p.warm][:-_WARM_BOXES]:
+                for host in old.cool():
+                    host.kill()
         return pool
 
     def pool_of(self, host: Host) -> Pool:

@@ -41,13 +41,19 @@ class Starts:
 
 class Pool:
     """Hosts of one kind and box that serve one action at a time; grows to `limit` as they are
-    needed."""
+    needed.
+
+    Attributes:
+        warm: how many it wants to have before they are asked for.
+        free: those that wait for an action, or for a session to take them away.
+        waiting: actions that wait for one.
+    """
 
     def __init__(self, fork: Fork, starts: Starts, limit: int, warm: int) -> None:
         self._fork = fork
         self._starts = starts
         self._limit = limit
-        self._warm = warm
+        self.warm = warm
         self._asked = 0
         self._booting: set[int] = set()
         self._size = 0
@@ -57,8 +63,8 @@ class Pool:
     def warm_up(self) -> None:
         """Asks for what is missing: one for each job that waits, and the warm ones."""
         want = len(self.waiting)
-        if self._size < self._warm:
-            want = max(want, self._warm - self._size)
+        if self._size < self.warm:
+            want = max(want, self.warm - self._size)
         coming = self._asked + len(self._booting)
         for _ in range(min(want, self._limit - self._size) - coming):
             self._asked += 1
@@ -84,6 +90,12 @@ class Pool:
         if host in self.free:
             self.free.remove(host)
         return not self._booting and not self._size and not self._asked
+
+    def cool(self) -> list[Host]:
+        """Wants no warm ones any more; returns those that wait, for its owner to end."""
+        self.warm = 0
+        idle, self.free = self.free, []
+        return idle
 
     def give_away(self) -> Host | None:
         """Takes an idle host out of the pool for good."""

@@ -70,10 +70,11 @@ class Sessions:
         pool = self._lodging.pool(box)
         host = pool.give_away()
         if host is None:
-            return self._lodging.starts.ask(lambda: self._build(session))
-        session.host, host.session = host, spec.id
-        pool.warm_up()
-        self.up(host)
+            self._lodging.starts.ask(lambda: self._build(session))
+        else:
+            session.host, host.session = host, spec.id
+            self.up(host)
+        pool.warm_up()  # for the next one
 
     def _build(self, session: Session, home: int = 0, origin: str = "") -> Host | None:
         """Begins its host, when it is still wanted."""

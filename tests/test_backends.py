@@ -1,0 +1,49 @@
+"""Which isolation backends a node offers, to whom, and what is told to who can have none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tangram_hpc.backends.sandbox import backends, landlock, seccomp
+from tangram_hpc.backends.sandbox.backends import Backends
+from tangram_hpc.domain.session import SessionSpec
+from tangram_hpc.errors import InvalidInput
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node without any of the programs, whose kernel has all."""
+    monkeypatch.setattr(backends, "missing", lambda runtime: "not installed")
+    monkeypatch.setattr(landlock, "abi", lambda: landlock.ABI_SCOPES)
+    monkeypatch.setattr(seccomp, "available", lambda: True)
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_kernel_that_has_all_is_enough_for_untrusted_code() -> None:
+    found = Backends.probed()
+    assert found.trusted == found.untrusted == ("process",)
+    assert found.box(SessionSpec(1)).backend == "process"
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("abi, filters, why", [
+    (0, True, "this kernel has no Landlock"),
+    (landlock.ABI_SCOPES - 1, True, "this kernel's Landlock does not hold signals back"),
+    (landlock.ABI_SCOPES, False, "this kernel cannot filter system calls")])
+def test_a_kernel_that_lacks_one_is_refused_to_untrusted_code(
+        abi: int, filters: bool, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landlock, "abi", lambda: abi)
+    monkeypatch.setattr(seccomp, "available", lambda: filters)
+    found = Backends.probed()
+    assert found.untrusted == () and found.why_not["process"] == why
+    with pytest.raises(InvalidInput, match=f"^trusted: .*{why}.*say trusted=True"):
+        found.box(SessionSpec(1))
+    assert found.box(SessionSpec(1, trusted=True)).backend == "process"
+
+
+@pytest.mark.usefixtures("bare")
+def test_what_a_site_asks_for_must_work() -> None:
+    with pytest.raises(InvalidInput, match="config field `isolation`: bwrap cannot be used here"):
+        Backends.probed("bwrap")
+    with pytest.raises(InvalidInput, match="config field `read_paths`: readable path '/etc'"):
+        Backends.probed("", ["/etc"])

@@ -1,0 +1,191 @@
+"""What a node does when its memory runs out, and how it knows. Hosts are real processes with real
+memory; only how much the node has left is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from executor_rig import Rig
+
+from tangram_hpc.backends.cpu import memory
+from tangram_hpc.backends.sandbox import tree
+from tangram_hpc.backends.sandbox.hostwire import INIT, RUNNER, Calm
+from tangram_hpc.backends.sandbox.pressure import Pressure
+from tangram_hpc.backends.sandbox.ward import memory_kib
+from tangram_hpc.domain.action import Kind
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.wire.payload import ExecCall
+
+MIB = 1 << 20
+EATER = "import sys; x = bytearray(int(sys.argv[1]) << 20); print(flush=True); sys.stdin.read()"
+
+
+class Hosts:
+    """Processes that hold so much memory, as hosts under leases."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, Any]] = []
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def job(self, lease: int, mib: int, kind: str = INIT) -> Any:
+        run = subprocess.Popen([sys.executable, "-c", EATER, str(mib)], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE)
+        assert run.stdout is not None
+        run.stdout.readline()
+        self.running.append(run)
+        host = SimpleNamespace(pid=run.pid, kind=kind,
+                               send=lambda message: self.sent.append((lease, message)))
+        return SimpleNamespace(host=host, live=True, order=SimpleNamespace(lease=lease))
+
+    def end(self) -> None:
+        for run in self.running:
+            run.communicate(b"")
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    one = Hosts()
+    yield one
+    one.end()
+
+
+Told = list[tuple[int, ActionState, str]]
+
+
+@pytest.fixture
+def ended() -> Told:
+    return []
+
+
+def pressure(ended: Told, watches: bool = False) -> Pressure:
+    return Pressure(watches, lambda *what: ended.append(what))
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Says how much is left, in MiB."""
+    return lambda mib: monkeypatch.setattr(memory, "left_mib", lambda: mib)
+
+
+PLENTY, NONE = 1 << 20, 0
+
+
+def test_nobody_is_ended_while_there_is_memory(hosts: Hosts, ended: Told,
+                                              left: Callable[[int], None]) -> None:
+    left(PLENTY)
+    pressure(ended).look([(hosts.job(1, 40), 1)], list)
+    assert ended == [] and hosts.sent == []
+
+
+def test_who_idles_gives_way_first_then_who_holds_most_beyond_what_it_asked_for(
+        hosts: Hosts, ended: Told, left: Callable[[int], None]) -> None:
+    within, little, most = hosts.job(1, 90), hosts.job(2, 40), hosts.job(3, 60)
+    jobs = [(within, 300), (little, 30), (most, 20)]
+    idle = [hosts.job(9, 1).host]
+    one = pressure(ended)
+    left(NONE)
+    one.look(jobs, lambda: idle)
+    assert hosts.sent == [(9, Calm())] and ended == []
+    one.look(jobs, lambda: idle)
+    assert [lease for lease, _, _ in ended] == [3] and len(hosts.sent) == 1
+    assert ended[0][1] is ActionState.OUT_OF_MEMORY
+    assert ended[0][2].startswith("mem: the node ran out of it; ") and "20 MiB asked" in ended[0][2]
+    most.live = False
+    one.look(jobs, lambda: idle)
+    assert [lease for lease, _, _ in ended] == [3, 2], "one a look"
+    little.live = False
+    one.look(jobs, lambda: idle)
+    assert len(ended) == 2, "who stays within what it asked for is never ended"
+
+
+def test_when_memory_is_back_the_idle_are_asked_first_again(
+        hosts: Hosts, ended: Told, left: Callable[[int], None]) -> None:
+    over, idle = (hosts.job(1, 40), 5), [hosts.job(9, 1).host]
+    one = pressure(ended)
+    for mib in (NONE, PLENTY, NONE):
+        left(mib)
+        one.look([over], lambda: idle)
+    assert hosts.sent == [(9, Calm())] * 2 and ended == []
+
+
+@pytest.mark.parametrize("watches", [True, False])
+def test_functions_are_held_to_what_they_asked_for_where_nobody_else_does(
+        watches: bool, hosts: Hosts, ended: Told, left: Callable[[int], None]) -> None:
+    left(PLENTY)
+    jobs = [(hosts.job(1, 80, RUNNER), 40), (hosts.job(2, 5, RUNNER), 200),
+            (hosts.job(3, 80, RUNNER), 0), (hosts.job(4, 80, INIT), 40)]
+    pressure(ended, watches).look(jobs, list)
+    assert [lease for lease, _, _ in ended] == ([1] if watches else [])
+    assert all(state is ActionState.OUT_OF_MEMORY for _, state, _ in ended)
+
+
+def test_an_action_that_asked_for_nothing_is_ended_when_the_node_runs_out(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a real worker; its neighbour, who stays within what it asked for, goes on."""
+    rig = Rig(tmp_path, enforcement="affinity")
+    try:
+        rig.open(1, mem_mib=200)
+        rig.open(2)
+        eat = f"import time; x = bytearray({64 * MIB}); time.sleep(600)"
+        call = ExecCall(argv=(sys.executable, "-c", eat))
+        calm, greedy = (rig.begin(call, Kind.EXEC, session=session) for session in (1, 2))
+        hosts = [rig.executor._sessions._open[session].host for session in (1, 2)]
+        rig.until(lambda: all(memory_kib(tree.descendants(h.pid), 0) > 64 << 10 for h in hosts))
+        monkeypatch.setattr(memory, "left_mib", lambda: 0)
+        outcome, _, _ = rig.end(greedy)
+        assert outcome.state is ActionState.OUT_OF_MEMORY and "the node ran out" in outcome.reason
+        assert calm not in rig.done
+        rig.executor.kill(calm, ActionState.CANCELLED, "")
+        rig.end(calm)
+    finally:
+        rig.close()
+
+
+# ---- how much there is -------------------------------------------------------------------------
+
+
+def cgroup_tree(monkeypatch: pytest.MonkeyPatch, own: str, files: dict[str, str]) -> None:
+    """A /proc/self/cgroup and a cgroup file system; all else is the machine's."""
+    real = memory._read
+
+    def read(path: Path) -> str:
+        if str(path) == "/proc/self/cgroup":
+            return own
+        if str(path).startswith("/sys/fs/cgroup"):
+            return files.get(str(path.relative_to("/sys/fs/cgroup")), "")
+        return real(path)
+
+    monkeypatch.setattr(memory, "_read", read)
+
+
+def test_the_machine_tells_its_memory() -> None:
+    told = {line.split(":")[0]: int(line.split()[1]) >> 10
+            for line in Path("/proc/meminfo").read_text().splitlines() if line.endswith("kB")}
+    assert 0 < memory.total_mib() <= told["MemTotal"] + 1
+    assert 0 <= memory.left_mib() <= told["MemTotal"]
+
+
+def test_the_tightest_cgroup_above_counts_and_cache_that_can_go_is_free(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    cgroup_tree(monkeypatch, "0::/slurm/job_1/step_0\n", {
+        "slurm/job_1/step_0/memory.max": "max\n", "slurm/job_1/step_0/memory.current": "1\n",
+        "slurm/job_1/memory.max": f"{100 * MIB}\n", "slurm/job_1/memory.current": f"{90 * MIB}\n",
+        "slurm/job_1/memory.stat": f"anon 5\ninactive_file {30 * MIB}\n",
+        "slurm/memory.max": f"{900 * MIB}\n", "slurm/memory.current": f"{90 * MIB}\n"})
+    assert memory.total_mib() == 100
+    assert memory.left_mib() == 40
+
+
+def test_version_1_is_read_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    cgroup_tree(monkeypatch, "5:cpu,cpuacct:/x\n4:memory:/slurm/job_1\n", {
+        "memory/slurm/job_1/memory.limit_in_bytes": f"{64 * MIB}\n",
+        "memory/slurm/job_1/memory.usage_in_bytes": f"{60 * MIB}\n",
+        "memory/slurm/job_1/memory.stat": f"total_inactive_file {10 * MIB}\n"})
+    assert memory.total_mib() == 64
+    assert memory.left_mib() == 14
