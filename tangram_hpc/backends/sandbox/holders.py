@@ -88,7 +88,8 @@ class Bwrap:
             "--remount-ro", "/dev",
             "--bind", scratch.work(box.home), SESSION, "--bind", scratch.tmp(box.home), "/tmp",
             *[word for here, there in box.files for word in ("--ro-bind", here, there)],
-            "--remount-ro", "/", "--chdir", SESSION, "--", *CAT,
+            # a worker of root's makes sandboxes whose files in /proc/sys are the machine's and root's
+            "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", SESSION, "--", *CAT,
         ]
 
     def env(self, base: Mapping[str, str]) -> dict[str, str]:
