@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from contextlib import suppress
 
 from ...domain.states import ActionState
 from .hostwire import Limits
@@ -29,6 +30,7 @@ class Meter:
         self._limits = Limits()
         self._watch = False
         self._disk_due = 0
+        self._had_mib = 0
         self.due = 0
 
     def begin(self, limits: Limits, watch: bool, now: int) -> None:
@@ -61,7 +63,10 @@ class Meter:
                     broken = (ActionState.OUT_OF_MEMORY,
                               f"mem: {used} MiB used, {limits.mem_mib} MiB asked for")
         if broken is None and self._disk_due and now >= self._disk_due:
+            had = self._had_mib
             broken = self.disk(limits.disk_mib)
+            if broken and 0 <= self._had_mib <= had:  # it was too much before; this one cleans up
+                broken = None
             self._disk_due = now + max(_DISK_NS, (time.monotonic_ns() - now) * _SHARE)
         self._next(now, time.monotonic_ns() - now)
         return broken
@@ -70,10 +75,12 @@ class Meter:
         """Whether the sandbox's directories hold more than that."""
         used = [used_mib(folder) for folder in self._folders]
         if min(used) < 0:
+            self._had_mib = -1
             return ActionState.FAILED, f"disk: directories more than {_DEPTH_MAX} deep"
-        if sum(used) <= limit_mib:
+        self._had_mib = sum(used) + unlinked_mib(self._ward.pids(), self._folders)
+        if self._had_mib <= limit_mib:
             return None
-        return ActionState.FAILED, f"disk: {sum(used)} MiB written, {limit_mib} MiB allowed"
+        return ActionState.FAILED, f"disk: {self._had_mib} MiB written, {limit_mib} MiB allowed"
 
 
 def used_mib(home: str) -> int:
@@ -84,13 +91,50 @@ def used_mib(home: str) -> int:
         path, depth = todo.pop()
         if depth > _DEPTH_MAX:
             return -1
-        try:
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    about = entry.stat(follow_symlinks=False)
-                    blocks += about.st_blocks
-                    if stat.S_ISDIR(about.st_mode):
-                        todo.append((entry.path, depth + 1))
-        except OSError:  # it went, or was closed to us: what is in it stays uncounted
-            continue
+        for inside, about in _entries(path):
+            blocks += about.st_blocks
+            if stat.S_ISDIR(about.st_mode):
+                todo.append((inside, depth + 1))
     return blocks * 512 >> 20
+
+
+def _entries(path: str) -> list[tuple[str, os.stat_result]]:
+    """What lies in a directory. One that its user closed, who may still write in it, is opened for
+    as long as we look."""
+    try:
+        return _scanned(path)
+    except PermissionError:
+        with suppress(OSError):
+            mode = stat.S_IMODE(os.lstat(path).st_mode)
+            os.chmod(path, 0o700)
+            try:
+                return _scanned(path)
+            finally:
+                os.chmod(path, mode)
+    except OSError:  # it went
+        pass
+    return []
+
+
+def _scanned(path: str) -> list[tuple[str, os.stat_result]]:
+    found = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                found.append((entry.path, entry.stat(follow_symlinks=False)))
+    return found
+
+
+def unlinked_mib(pids: list[int], folders: tuple[str, ...]) -> int:
+    """The blocks of files without a name, on the folders' file systems, that processes hold open,
+    in MiB. Those of a process that may not be looked into are missed."""
+    blocks: dict[tuple[int, int], int] = {}
+    devices = {os.stat(folder).st_dev for folder in folders if os.path.exists(folder)}
+    for pid in pids:
+        with suppress(OSError):  # it ended, or may not be looked into
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    about = os.stat(f"/proc/{pid}/fd/{name}")
+                    if not about.st_nlink and about.st_dev in devices:
+                        blocks[about.st_dev, about.st_ino] = about.st_blocks
+    return sum(blocks.values()) * 512 >> 20
