@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from executor_rig import Rig
+from executor_rig import Rig, until
 
 from tangram_hpc.backends.sandbox import tree
 from tangram_hpc.backends.sandbox.backends import Backends
@@ -32,7 +32,6 @@ from tangram_hpc.wire.payload import ExecCall, ExecReturn
 BACKENDS = ("process", "bwrap")
 PIDS, DISK_MIB, OUTPUT_MAX = 64, 32, 100_000
 SHARED = ("/dev/shm", "/tmp", "/var/tmp")
-_CGROUPS = Path("/sys/fs/cgroup")
 
 # What every attack in Python begins with: `attempt` notes what could be done though it must not.
 PRELUDE = """
@@ -74,8 +73,8 @@ class Photo:
     def taken(cls, scratch: Path, token: str) -> Photo:
         shared = {f"{folder}/{name}" for folder in SHARED for name in _names(folder)
                   if token in name}
-        cgroups = {str(path) for path in _CGROUPS.glob("**/tangram-*")
-                   if f"-{os.getpid()}-" in str(path)} if _CGROUPS.exists() else set()
+        cgroups = {path for path, *_ in os.walk("/sys/fs/cgroup")  # others' go while we look
+                   if f"tangram-{os.getpid()}-" in path}
         mounts = {line for line in Path("/proc/self/mountinfo").read_text().splitlines()
                   if str(scratch) in line or token in line}
         mine = {str(p) for p in [os.getpid(), *tree.descendants(os.getpid())]}
@@ -189,8 +188,14 @@ class Duel:
         """A process of the neighbour, as numbered here."""
         host = self.rig.executor._sessions.get(self.neighbour).host  # type: ignore[union-attr]
         assert host is not None
-        shells = [pid for pid in tree.descendants(host.pid)
-                  if b"sha256sum" in (tree.read(f"/proc/{pid}/cmdline") or b"")]
+        shells: list[int] = []
+
+        def found() -> bool:
+            shells[:] = [pid for pid in tree.descendants(host.pid)
+                         if b"sha256sum" in (tree.read(f"/proc/{pid}/cmdline") or b"")]
+            return bool(shells)
+
+        until(found, "the neighbour's shell to run")
         return shells[0]
 
     def goes_on(self) -> None:

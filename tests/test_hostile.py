@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -117,12 +116,11 @@ if os.fork() == 0:
     if os.fork() == 0:
         for fd in range(3):
             os.close(fd)
-        n = 0
-        until = time.monotonic() + 60
+        n, until = 0, time.monotonic() + 60
+        beat = os.open("beat", os.O_WRONLY | os.O_CREAT, 0o600)
         while time.monotonic() < until:
             n += 1
-            if n % 10000 == 0:
-                open("beat", "w").write(str(n))
+            os.pwrite(beat, b"%020d" % n, 0)
     os._exit(0)
 while not os.path.exists("beat"):
     time.sleep(0.01)
@@ -167,7 +165,8 @@ def test_killing_everybody(arena: Arena) -> None:
         assert outcome.state in (ActionState.COMPLETED, ActionState.FAILED)
         source = """
 for number in os.listdir("/proc"):
-    if number.isdigit() and int(number) not in (os.getpid(), os.getppid()):
+    # the first of a pid namespace hears nothing from inside, whatever kill(2) says
+    if number.isdigit() and int(number) not in (os.getpid(), os.getppid() or 1):
         attempt(number, lambda: os.kill(int(number), signal.SIGKILL))
 tell()
 """
@@ -181,7 +180,8 @@ def test_killing_its_parent_costs_only_its_own_action(arena: Arena) -> None:
         duel.rig.file("kept", b"kept", session=duel.attacker)
         outcome, _ = duel.shell("kill -9 $PPID; kill -9 1; sleep 0.2; exit 3")
         assert outcome.state is ActionState.FAILED, outcome
-        assert outcome.exit_code == 3 or "init ended (signal 9" in outcome.reason, outcome
+        # no parent to be seen: then that was its own group
+        assert outcome.signal == 9 or "init ended (signal 9" in outcome.reason, outcome
         assert duel.rig.file("kept", session=duel.attacker)[1].data == b"kept"
         duel.goes_on()
 
@@ -202,8 +202,7 @@ for n in range(40):
         time.sleep(10)
         os._exit(0)
     time.sleep(0.01)
-for n in range(40):
-    os.wait()
+assert not any(os.wait()[1] for n in range(40))
 """
 GROUPLESS = """
 for n in range(8):
@@ -212,8 +211,7 @@ for n in range(8):
         hoard = bytearray(b"x") * (64 << 20)
         time.sleep(10)
         os._exit(0)
-for n in range(8):
-    assert os.wait()[1] == 0
+assert not any(os.wait()[1] for n in range(8))
 """
 
 
@@ -269,13 +267,12 @@ def test_memory_that_belongs_to_no_process(arena: Arena, how: str) -> None:
 # ---- disk and output ----
 
 @pytest.mark.parametrize(("source", "said"), [
-    ("open('big', 'wb').truncate(0)\n"
-     "with open('big', 'wb') as f:\n    for n in range(200): f.write(b'x' << 20 if 0 else b'x' * (1 << 20))",
+    ("with open('big', 'wb') as f:\n    for n in range(200): f.write(b'x' * (1 << 20))",
      "SIGXFSZ"),
     ("for n in range(4000):\n    open(f'{n}', 'wb').write(b'x' * (1 << 16))\ntime.sleep(20)", "disk:"),
     ("top = os.getcwd()\nfor n in range(400):\n    os.mkdir('d'); os.chdir('d')\n"
      "for n in range(100): open(f'{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
-    ("os.mkdir('shut'); os.chdir('shut'); os.chmod('.', 0)\nos.chmod('.', 0o300)\n"
+    ("os.mkdir('shut', 0o300); os.chdir('shut')\n"
      "for n in range(100): open(f'{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
     ("held = []\nfor n in range(100):\n    held.append(open('f', 'wb', buffering=0)); os.unlink('f')\n"
      "    held[-1].write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
@@ -296,19 +293,19 @@ def test_disk_filler(arena: Arena, source: str, said: str) -> None:
     assert DISK_MIB < 100
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_gigabyte_of_output(arena: Arena, stream: bool) -> None:
+@pytest.mark.parametrize(("size", "stream"), [(1_000_000_000, False), (100_000_000, True)])
+def test_a_gigabyte_of_output(arena: Arena, size: int, stream: bool) -> None:
     with arena.duel() as duel:
         host = duel.rig.executor._sessions.get(duel.attacker).host
         assert host is not None
         before = peak_kib(host.pid)
-        lease = duel.rig.begin(ExecCall(shell="head -c 1000000000 /dev/zero; echo e >&2; exit 4",
+        lease = duel.rig.begin(ExecCall(shell=f"head -c {size} /dev/zero; echo e >&2; exit 4",
                                         stream=stream), Kind.EXEC, session=duel.attacker)
         outcome, back, _ = duel.rig.end(lease)
         assert (outcome.state, outcome.exit_code) == (ActionState.FAILED, 4), outcome
         pieces = duel.rig.pieces.get(lease, []) if stream else [(1, back.stdout), (2, back.stderr)]
         sizes = {n: sum(len(data) for s, data in pieces if s == n) for n in (1, 2)}
-        assert sizes == {1: OUTPUT_MAX, 2: 2} and back.cut == (1_000_000_000 - OUTPUT_MAX, 0)
+        assert sizes == {1: OUTPUT_MAX, 2: 2} and back.cut == (size - OUTPUT_MAX, 0)
         assert peak_kib(host.pid) - before < 4000, "its init holds what it must not keep"
         duel.goes_on()
 
@@ -356,8 +353,8 @@ while not os.path.exists("go"):
     with arena.duel() as duel:
         lease = duel.rig.begin(ExecCall(argv=program(source, port)), Kind.EXEC,
                                session=duel.attacker)
-        duel.rig.until(lambda: duel.rig.file("up", session=duel.attacker)[0].state
-                       is ActionState.COMPLETED)
+        until(lambda: duel.rig.file("up", session=duel.attacker)[0].state
+              is ActionState.COMPLETED, "it to be up")
         with socket.socket() as client, pytest.raises(ConnectionRefusedError):
             client.connect(("127.0.0.1", port))
         duel.rig.file("go", b"", session=duel.attacker)
@@ -474,9 +471,9 @@ for folder, below, names in os.walk("/sys/fs/cgroup"):
         if name in ("cgroup.procs", "tasks", "memory.max", "memory.limit_in_bytes",
                     "cpuset.cpus", "pids.max", "cgroup.kill", "cgroup.subtree_control"):
             attempt(f"{folder}/{name}", lambda: write(f"{folder}/{name}", "1"))
-for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/self/oom_score_adj",
-             "/proc/sys/kernel/shmmax"):
-    attempt(path, lambda: write(path, "-1000" if "oom" in path else "1"))
+for path in ("sys/kernel/core_pattern", "sys/kernel/shmmax", "sys/vm/drop_caches", "sysrq-trigger",
+             "sys/net/ipv4/ip_forward", "irq/default_smp_affinity"):
+    attempt(path, lambda: os.open(f"/proc/{path}", os.O_WRONLY))
 tell()
 """
 
@@ -509,8 +506,10 @@ attempt("nice all", lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19) if sys
 attempt("batch", lambda: os.sched_setscheduler(victim, os.SCHED_IDLE, os.sched_param(0)))
 import resource
 attempt("limit", lambda: resource.prlimit(victim, resource.RLIMIT_CPU, (1, 1)))
-for name in ("mem", "environ", "maps", "cwd", "root", "fd", "fd/1", "root/etc/shadow", "stack"):
-    attempt(name, lambda: os.open(f"/proc/{victim}/{name}", os.O_RDONLY))
+for name in ("mem", "environ", "maps", "auxv", "stack", "syscall", "root/etc/passwd", "fd/0"):
+    attempt(name, lambda: os.read(os.open(f"/proc/{victim}/{name}", os.O_RDONLY), 64))
+for name in ("cwd", "root", "fd/1", "exe"):
+    attempt(name, lambda: os.readlink(f"/proc/{victim}/{name}"))
 for name in ("oom_score_adj", "coredump_filter", "clear_refs", "comm"):
     attempt(name, lambda: os.open(f"/proc/{victim}/{name}", os.O_WRONLY))
 tell()
@@ -540,9 +539,7 @@ def test_a_function_may_not_speak_for_others(arena: Arena) -> None:
         os.write(3, frame(Ended(lease, Outcome(ActionState.COMPLETED), b"", True)))
         return "said"
 
-    with arena.duel() as duel:
-        began = time.monotonic()
-        assert duel.rig.value(lie, duel.lease) == "said"
-        assert duel.lease not in duel.rig.done and time.monotonic() > began
-        before = arena.rig.processes()
-    until(lambda: set(arena.rig.processes()) <= set(before), "the sessions' processes to go")
+    assert arena.rig.value(lie, 999_999) == "said"
+    with arena.duel() as duel:  # which asserts that the neighbour goes on
+        assert arena.rig.value(lie, duel.lease) == "said"
+        assert arena.rig.value(os.getpid) in arena.rig.processes()
