@@ -38,6 +38,8 @@ class Meter:
         self._limits = limits
         self._watch = watch and bool(limits.mem_mib or limits.pids)
         self._disk_due = now + _DISK_NS if limits.disk_mib else 0
+        if limits.disk_mib and self._had_mib > limits.disk_mib:
+            self.disk(limits.disk_mib)  # what is there now: only more is this one's doing
         self._next(now)
 
     def end(self) -> None:
