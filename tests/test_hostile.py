@@ -233,7 +233,8 @@ def fill(fd):
 def memory_file():
     fill(os.memfd_create("hoard"))
 def segment():
-    libc.shmat.restype, libc.shmat.argtypes = ctypes.c_void_p, [ctypes.c_int] + [ctypes.c_void_p] * 2
+    libc.shmat.restype = ctypes.c_void_p
+    libc.shmat.argtypes = [ctypes.c_int] + [ctypes.c_void_p] * 2
     libc.shmdt.argtypes = [ctypes.c_void_p]
     for n in range(20):
         number = libc.shmget(0, 32 << 20, 0o1600)
@@ -501,8 +502,8 @@ if hasattr(os, "pidfd_open"):
     attempt("pidfd", lambda: signal.pidfd_send_signal(os.pidfd_open(victim), signal.SIGKILL))
 attempt("affinity", lambda: os.sched_setaffinity(victim, {0}))
 attempt("nice", lambda: os.setpriority(os.PRIO_PROCESS, victim, 19))
-attempt("nice all", lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19) if sys.argv[2] == "process"
-        else os.stat("/none"))
+if sys.argv[2] == "process":  # with a pid namespace all of a user are those in it
+    attempt("nice all", lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19))
 attempt("batch", lambda: os.sched_setscheduler(victim, os.SCHED_IDLE, os.sched_param(0)))
 import resource
 attempt("limit", lambda: resource.prlimit(victim, resource.RLIMIT_CPU, (1, 1)))

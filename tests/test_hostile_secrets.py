@@ -105,8 +105,8 @@ MACHINE = """
 for path in sys.argv[1:]:
     attempt(path, lambda: os.read(os.open(path, os.O_RDONLY), 10))
     attempt("write " + path, lambda: os.open(path, os.O_WRONLY))
-for path in ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2", "/run/dbus/system_bus_socket",
-             "/run/systemd/private", "/var/run/docker.sock"):
+for path in ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2",
+             "/run/dbus/system_bus_socket", "/run/systemd/private", "/var/run/docker.sock"):
     def reach():
         with socket.socket(socket.AF_UNIX) as s:
             s.connect(path)
@@ -174,7 +174,7 @@ def test_no_path_leads_out(arena: Arena) -> None:
         other = duel.home(duel.neighbour) / "work"
         made = duel.shell(
             f"ln -s {outside} l1; ln -s {arena.outside} l2; ln -s ../../.. l3; ln -s / l4; "
-            f"ln -s /proc/self/root/etc l5; ln -s {other} l6; mkdir d; ln -s ../../x d/up; "
+            f"ln -s /proc/self/cwd/../../etc l5; ln -s {other} l6; mkdir d; ln -s ../../x d/up; "
             "ln -s l7 l7; mkfifo pipe")
         assert made[0].state is ActionState.COMPLETED
         for path in ("l1", "l2/secret", "l3/outside/secret", "l4/etc/passwd", "l5/passwd",

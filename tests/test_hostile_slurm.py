@@ -1,4 +1,4 @@
-"""The hostile suite inside a real job step, as the cluster's user, where no cgroup is his to write."""
+"""The hostile suite inside a real job step, as the cluster's user, who may write no cgroup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hostile suite again as a user without any power: what holds root's sandboxes must hold his."""
+"""The hostile suite again as a user without any power: what holds for root must hold for him."""
 
 from __future__ import annotations
 

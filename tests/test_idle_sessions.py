@@ -111,14 +111,15 @@ def test_a_fork_has_all_files_and_its_own(arena: Arena) -> None:
     before = arena.photo()
     origin = arena.open()
     made, _ = arena.rig.shell(
-        "mkdir -p a/b empty shut; echo 1 >a/b/f; chmod 741 a/b/f; ln -s b/f a/link; ln -s /none gone;"
-        " ln a/b/f a/hard; mkfifo pipe; truncate -s 20M sparse; echo x >shut/f; chmod 500 shut;"
+        "mkdir -p a/b empty shut; echo 1 >a/b/f; chmod 741 a/b/f; ln -s b/f a/link; ln -s /none "
+        "gone; ln a/b/f a/hard; mkfifo pipe; truncate -s 20M sparse; echo x >shut/f; chmod 500 shut;"
         " printf x >'odd name\n\t*'; touch -d @1000000000 old; echo t >$TMPDIR/t", session=origin)
     assert made.state is ActionState.COMPLETED, made
     copy = arena.open(origin=origin)
-    show = ("cat a/link a/hard $TMPDIR/t; stat -c %a a/b/f shut; stat -c '%Y' old; stat -c %h a/hard;"
-            "stat -c %s sparse; du -m sparse | cut -f1; readlink gone; test -p pipe && test -d empty "
-            "&& cat odd*")
+    show = ("cat a/link a/hard $TMPDIR/t; stat -c %a a/b/f shut; "
+            "stat -c '%Y' old; stat -c %h a/hard; "
+            "stat -c %s sparse; du -m sparse | cut -f1; readlink gone; test -p pipe && "
+            "test -d empty && cat odd*")
     (first, one), (second, two) = (arena.rig.shell(show, session=n) for n in (origin, copy))
     assert first.state is second.state is ActionState.COMPLETED, (first, one, second, two)
     assert one.stdout == two.stdout and one.stdout.startswith(b"1\n1\nt\n741\n500\n1000000000\n2\n")

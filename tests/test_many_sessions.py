@@ -65,7 +65,7 @@ def waits_for(cluster: LocalCluster, session: Session, reason: str) -> None:
 
 
 def many(count: int, actions: int, home: Path) -> None:
-    before = {p for p in tree.descendants(os.getpid())}
+    before = set(tree.descendants(os.getpid()))
     with LocalCluster(cpus=2, mem_mib=MEM_MIB * count, warm=0, home=home) as cluster:
         sessions = [cluster.session(mem=MEM_MIB) for _ in range(count)]
         for session in sessions:
