@@ -19,7 +19,7 @@ from pathlib import Path
 
 from .backends.access import Access, mark_ended, read_access, write_access
 from .backends.clock import SystemClock
-from .backends.cpu import affinity, memory
+from .backends.cpu import affinity, enforce, memory
 from .backends.journal import FileJournal
 from .backends.loop import LoopTimer, die_on_broken_law, watch_lifeline
 from .backends.rundir import home, job_dir, make_job_dir, make_scratch
@@ -44,7 +44,9 @@ from .gateway.watchdog import watch
 from .ports import Dial, Executor, Reports, SandboxSettings
 from .version import VERSION
 from .wire.message import WorkerWelcome
-from .worker.driver import WorkerDriver
+from .worker.driver import AHEAD, WorkerDriver
+
+_GAP_S = 0.001  # of a busy broker or worker, see there
 
 # ---- broker ------------------------------------------------------------------------------------
 
@@ -71,7 +73,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     settings = Settings(
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
-        user=getpass.getuser(), version=VERSION)
+        user=getpass.getuser(), version=VERSION, gap_s=_GAP_S)
     broker = Broker(Scheduler(make_placer(config.placer)), journal, SystemClock(),
                     LoopTimer(loop), settings, ended.set)
     key = os.urandom(32)
@@ -219,7 +221,7 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
         name=name or (place.node if place is not None else "") or host, host=host, cores=cores,
         mem_mib=int(mem * config.mem_overcommit),
         gpus=place.gpus if place is not None else (), component=component,
-        pinned=count <= len(real),
+        pinned=count <= len(real), ahead=AHEAD,
         ends_at_ns=place.ends_at_s * 10**9 if place is not None else 0,
         backends=backends.trusted, untrusted=backends.untrusted)
 
@@ -250,6 +252,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     access = await_access(plan.access, _SHARED_FS_S)
     backends = Backends.probed(config.isolation, config.read_paths)
     spec = node_spec(config, environ, backends, plan.component, plan.name)
+    enforce.sweep()  # what workers that were killed here left; `make_scratch` does so for its own
     scratch = make_scratch(environ, config.scratch, "worker")
     ended: asyncio.Future[str] = loop.create_future()
     timer = LoopTimer(loop)
@@ -268,7 +271,8 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
 
     try:
         link = SocketLink(dial(access.addresses, access.key, access.job), loop)
-        driver = WorkerDriver(access.job, spec, link, timer, make_executor, ended.set_result)
+        driver = WorkerDriver(access.job, spec, link, timer, make_executor, ended.set_result,
+                              _GAP_S)
         link.attach(lambda parcel: driver.receive(*parcel), lambda: None, on_lost)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, driver.stop, f"signal {number.name}")

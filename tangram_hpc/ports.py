@@ -86,6 +86,10 @@ class Reports(Protocol):
         """Nothing of a lease that finished without `clean` is left."""
         ...
 
+    def returned(self, lease: int) -> None:
+        """A lease that it took ahead has not begun and will not."""
+        ...
+
     def output(self, lease: int, stream: int, data: bytes) -> None:
         """A piece of a streamed command's output."""
         ...
@@ -128,6 +132,16 @@ class Executor(Protocol):
 
     def start(self, order: Start, payload: memoryview) -> None:
         """Runs an action; `finished` follows, whatever happens."""
+        ...
+
+    def follow(self, order: Start, payload: memoryview) -> bool:
+        """Takes an action whose turn comes when the lease `order.after` is gone; False: not now,
+        keep it until then."""
+        ...
+
+    def take_back(self, lease: int) -> bool:
+        """Forgets a lease that it took ahead, if that has not begun; says whether. Others behind it
+        may be given back by that."""
         ...
 
     def kill(self, lease: int, state: ActionState, reason: str) -> None:

@@ -79,6 +79,9 @@ class Rig:
 
         self.executor = self.loop.run_until_complete(make())
 
+    def returned(self, lease: int) -> None:
+        self.events.append(("returned", lease))
+
     def started(self, lease: int) -> None:
         self.events.append(("started", lease))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tangram_hpc.assemble import node_spec, sandbox_settings
+from tangram_hpc.backends.sandbox.backends import Backends
 from tangram_hpc.config import load_config
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.ports import SandboxSettings
@@ -56,11 +57,15 @@ def test_lists_come_from_the_environment_as_text(tmp_path: Path) -> None:
 def test_settings_reach_the_node_and_its_sandboxes() -> None:
     config = load_config({}, {"mem_overcommit": 2.5, "mem_mib": 100, "disk_mib": 7, "warm": 3,
                               "starts_max": 2, "session_pids": 99, "read_paths": ["/opt"]})
-    assert node_spec(config, {}).mem_mib == 250
+    backends = Backends(("process", "podman"), ("podman",))
+    spec = node_spec(config, {}, backends)
+    assert (spec.mem_mib, spec.backends, spec.untrusted) == (250, backends.trusted, ("podman",))
     told = sandbox_settings(config, WorkerWelcome(1, "", 5.0, 4096))
     assert told == SandboxSettings(7, 99, 2, "", "", ("/opt",), 3, 5.0, 4096)
-    with pytest.raises(InvalidInput, match="`isolation`: 'enroot' does not work on"):
-        node_spec(load_config({}, {"isolation": "enroot"}), {})
+    with pytest.raises(InvalidInput, match="`isolation`: enroot cannot be used here"):
+        Backends.probed("enroot")
+    with pytest.raises(InvalidInput, match=r"`read_paths`: .*all of"):
+        Backends.probed(read_paths=["/"])
 
 
 def test_a_named_file_must_be_there(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_environment_is_clean_and_tells_the_grant(rig: Rig) -> None:
     assert env["TANGRAM_CPUS"] == env["OMP_NUM_THREADS"] == units
     assert env["MAKEFLAGS"] == f"-j{units}" and env["PYTEST_XDIST_AUTO_NUM_WORKERS"] == units
     assert env["MINE"] == "1" and env["CUDA_VISIBLE_DEVICES"] == ""
-    assert env["TMPDIR"].endswith("/tmp") and env["HOME"].endswith("/work") and "PATH" in env
+    assert env["TMPDIR"].endswith("/tmp") and env["HOME"].endswith("/home") and "PATH" in env
     assert not SECRETS.keys() & env.keys()
     _, back = rig.exec("/usr/bin/env", env={"A": "b"}, clean_env=False, gpus=(1, 3))
     told = sorted(back.stdout.split())
@@ -128,8 +128,8 @@ def test_units_are_bound_and_moved(rig: Rig) -> None:
     rig.open()
     lease = rig.begin(ExecCall(argv=(sys.executable, "-c", program)), Kind.EXEC, session=1)
     home = next(rig.scratch.glob("worker-*"))
-    rig.until(lambda: len(list(home.glob("*/work/up*"))) == 2)
-    pids = [int(path.name[2:]) for path in home.glob("*/work/up*")]
+    rig.until(lambda: len(list(home.glob("*/home/up*"))) == 2)
+    pids = [int(path.name[2:]) for path in home.glob("*/home/up*")]
     rig.loop.call_soon(rig.executor.resize, lease, rig.cores)
     rig.until(lambda: all(os.sched_getaffinity(t) == set(rig.cores)
                           for pid in pids for t in tree.threads(pid)))
@@ -152,7 +152,7 @@ def test_a_command_finds_how_many_cpus_it_has_now(tmp_path: Path) -> None:
     text = 'while :; do n=$(cat $TANGRAM_CPUS_FILE); echo $n >> seen; [ $n = 0 ] && exit; done'
     rig.open()
     lease = rig.begin(ExecCall(shell=text), Kind.EXEC, session=1, cores=tuple(range(5)))
-    seen = lambda: next(iter(rig.scratch.glob("worker-*/*/work/seen")), None)  # noqa: E731
+    seen = lambda: next(iter(rig.scratch.glob("worker-*/*/home/seen")), None)  # noqa: E731
     for units in (5, 16, 0):
         if units != 5:
             rig.loop.call_soon(rig.executor.resize, lease, tuple(range(units)))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tangram_hpc.backends.sandbox import holders, probe
+from tangram_hpc.backends.sandbox import holders, probe, scratch
 
 READ = ["/usr", "/bin", "/lib", "/lib64", "/sbin"]
 BWRAP = holders.RUNTIMES["bwrap"]
@@ -36,8 +36,9 @@ sys.stdin.read()
 
 
 def start(home: Path, script: str) -> subprocess.Popen[str]:
-    (home / "tmp").mkdir(exist_ok=True)
-    return subprocess.Popen([sys.executable, "-c", HOST, str(home), script, *READ], text=True,
+    place = str(home / "place")
+    scratch.make(place)
+    return subprocess.Popen([sys.executable, "-c", HOST, place, script, *READ], text=True,
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
@@ -57,7 +58,7 @@ def test_the_view(tmp_path: Path) -> None:
     assert set(lines[0].split()) == {"bin", "dev", "lib", "lib64", "proc", "sbin", "session", "tmp",
                                      "usr"}
     assert lines[1:6] == ["/session", "sandbox", "ro", "shm", "shielded"]
-    assert (tmp_path / "mine").stat().st_uid == os.geteuid()
+    assert (tmp_path / "place/home/mine").stat().st_uid == os.geteuid()
     assert not os.path.exists("/dev/shm/f")
 
 

@@ -213,11 +213,11 @@ def test_a_lost_way_costs_nothing(tmp_path: Path) -> None:
 
 def test_a_killed_worker_ends_or_repeats_its_actions(tmp_path: Path) -> None:
     with LocalCluster(cpus=1, workers=2, home=tmp_path) as c:
-        once = [c.submit(["sleep", "0.6"], retries=0) for _ in range(2)]
-        again = [c.submit(["sleep", "0.3"], retries=3) for _ in range(2)]
         session = c.session()
         session.opened.result(30)
-        time.sleep(0.3)
+        once = [c.submit(["sleep", "3"], retries=0) for _ in range(2)]
+        again = [c.submit(["sleep", "0.3"], retries=3) for _ in range(2)]
+        time.sleep(0.5)
         victim = c._children[1]
         os.kill(victim.pid, signal.SIGKILL)
         ended = [f.exception(60) for f in once]

@@ -51,12 +51,15 @@ def test_public_names_have_docstrings() -> None:
     assert bare == []
 
 
+SKIPPED = {".git", ".venv", ".vm", ".hypothesis", "__pycache__", ".mypy_cache", ".ruff_cache"}
+
+
 def test_nothing_names_machines_or_registries() -> None:
     # put together here so that this file does not name them either
     banned = ["/" + "work/", "/" + "root/", "py" + "pi.org", "files.python" + "hosted"]
     tracked = [p for p in REPO.rglob("*") if p.is_file() and p.suffix in
                {".py", ".md", ".toml", ".sbatch", ".sh", ".json", ""}
-               and not {".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache"} & set(p.parts)
+               and not SKIPPED & set(p.parts)
                and ".egg-info" not in str(p)]
     found = [f"{p.relative_to(REPO)}: {word}" for p in tracked
              for word in banned if word in p.read_text(errors="replace")]

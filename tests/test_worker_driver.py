@@ -19,6 +19,7 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import ProtocolError
+from tangram_hpc.ports import SandboxSettings
 from tangram_hpc.wire import message as ms
 from tangram_hpc.wire.payload import ExecCall, decode, encode
 from tangram_hpc.worker.driver import BEAT_S, PING_S, WorkerDriver
@@ -189,8 +190,9 @@ def test_with_the_real_executor(tmp_path: Path) -> None:
 
         def make(reports: Any, welcome: ms.WorkerWelcome) -> SandboxExecutor:
             return SandboxExecutor(reports, FolderStore(welcome.store), tmp_path / "scratch",
-                                   affinity.usable(), kill_wait_s=welcome.kill_wait_s,
-                                   output_max=welcome.output_max)
+                                   affinity.usable(), SandboxSettings(
+                                       kill_wait_s=welcome.kill_wait_s,
+                                       output_max=welcome.output_max))
 
         driver = WorkerDriver("7", SPEC, wire, LoopTimer(loop), make, lambda _: ended.set())
         driver.start()

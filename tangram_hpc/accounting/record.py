@@ -13,7 +13,7 @@ from ..domain.action import Action
 from ..domain.ids import client_of
 from ..domain.node import NodeSpec
 from ..domain.outcome import Outcome
-from ..domain.states import ActionState
+from ..domain.states import ENDED, ActionState
 
 
 @dataclass(slots=True)
@@ -83,6 +83,9 @@ class Fold:
         self._gone: set[int] = set()
         self._reserved: dict[int, tuple[int, int]] = {}  # session -> (since, cores)
         self._by_lease: dict[int, ActionRecord] = {}
+        self._ahead: dict[int, ev.LeaseGranted] = {}  # by the lease that each begins after
+        self._before: dict[int, int] = {}  # and the other way round
+        self._doomed: dict[int, ActionState] = {}  # actions that end so when their lease does
         self.last_ns = 0
 
     def add(self, event: ev.Event) -> None:
@@ -117,6 +120,15 @@ class Fold:
                 self._by_lease[event.lease].grants.append((event.at, event.cores))
             case ev.LeaseFinished():
                 self._finished(event)
+            case ev.LeaseReleased():
+                self._off(event.lease, event.at)
+            case ev.LeaseReturned():
+                self._returned(event)
+            case ev.SessionClosing():
+                for lease in self._before:
+                    if self._by_lease[lease].action.session == event.session:
+                        doomed = self._by_lease[lease].action.id
+                        self._doomed.setdefault(doomed, ActionState.CANCELLED)
 
     def close(self) -> None:
         """The job is over, or this is all there is: amounts still held end with the last event."""
@@ -137,24 +149,57 @@ class Fold:
         if record is not None and record.state is ActionState.PENDING:
             record.state, record.end_ns = event.state, event.at
             record.outcome = Outcome(event.state, reason=event.reason)
+        elif record is not None and record.state not in ENDED:
+            self._doomed[event.action] = event.state
 
     def _granted(self, event: ev.LeaseGranted) -> None:
         record = self.records[event.action]
-        record.start_ns, record.attempt = event.at, event.attempt
-        record.node, record.gpus = self._nodes[event.node][0], event.gpus
-        record.grants = [(event.at, event.cores)]
         record.state = ActionState.CONFIGURING
         self._by_lease[event.lease] = record
+        if event.after:
+            record.start_ns, record.grants = 0, []
+            self._ahead[event.after], self._before[event.lease] = event, event.after
+        else:
+            self._begin(record, event, event.at)
+
+    def _begin(self, record: ActionRecord, event: ev.LeaseGranted, at: int) -> None:
+        record.start_ns, record.attempt = at, event.attempt
+        record.node, record.gpus = self._nodes[event.node][0], event.gpus
+        record.grants = [(at, event.cores)]
+
+    def _off(self, lease: int, at: int) -> None:
+        """A lease is gone from its units: the one that was granted after it is next."""
+        after = self._ahead.pop(lease, None)
+        before = self._before.pop(lease, 0)
+        if after is None:
+            if before:
+                del self._ahead[before]
+        elif before:  # it was itself still ahead
+            self._ahead[before], self._before[after.lease] = after, before
+        else:
+            del self._before[after.lease]
+            self._begin(self._by_lease[after.lease], after, at)
+
+    def _returned(self, event: ev.LeaseReturned) -> None:
+        record = self._by_lease.pop(event.lease)
+        self._off(event.lease, event.at)
+        doomed = self._doomed.pop(record.action.id, None)
+        record.state = doomed or ActionState.PENDING
+        if doomed is not None:
+            record.end_ns, record.outcome = event.at, Outcome(doomed)
 
     def _finished(self, event: ev.LeaseFinished) -> None:
         record = self._by_lease.pop(event.lease, None)
         if record is None:
             return
+        if event.clean:
+            self._off(event.lease, event.at)
         record.end_ns, record.outcome, record.state = event.at, event.outcome, event.outcome.state
         self.usage.lent_ns += record.cpu_held_ns
         self.usage.burnt_ns += event.outcome.cpu_ns
-        again = (event.outcome.state is ActionState.NODE_FAIL and not record.action.session
-                 and record.attempt < record.action.attempts_max)
+        doomed = self._doomed.pop(record.action.id, None)
+        again = (doomed is None and event.outcome.state is ActionState.NODE_FAIL
+                 and not record.action.session and record.attempt < record.action.attempts_max)
         if again:
             record.state = ActionState.PENDING
 

@@ -28,11 +28,13 @@ from .status import info, nodes, pending
 
 SILENCE_S = 30.0  # a worker that says nothing for so long is lost
 _WATCH_S = 2.0
+_MANY = 16  # messages in one beat that make a broker a busy one; leases ahead do so too
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a broker is told at its start. `nodes` is how many workers are expected."""
+    """What a broker is told at its start. `nodes` is how many workers are expected; `gap_s` passes
+    between two beats of a busy broker, so that they are few and large."""
 
     job: str
     store: str
@@ -45,6 +47,7 @@ class Settings:
     version: str = ""
     services: tuple[ServiceSpec, ...] = ()
     endpoints: tuple[EndpointSpec, ...] = ()
+    gap_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -72,6 +75,7 @@ class Broker:
         self._touched: dict[int, Link] = {}  # links to flush at the end of the beat
         self._liveness = Liveness(int(SILENCE_S * 1e9))
         self._beat_due = False
+        self._heard = 0  # messages since the last beat
         self._wake_at = 0
         self.ended = False
 
@@ -113,6 +117,7 @@ class Broker:
         """One message of a conversation."""
         if self.ended:
             return
+        self._heard += 1
         if talk.client:
             self._from_client(talk, message, payload)
         elif talk.node:
@@ -257,6 +262,10 @@ class Broker:
             case ms.Released(lease=lease):
                 if self._owns(talk, lease):
                     self._happen(ev.LeaseReleased(now, lease))
+            case ms.Returned(leases=leases):
+                for lease in leases:
+                    if self._owns(talk, lease):
+                        self._happen(ev.LeaseReturned(now, lease))
             case ms.Started(leases=leases):
                 for lease in leases:
                     if self._owns(talk, lease):
@@ -306,7 +315,7 @@ class Broker:
             case de.StartLease():
                 action = self.scheduler.ledger.actions[order.action].action
                 self._tell(order.node, ms.Start(order.lease, action, order.cores, order.gpus,
-                                                restore_ns=order.restore_ns),
+                                                restore_ns=order.restore_ns, after=order.after),
                            self._payloads[order.action])
             case de.Reply():
                 self._reply(order, payload)
@@ -357,9 +366,9 @@ class Broker:
             self._timer.after(0, self._beat)
 
     def _beat(self) -> None:
-        self._beat_due = False
         if self.ended:
             return
+        self._beat_due = True
         while events := self.scheduler.plan(self._now()):
             for event in events:
                 self._happen(event)
@@ -368,6 +377,11 @@ class Broker:
             link.flush()
         replies, self._replies = self._replies, []
         self._journal.commit(lambda: self._send(replies))
+        busy = self._heard >= _MANY or self.scheduler.ledger.ahead > 0
+        self._beat_due = busy and self._heard > 0 and self.settings.gap_s > 0
+        if self._beat_due:
+            self._timer.after(self.settings.gap_s, self._beat)
+        self._heard = 0
         self._arm()
 
     def _send(self, replies: list[tuple[int, ms.Message, Buffer | None]]) -> None:

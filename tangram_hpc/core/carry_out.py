@@ -46,6 +46,7 @@ class Carrier:
     def _may_resize(self, lease: LeaseEntry, resizing: Resizing) -> None:
         action = self._ledger.actions[lease.action].action
         assert action.resizable and lease.key == "cpu" and not lease.reserved, f"fixed: {lease}"
+        assert len(lease.chain) == 1, f"others follow on its unit: {lease}"
         assert self._now >= lease.resizable_at, f"too soon after its last change: {lease}"
         assert 0 <= resizing.units <= action.degrees[-1], f"{resizing} of {action.degrees}"
 

@@ -122,6 +122,10 @@ class _Ahead:
         being cleaned, clients that are away and may come back."""
         now = self._now
         self._ledger.expiring.clear()
+        for node in self._ledger.nodes.values():
+            node.ahead = 0
+        for lease in [x for x in self._ledger.leases.values() if not x.begun][::-1]:
+            self._happen(ev.LeaseReturned(now, lease.lease))
         for lease in [x for x in self._ledger.leases.values() if x.state is LeaseState.RELEASING]:
             self._happen(ev.LeaseReleased(now, lease.lease))
         for session in list(self._ledger.sessions.values()):

@@ -48,9 +48,10 @@ class NodeEntry:
     cores: CoreSet
     gpus: GpuSet
     free_mem_mib: int
+    ahead: int = 0  # of its spec
     state: NodeState = NodeState.UP
     sessions: dict[int, None] = field(default_factory=dict)
-    leases: dict[int, None] = field(default_factory=dict)
+    leases: dict[int, None] = field(default_factory=dict)  # those that have begun
     news: int = 0  # grows when somebody comes to wait here, or when units come free
 
 
@@ -104,7 +105,10 @@ class ActionEntry:
 
 @dataclass(slots=True)
 class LeaseEntry:
-    """What is lent to one attempt of an action; the fencing key."""
+    """What is lent to one attempt of an action; the fencing key.
+
+    `chain` holds the leases of one unit in order: the first has begun, each of the others begins
+    when those before it are gone and holds nothing until then."""
 
     lease: int
     action: int
@@ -114,16 +118,23 @@ class LeaseEntry:
     mem_mib: int
     session: int
     reserved: bool  # its cores are its session's own
-    granted_at: int
+    granted_at: int  # when it began
+    chain: dict[int, None]
     key: str = "cpu"
     grants: list[tuple[int, int]] = field(default_factory=list)  # (since, units), first at start
+    ahead: bool = False  # it was granted while others were before it
     restore_ns: int = 0  # what of its time goes into bringing its service in
     state: LeaseState = LeaseState.GRANTED
 
     @property
     def units(self) -> int:
         """Units of its key resource that it holds now."""
-        return self.grants[-1][1]
+        return self.grants[-1][1] if self.grants else 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether it holds its units."""
+        return bool(self.grants)
 
     @property
     def resizable_at(self) -> int:
@@ -132,6 +143,8 @@ class LeaseEntry:
 
     def spans(self, until: int) -> list[tuple[int, int]]:
         """(units, ns) of each size it had up to a time, restores left out."""
+        if not self.grants:
+            return []
         ends = [since for since, _ in self.grants[1:]] + [until]
         spans, late = [], self.restore_ns
         for (since, units), end in zip(self.grants, ends, strict=True):
@@ -159,6 +172,8 @@ class Ledger:
     estimator: Estimator = field(default_factory=Estimator)
     demand: Demand = field(default_factory=Demand)
     news: int = 0  # grows when somebody comes to wait who may start on any node
+    ahead: int = 0  # leases that have not begun
+    short: dict[tuple[int, int], int] = field(default_factory=dict)  # (node, unit) -> see `ahead`
     complete: bool = False  # all expected nodes have joined
     next_lease: int = 1
     next_node: int = 1
@@ -179,6 +194,9 @@ class Ledger:
             assert (entry.lease != 0) == (not pending and entry.state not in ENDED), f"{entry}"
         for lease in self.leases.values():
             assert lease.node in self.nodes, f"{lease} on no node"
+        assert self.ahead == sum(not x.begun for x in self.leases.values()), f"{self.ahead} ahead"
+        for lease in self.leases.values():
+            assert lease.begun == (next(iter(lease.chain)) == lease.lease), f"{lease} begins wrong"
         for name, endpoint in self.endpoints.items():
             busy = sum(1 for x in self.leases.values() if endpoint_of(x.key) == name)
             assert busy == endpoint.busy <= endpoint.spec.concurrency, f"{endpoint}: {busy} inside"

@@ -23,6 +23,7 @@ from ..domain.outcome import Outcome
 from ..domain.service import endpoint_of, service_of
 from ..domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
 from .admission import misfit, misfit_of_session
+from .ahead import ahead, is_short
 from .carry_out import Carrier
 from .core_sets import CoreSet
 from .gpu_blocks import GpuSet
@@ -72,6 +73,7 @@ class Scheduler(SessionFacts):
             ev.LeaseResized: self._lease_resized,
             ev.LeaseFinished: self._lease_finished,
             ev.LeaseReleased: self._lease_released,
+            ev.LeaseReturned: self._lease_returned,
         }
 
     # ---- the three verbs ---------------------------------------------------------------------
@@ -85,8 +87,10 @@ class Scheduler(SessionFacts):
         """What to do now, as events to journal and handle in this order; to be called again until
         it has nothing to do. Changes nothing of the state."""
         events = lapsed(self.ledger, now)
-        if events or not (self.dirty or 0 < self._place_due() <= now):
+        if events:
             return events
+        if not (self.dirty or 0 < self._place_due() <= now):
+            return ahead(self.ledger, now) if self.ledger.short else events
         placement = self.placer.place(snapshot(self.ledger, now))
         if placement.openings:  # what waits in them competes in its turn where they stand at once
             placement = Placement(placement.openings)
@@ -95,7 +99,7 @@ class Scheduler(SessionFacts):
             self._placed_at = now
         events = Carrier(self.ledger, now).events(placement)
         self.dirty = False
-        return events
+        return events or (ahead(self.ledger, now) if self.ledger.short else events)
 
     def next_deadline(self) -> int:
         """When `plan` has something to do although nothing happens (epoch ns); 0 for never: a grace
@@ -165,7 +169,7 @@ class Scheduler(SessionFacts):
     def _node_joined(self, event: ev.NodeJoined) -> list[Decision]:
         spec = event.spec
         self.ledger.nodes[event.node] = NodeEntry(
-            event.node, spec, CoreSet(spec.cores), GpuSet(spec.gpus), spec.mem_mib)
+            event.node, spec, CoreSet(spec.cores), GpuSet(spec.gpus), spec.mem_mib, spec.ahead)
         self.ledger.next_node = max(self.ledger.next_node, event.node + 1)
         self.dirty = True
         return []
@@ -180,7 +184,12 @@ class Scheduler(SessionFacts):
         outcome = Outcome(ActionState.NODE_FAIL, reason=f"node {node.spec.name}: {fact.reason}")
         events: list[ev.Event] = [fact]
         for lease in node.leases:
-            if self.ledger.leases[lease].state is LeaseState.RELEASING:
+            entry = self.ledger.leases[lease]
+            for later in list(entry.chain)[:0:-1]:
+                events.append(ev.LeaseFinished(fact.at, later, outcome, True)
+                              if self.ledger.leases[later].session
+                              else ev.LeaseReturned(fact.at, later))
+            if entry.state is LeaseState.RELEASING:
                 events.append(ev.LeaseReleased(fact.at, lease))
             else:
                 events.append(ev.LeaseFinished(fact.at, lease, outcome, True))
@@ -302,10 +311,11 @@ class Scheduler(SessionFacts):
         session = ledger.sessions.get(entry.action.session)
         reserved = session is not None and bool(session.cores)
         action, key = entry.action, entry.action.key
-        units = 1 if endpoint_of(key) else len(event.gpus if service_of(key) else event.cores)
+        chain = ledger.leases[event.after].chain if event.after else {}
+        chain[event.lease] = None
         lease = LeaseEntry(event.lease, event.action, event.node, event.cores, event.gpus,
-                           action.mem_mib, action.session, reserved, event.at, key,
-                           [(event.at, units)], event.restore_ns)
+                           action.mem_mib, action.session, reserved, event.at, chain, key,
+                           ahead=bool(event.after), restore_ns=event.restore_ns)
         ledger.ready.remove(event.action)
         if session is not None:
             head = next(iter(session.waiting))
@@ -315,19 +325,37 @@ class Scheduler(SessionFacts):
             if not session.leases:
                 session.state = move(SESSION_MOVES, session.state, SessionState.BUSY, event)
             session.leases[event.lease] = None
-        if not reserved:
-            node.cores.take(event.cores)
-        self._lend(lease, node)
-        node.free_mem_mib -= lease.mem_mib
-        assert node.free_mem_mib >= 0, f"{event} overdraws the memory of {node.spec.name}"
-        node.leases[event.lease] = None
         ledger.leases[event.lease] = lease
+        if not event.after:
+            if not reserved:
+                node.cores.take(event.cores)
+            self._lend(lease, node)
+            node.free_mem_mib -= lease.mem_mib
+            assert node.free_mem_mib >= 0, f"{event} overdraws the memory of {node.spec.name}"
+            self._begin(lease, node, event.at)
+        else:
+            ledger.ahead += 1
+            if 2 * len(chain) > node.ahead:
+                ledger.short.pop((event.node, event.cores[0]), None)
         ledger.next_lease = event.lease + 1
         entry.state = move(ACTION_MOVES, entry.state, ActionState.CONFIGURING, event)
         entry.lease, entry.attempt = event.lease, event.attempt
         ledger.estimator.began(action)
         return [StartLease(event.node, event.lease, event.action, event.cores, event.gpus,
-                           event.restore_ns)]
+                           event.restore_ns, event.after)]
+
+    def _begin(self, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
+        """A lease holds its units from now on."""
+        units = 1 if endpoint_of(lease.key) else len(
+            lease.gpus if service_of(lease.key) else lease.cores)
+        lease.granted_at = at
+        lease.grants.append((at, units))
+        node.leases[lease.lease] = None
+        if 2 * len(lease.chain) <= node.ahead and not lease.reserved and is_short(
+                self.ledger, self.ledger.actions[lease.action].action):
+            self.ledger.short[lease.node, lease.cores[0]] = lease.lease
+        elif node.ahead and lease.cores:
+            self.ledger.short.pop((lease.node, lease.cores[0]), None)
 
     def _lend(self, lease: LeaseEntry, node: NodeEntry) -> None:
         """GPUs and quota of a lease that begins."""
@@ -342,7 +370,7 @@ class Scheduler(SessionFacts):
 
     def _lease_started(self, event: ev.LeaseStarted) -> list[Decision]:
         lease = self.ledger.leases.get(event.lease)
-        if lease is not None and lease.state is LeaseState.GRANTED:
+        if lease is not None and lease.begun and lease.state is LeaseState.GRANTED:
             lease.state = move(LEASE_MOVES, lease.state, LeaseState.ACTIVE, event)
             entry = self.ledger.actions[lease.action]
             entry.state = move(ACTION_MOVES, entry.state, ActionState.RUNNING, event)
@@ -363,7 +391,10 @@ class Scheduler(SessionFacts):
         if lease is None or lease.state not in (LeaseState.GRANTED, LeaseState.ACTIVE):
             return []  # fenced: a late word of an older attempt
         entry, outcome = self.ledger.actions[lease.action], event.outcome
-        self.ledger.estimator.ended(entry.action, lease.spans(event.at), outcome.state in _WHOLE)
+        begun, spans = lease.begun, lease.spans(event.at)
+        if lease.ahead and begun:  # its node knows better: we hear of several at once
+            spans = [(lease.units, outcome.exec_ns)]
+        self.ledger.estimator.ended(entry.action, spans, outcome.state in _WHOLE)
         if event.clean:
             self._release(lease, event.at)
         else:
@@ -375,9 +406,12 @@ class Scheduler(SessionFacts):
             entry.turn = 0
             self._enqueue(entry)
             return []
+        began_at = lease.granted_at if begun else event.at
+        if lease.ahead:
+            began_at = max(entry.submitted_at, min(began_at, event.at - outcome.exec_ns))
         reply = Reply(lease.action, outcome, lease.node, lease.cores, entry.attempt,
-                      lease.granted_at - entry.submitted_at, event.at - lease.granted_at,
-                      tuple((at - lease.granted_at, units) for at, units in lease.grants))
+                      began_at - entry.submitted_at, event.at - began_at,
+                      tuple((max(0, at - began_at), units) for at, units in lease.grants))
         return self._end(entry, outcome, reply)
 
     def _lease_released(self, event: ev.LeaseReleased) -> list[Decision]:
@@ -386,9 +420,54 @@ class Scheduler(SessionFacts):
             self._release(lease, event.at)
         return []
 
-    def _release(self, lease: LeaseEntry, now: int) -> None:
-        node = self.ledger.nodes[lease.node]
+    def _lease_returned(self, event: ev.LeaseReturned) -> list[Decision]:
+        lease = self.ledger.leases.get(event.lease)
+        if lease is None or lease.begun:
+            return []
+        entry = self.ledger.actions[lease.action]
+        self.ledger.estimator.ended(entry.action, (), False)
+        self.ledger.short.pop((lease.node, lease.cores[0]), None)
+        session = self.ledger.sessions.get(lease.session)
+        if entry.doomed is not None:
+            self._release(lease, event.at)
+            outcome = Outcome(entry.doomed)
+            return self._end(entry, outcome, Reply(lease.action, outcome, 0, (), entry.attempt,
+                                                   event.at - entry.submitted_at, 0))
+        entry.state = move(ACTION_MOVES, entry.state, ActionState.PENDING, event)
+        entry.lease, entry.attempt = 0, entry.attempt - 1
+        if session is None:
+            self._push(entry, None)
+        else:
+            session.waiting = {lease.action: None, **session.waiting}
+            if session.parallel:
+                self._push(entry, session)
+        self._release(lease, event.at)
+        return []
+
+    def _release(self, lease: LeaseEntry, at: int) -> None:
+        node, begun = self.ledger.nodes[lease.node], lease.begun
         lease.state = move(LEASE_MOVES, lease.state, LeaseState.RELEASED, lease)
+        del lease.chain[lease.lease]
+        del self.ledger.leases[lease.lease]
+        if begun:
+            del node.leases[lease.lease]
+            self._pass_on(lease, node, at)
+        else:
+            self.ledger.ahead -= 1
+        session = self.ledger.sessions.get(lease.session)
+        if session is not None:
+            session.leases.pop(lease.lease, None)
+            if session.state is SessionState.BUSY and not session.leases:
+                session.state = move(SESSION_MOVES, session.state, SessionState.IDLE, lease)
+                self._promote(session)
+                self._rest(session, at)
+
+    def _pass_on(self, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
+        """What a lease held goes to the next of its chain, or is free."""
+        if lease.chain:
+            self.ledger.ahead -= 1
+            self._begin(self.ledger.leases[next(iter(lease.chain))], node, at)
+            return
         if not lease.reserved:
             node.cores.give(lease.cores)
         node.gpus.give(lease.gpus)
@@ -396,13 +475,6 @@ class Scheduler(SessionFacts):
             self.ledger.endpoints[endpoint].done()
         node.free_mem_mib += lease.mem_mib
         node.news += 1
-        del node.leases[lease.lease]
-        del self.ledger.leases[lease.lease]
-        session = self.ledger.sessions.get(lease.session)
-        if session is not None:
-            session.leases.pop(lease.lease, None)
-            if session.state is SessionState.BUSY and not session.leases:
-                session.state = move(SESSION_MOVES, session.state, SessionState.IDLE, lease)
-                self._promote(session)
-                self._rest(session, now)
+        if node.ahead and lease.cores:
+            self.ledger.short.pop((lease.node, lease.cores[0]), None)
         self.dirty = True

@@ -55,12 +55,18 @@ class Driven:
     think_s: float = 0.0
 
 
-async def drive(client: tangram_hpc.Client, plan: Plan, scale: float) -> Driven:
+def must_trust(client: tangram_hpc.Client) -> bool:
+    """Whether no node can isolate code from its user's files. This step's code is this package's
+    own, so it may run all the same; a model's may not."""
+    return not any(node["untrusted"] for node in client.ask("nodes")["nodes"])
+
+
+async def drive(client: tangram_hpc.Client, plan: Plan, scale: float, trusted: bool) -> Driven:
     """Carries one trajectory out; its session is open from before its first thought to its end."""
     asked = time.monotonic()
     rows: list[Row] = []
     thought = 0.0
-    async with client.session(mem=SESSION_MEM_MIB, name=plan.name) as session:
+    async with client.session(mem=SESSION_MEM_MIB, name=plan.name, trusted=trusted) as session:
         opening_s = time.monotonic() - asked
         todo = steps(plan, sys.executable)
         step = next(todo)
@@ -102,7 +108,8 @@ def settle(request: Any, pause_s: float = 0.002) -> None:
 
 async def all_of(client: tangram_hpc.Client, plans: list[Plan], scale: float) -> list[Driven]:
     """All of this rank's trajectories, at once."""
-    return list(await asyncio.gather(*(drive(client, plan, scale) for plan in plans)))
+    trusted = must_trust(client)
+    return list(await asyncio.gather(*(drive(client, plan, scale, trusted) for plan in plans)))
 
 
 def reduce_advantages(comm: Any, driven: list[Driven], group_of: dict[int, int]) -> dict[str, Any]:

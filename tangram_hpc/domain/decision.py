@@ -20,7 +20,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 class StartLease(Decision, frozen=True):
     """Tell `node` to start `action` under `lease` on these units, after bringing its service onto
-    the GPUs where that costs `restore_ns`."""
+    the GPUs where that costs `restore_ns`, and when the lease `after` is gone (0: now)."""
 
     node: int
     lease: int
@@ -28,6 +28,7 @@ class StartLease(Decision, frozen=True):
     cores: tuple[int, ...]
     gpus: tuple[int, ...]
     restore_ns: int = 0
+    after: int = 0
 
 
 class KillLease(Decision, frozen=True):

@@ -172,7 +172,8 @@ class ActionAcknowledged(Event, frozen=True, tag="action-acknowledged"):
 
 class LeaseGranted(Event, frozen=True, tag="lease-granted"):
     """Units were lent to one attempt of an action. `restore_ns`: bringing its service onto `gpus`
-    is part of it, because that block does not hold it."""
+    is part of it, because that block does not hold it. With `after` it begins only when that
+    lease is gone from these units, and holds nothing until then."""
 
     lease: int
     action: int
@@ -181,6 +182,7 @@ class LeaseGranted(Event, frozen=True, tag="lease-granted"):
     cores: tuple[int, ...]
     gpus: tuple[int, ...] = ()
     restore_ns: int = 0
+    after: int = 0
 
 
 class LeaseStarted(Event, frozen=True, tag="lease-started"):
@@ -202,6 +204,12 @@ class LeaseFinished(Event, frozen=True, tag="lease-finished"):
     lease: int
     outcome: Outcome
     clean: bool
+
+
+class LeaseReturned(Event, frozen=True, tag="lease-returned"):
+    """The worker gives a lease back that has not begun; its action waits again, at its old turn."""
+
+    lease: int
 
 
 class LeaseReleased(Event, frozen=True, tag="lease-released"):
@@ -236,4 +244,5 @@ AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     LeaseResized,
     LeaseFinished,
     LeaseReleased,
+    LeaseReturned,
 ]

@@ -19,6 +19,7 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
         ends_at_ns: when its allocation ends (epoch); 0 for no known end.
         backends: isolation backends that work here for code that its user trusts, best first.
         untrusted: those that keep code from its user's files and the broker's key, best first.
+        ahead: how many short leases it takes on one unit before those in front of them have ended.
     """
 
     name: str
@@ -31,3 +32,4 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     ends_at_ns: int = 0
     backends: tuple[str, ...] = ()
     untrusted: tuple[str, ...] = ()
+    ahead: int = 0

@@ -43,6 +43,14 @@ class Machine:
         self._reports.started(order.lease)
         self._await(order.lease)
 
+    def follow(self, order: Start, payload: memoryview) -> bool:
+        """See `ports.Executor`."""
+        return False
+
+    def take_back(self, lease: int) -> bool:
+        """See `ports.Executor`."""
+        return False
+
     def kill(self, lease: int, state: ActionState, reason: str) -> None:
         """See `ports.Executor`."""
         if lease in self._runs:

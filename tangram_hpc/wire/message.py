@@ -225,6 +225,12 @@ class Released(Message, frozen=True, tag=53):
     lease: int
 
 
+class Returned(Message, frozen=True, tag=56):
+    """Leases that follow one which takes long; they have not begun and will not."""
+
+    leases: tuple[int, ...]
+
+
 class SandboxUp(Message, frozen=True, tag=54):
     """A session's sandbox stands."""
 
@@ -252,7 +258,8 @@ class WorkerWelcome(Message, frozen=True, tag=70):
 
 class Start(Message, frozen=True, tag=71):
     """Run an action under a lease on these units, after bringing its service onto the GPUs where
-    that costs `restore_ns`; the payload is the client's."""
+    that costs `restore_ns`, and when the lease `after` is gone from them (0: now); the payload is
+    the client's."""
 
     lease: int
     action: Action
@@ -260,6 +267,7 @@ class Start(Message, frozen=True, tag=71):
     gpus: tuple[int, ...] = ()
     n: int = 1
     restore_ns: int = 0
+    after: int = 0
 
 
 class Kill(Message, frozen=True, tag=72):
@@ -314,6 +322,7 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     Started,
     Finished,
     Released,
+    Returned,
     SandboxUp,
     SandboxDown,
     WorkerWelcome,

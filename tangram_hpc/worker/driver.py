@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from ..domain.node import NodeSpec
 from ..domain.outcome import Outcome
+from ..domain.states import ActionState
 from ..errors import ProtocolError
 from ..ports import Executor, Link, Reports, Timer
 from ..wire.message import (
@@ -26,6 +27,7 @@ from ..wire.message import (
     Refused,
     Released,
     Resize,
+    Returned,
     SandboxDown,
     SandboxUp,
     Shutdown,
@@ -34,9 +36,13 @@ from ..wire.message import (
     WorkerHello,
     WorkerWelcome,
 )
+from .chains import Chains, Held
 
+MANY = 16  # messages in one frame that make a worker a busy one; leases ahead do so too
 BEAT_S = 0.1  # between two Started messages
 PING_S = 2.0  # of silence before a Ping
+AHEAD = 256  # leases that it takes ahead on one unit
+STUCK_S = 0.02  # what waits behind a lease that runs longer is given back
 
 MakeExecutor = Callable[[Reports, WorkerWelcome], Executor]
 
@@ -52,6 +58,7 @@ class WorkerDriver:
         make_executor: called once, with what the broker's welcome says.
         ended: called once when the worker has nothing left to do, with why; by then the executor is
             closed and what it said last has been flushed.
+        gap_s: passes between two frames of a busy worker, so that they are few and large.
     """
 
     def __init__(
@@ -62,6 +69,7 @@ class WorkerDriver:
         timer: Timer,
         make_executor: MakeExecutor,
         ended: Callable[[str], None],
+        gap_s: float = 0.0,
     ) -> None:
         self._job = job
         self._spec = spec
@@ -69,6 +77,8 @@ class WorkerDriver:
         self._timer = timer
         self._make_executor = make_executor
         self._on_ended = ended
+        self._gap_s = gap_s
+        self._said = 0  # messages since the last flush
         self._executor: Executor | None = None
         self._welcome: WorkerWelcome | None = None
         self._over = False
@@ -78,6 +88,10 @@ class WorkerDriver:
         self._open: set[int] = set()  # leases of which something may be left
         self._fresh: list[int] = []  # started, not yet told
         self._beating = False
+        self._chains = Chains()
+        self._ahead: set[int] = set()  # leases that the executor took ahead and has not begun
+        self._due: list[Held] = []  # orders whose turn has come in this turn of the loop
+        self._ticking = False
         self._orders: dict[type, Callable[..., None]] = {
             Start: self._start,
             Kill: self._kill,
@@ -127,11 +141,63 @@ class WorkerDriver:
     def _start(self, executor: Executor, order: Start, payload: memoryview | None) -> None:
         if order.lease not in self._open:
             self._open.add(order.lease)
-            self._running.add(order.lease)
-            executor.start(order, memoryview(b"") if payload is None else payload)
+            if order.after in self._open:
+                if payload is not None and executor.follow(order, payload):
+                    self._running.add(order.lease)
+                    self._ahead.add(order.lease)
+                else:
+                    self._chains.hold(order, payload)
+                    self._tick_later()
+            else:
+                self._begin(executor, (order, payload))
+
+    def _begin(self, executor: Executor, held: Held) -> None:
+        order, payload = held
+        self._running.add(order.lease)
+        executor.start(order, memoryview(b"") if payload is None else payload)
+
+    def _begin_due(self) -> None:
+        due, self._due = self._due, []
+        for held in due:
+            if self._executor is not None and not self._over:
+                self._begin(self._executor, held)
+
+    def _gone(self, lease: int) -> None:
+        """A lease is gone from its units: who waited for that begins, on the next turn, as the
+        executor is in the middle of something."""
+        self._open.discard(lease)
+        held = self._chains.gone(lease)
+        if held is not None:
+            if not self._due:
+                self._timer.after(0, self._begin_due)
+            self._due.append(held)
+
+    def _end_held(self, lease: int, state: ActionState, reason: str) -> None:
+        self._chains.drop(lease)
+        self.finished(lease, Outcome(state, reason=reason), None, True)
+
+    def _tick_later(self) -> None:
+        if not self._ticking:
+            self._ticking = True
+            self._timer.after(STUCK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        stuck = self._chains.stuck()
+        for lease in stuck:
+            self._chains.drop(lease)
+            self._open.discard(lease)
+        if stuck:
+            self._send(Returned(tuple(stuck)))
+        if self._chains:
+            self._tick_later()
 
     def _kill(self, executor: Executor, order: Kill, payload: memoryview | None) -> None:
-        if order.lease in self._running:
+        if order.lease in self._chains:
+            self._end_held(order.lease, order.state, order.reason)
+        elif order.lease in self._ahead and executor.take_back(order.lease):
+            self.finished(order.lease, Outcome(order.state, reason=order.reason), None, True)
+        elif order.lease in self._running:
             executor.kill(order.lease, order.state, order.reason)
 
     def _resize(self, executor: Executor, order: Resize, payload: memoryview | None) -> None:
@@ -142,6 +208,8 @@ class WorkerDriver:
         executor.open_session(order.spec)
 
     def _close_sandbox(self, executor: Executor, order: CloseSandbox, _: memoryview | None) -> None:
+        for lease in self._chains.where(lambda held: held.action.session == order.session):
+            self._end_held(lease, ActionState.CANCELLED, "its session was closed")
         executor.close_session(order.session)
 
     # ---- its end ----
@@ -158,6 +226,8 @@ class WorkerDriver:
     def _end(self, reason: str) -> None:
         if self._over:
             return
+        for lease in self._chains.where(lambda held: True):
+            self._end_held(lease, ActionState.CANCELLED, "its worker was closed")
         if self._executor is not None:
             self._executor.close()
         self._over = True
@@ -169,6 +239,7 @@ class WorkerDriver:
 
     def started(self, lease: int) -> None:
         """See `ports.Reports`."""
+        self._ahead.discard(lease)
         self._fresh.append(lease)
         if not self._beating:
             self._beating = True
@@ -177,14 +248,26 @@ class WorkerDriver:
     def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool) -> None:
         """See `ports.Reports`."""
         self._running.discard(lease)
+        self._ahead.discard(lease)
         if clean:
-            self._open.discard(lease)
+            self._gone(lease)
         self._send(Finished(lease, outcome, clean, int(payload is not None)), payload)
 
     def released(self, lease: int) -> None:
         """See `ports.Reports`."""
-        self._open.discard(lease)
+        self._gone(lease)
         self._send(Released(lease))
+
+    def returned(self, lease: int) -> None:
+        """See `ports.Reports`. With it goes what waits behind it here."""
+        behind = self._chains.behind(lease)
+        for each in behind:
+            self._chains.drop(each)
+        self._ahead.discard(lease)
+        for each in (*behind, lease):
+            self._running.discard(each)
+            self._open.discard(each)
+        self._send(Returned((*behind, lease)))
 
     def output(self, lease: int, stream: int, data: bytes) -> None:
         """See `ports.Reports`."""
@@ -220,11 +303,16 @@ class WorkerDriver:
             return
         self._quiet = False
         self._link.send(message, payload)
+        self._said += 1
         if not self._flushing:
             self._flushing = True
             self._timer.after(0, self._flush)
 
     def _flush(self) -> None:
-        self._flushing = False
+        busy = self._said >= MANY or (self._said and (self._chains or self._ahead))
+        self._flushing = bool(busy) and self._gap_s > 0
+        self._said = 0
         if not self._over:
             self._link.flush()
+            if self._flushing:
+                self._timer.after(self._gap_s, self._flush)

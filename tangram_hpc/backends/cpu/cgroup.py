@@ -101,6 +101,7 @@ class CgroupGroup:
     def _bind(self, cores: tuple[int, ...], units: int,
               unforced: Callable[[tuple[int, ...]], bool]) -> bool:
         limits = self._owner.limits
+        holds = bool(cores) or not units or QUOTA in limits
         try:
             if CORES in limits:
                 if cores != self._cores:
@@ -112,14 +113,12 @@ class CgroupGroup:
                 units = len(cores)  # what a program gains by leaving them is nothing
                 if not unforced(cores) and QUOTA not in limits:
                     return False
-            if QUOTA not in limits:
-                return bool(cores)
-            if units != self._units:
+            if QUOTA in limits and units != self._units:
                 self._write_quota(PERIOD_US, units * PERIOD_US)
                 self._units = units
         except OSError:  # a core went away, or the host has ended
             return False
-        return bool(cores or units)
+        return holds
 
     def _bind_host(self, cores: tuple[int, ...]) -> bool:
         os.sched_setaffinity(self._pid, cores)

@@ -8,7 +8,10 @@ of it ends.
 
 from __future__ import annotations
 
+import errno
 import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from . import cgroupfs
@@ -16,18 +19,21 @@ from .cgroup import CORES, MEMORY, PIDS, QUOTA, CgroupEnforcer, CgroupGroup, Tri
 from .usage import Usage
 
 _GIVES = {"cpuset": CORES, "cpu": QUOTA, "memory": MEMORY, "pids": PIDS}
-_PASSES = 20
+_PASSES, _PAUSE_S = 250, 0.002
 
 
 class Group2(CgroupGroup):
     """See `enforce.Group`."""
 
-    def __init__(self, owner: CgroupEnforcer, pid: int, folder: str) -> None:
+    def __init__(self, owner: Cgroup2, pid: int, folder: str) -> None:
         super().__init__(owner, pid, [folder])
         self._at = folder
+        self._all_cores = owner.all_cores
 
     def _write_cores(self, cores: tuple[int, ...]) -> None:
-        cgroupfs.write(self._at + "/cpuset.cpus", ",".join(map(str, cores)) or "\n")
+        # an empty list would mean all as well, but is refused while processes are in it
+        cgroupfs.write(self._at + "/cpuset.cpus",
+                       ",".join(map(str, cores)) or self._all_cores)
 
     def _write_quota(self, period_us: int, quota_us: int) -> None:
         cgroupfs.write(self._at + "/cpu.max", f"{quota_us or 'max'} {period_us}")
@@ -80,6 +86,7 @@ class Cgroup2(CgroupEnforcer):
 
     def __init__(self) -> None:
         super().__init__()
+        self.all_cores = ""
         home = cgroupfs.own_folder("")
         self._home = os.path.dirname(home) if os.path.basename(home) == cgroupfs.LEAF else home
         self._folder = f"{self._home}/{cgroupfs.new_name()}"
@@ -101,20 +108,31 @@ class Cgroup2(CgroupEnforcer):
         self.missing = {c: "not delegated" for c in _GIVES if c not in offered}
         if not wanted:
             raise OSError(f"{self._home} was delegated none of {', '.join(_GIVES)}")
-        fresh = [c for c in wanted if c not in lent]
-        if fresh and not _is_first(self._home):
-            _step_aside(self._home)
         for controller in wanted:
             try:
-                if controller in fresh:
-                    cgroupfs.write(self._home + "/cgroup.subtree_control", "+" + controller)
-                    self._enabled.append(controller)
+                if controller not in lent:
+                    self._borrow(controller)
                 cgroupfs.write(self._folder + "/cgroup.subtree_control", "+" + controller)
             except OSError as error:
                 self.missing[controller] = str(error)
         self.limits = frozenset(_GIVES[c] for c in wanted if c not in self.missing)
         if not self.limits:
             raise OSError("; ".join(f"{c}: {why}" for c, why in self.missing.items()))
+        if CORES in self.limits:
+            self.all_cores = cgroupfs.read(self._folder + "/cpuset.cpus.effective").strip()
+
+    def _borrow(self, controller: str) -> None:
+        def then() -> None:
+            cgroupfs.write(self._home + "/cgroup.subtree_control", "+" + controller)
+
+        if _is_first(self._home):
+            then()
+        else:
+            leaf = f"{self._home}/{cgroupfs.LEAF}"
+            with suppress(FileExistsError):
+                cgroupfs.make(leaf)
+            _emptied(self._home, leaf, then)
+        self._enabled.append(controller)
 
     def _try(self) -> None:
         """Really makes, fills, limits, empties and removes a cgroup."""
@@ -145,24 +163,29 @@ def _is_first(folder: str) -> bool:
     return not os.path.exists(folder + "/cgroup.type")
 
 
-def _move_all(source: str, target: str) -> None:
-    for _ in range(_PASSES):  # what forks meanwhile is met on the next
-        pids = [int(text) for text in cgroupfs.read(source + "/cgroup.procs").split()]
-        if not pids:
-            return
-        if 0 in pids:
-            raise OSError(f"{source} holds processes that we cannot see")
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                cgroupfs.put(target, pid)
+def _move_all(source: str, target: str) -> bool:
+    """Moves what stands in one cgroup to another; returns whether there was anything."""
+    pids = [int(text) for text in cgroupfs.read(source + "/cgroup.procs").split()]
+    if 0 in pids:
+        raise OSError(f"{source} holds processes that we cannot see")
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            cgroupfs.put(target, pid)
+    return bool(pids)
+
+
+def _emptied(source: str, target: str, then: Callable[[], None]) -> None:
+    """Does what the kernel allows in an empty cgroup only. What forks meanwhile is met on the next
+    pass, and what is dying already cannot be moved but will be gone."""
+    for n in range(_PASSES):
+        try:
+            if not _move_all(source, target):
+                return then()
+        except OSError as error:
+            if error.errno != errno.EBUSY or n + 1 == _PASSES:
+                raise
+        time.sleep(_PAUSE_S)
     raise OSError(f"{source} does not become empty")
-
-
-def _step_aside(home: str) -> None:
-    leaf = f"{home}/{cgroupfs.LEAF}"
-    with suppress(FileExistsError):
-        cgroupfs.make(leaf)
-    _move_all(home, leaf)
 
 
 def _restore(home: str, enabled: list[str]) -> None:
@@ -179,8 +202,7 @@ def _restore(home: str, enabled: list[str]) -> None:
         for controller in enabled:
             cgroupfs.write(home + "/cgroup.subtree_control", "-" + controller)
         if os.path.isdir(leaf):
-            _move_all(leaf, home)
-            os.rmdir(leaf)
+            _emptied(leaf, home, lambda: os.rmdir(leaf))
 
 
 def sweep() -> list[str]:

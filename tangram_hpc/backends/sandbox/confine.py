@@ -1,6 +1,6 @@
-"""Owns: reading, writing and listing files beneath one directory, whatever stands in it. Must not follow
-anything that leads out of it; a walk holds open descriptors, so a link that is changed meanwhile
-changes nothing.
+"""Owns: reading, writing and listing files beneath one directory, whatever stands in it. Must not
+follow anything that leads out of it; a walk holds open descriptors, so a link that is changed
+meanwhile changes nothing.
 """
 
 from __future__ import annotations
@@ -81,10 +81,8 @@ def listing(home: str, path: str) -> Iterator[FileEntry]:
     Raises:
         Refused: it is not there, outside `home`, or holds more than a listing may.
     """
-    found = 0
-    for entry in _entries(home, path):
-        found += 1
-        if found > ENTRIES_MAX:
+    for found, entry in enumerate(_entries(home, path)):
+        if found == ENTRIES_MAX:
             raise Refused(f"{path or '.'}: more than {ENTRIES_MAX} entries; name a folder below it")
         yield entry
 

@@ -1,12 +1,10 @@
-"""Owns: which host runs which lease. Fills the `Executor` port with processes on this machine. Must
-not start, wait for or signal a user's process itself: hosts and their nursery do.
+"""Owns: which host runs which lease. Fills the `Executor` port with processes on this machine.
+Must not start, wait for or signal a user's process itself: hosts and their nursery do.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -24,12 +22,13 @@ from ..cpu import affinity
 from ..cpu.enforce import probe
 from .backends import Backends
 from .hosts import Host
-from .hostwire import FRAME_MAX, RUNNER, Ended, Gone, Kill, Limits, Load, Piece, Run, Setup, Units
-from .jobs import Job
+from .hostwire import FRAME_MAX, RUNNER, Ended, Gone, Kill, Load, Piece, Run, Setup, Units
+from .jobs import Job, cause
 from .lodging import Lodging
 from .pools import Pool
 from .pressure import LOOK_S, Pressure
 from .sessions import Sessions
+from .stuck import StuckWatch
 from .vault import FUNCTIONS_MAX, Vault, is_stored
 
 _EXEC = Kind.EXEC
@@ -46,7 +45,7 @@ class SandboxExecutor:
         scratch: a node-local directory for what sandboxes write; see `Lodging`.
         cores: the units this worker lends.
         settings: what a site or a user chose.
-        backends: what can build sandboxes here; found out when not given.
+        backends: what can build sandboxes here; None: found out.
         pinned: bind to the units; None: when they are all cores of this process.
 
     Raises:
@@ -67,19 +66,18 @@ class SandboxExecutor:
         if pinned is None:
             pinned = affinity.describe(cores) == "affinity"
         self.pinned = pinned
-        self._settings = settings
         self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._vault = Vault(store)
         self._jobs: dict[int, Job] = {}
         self._closed = False
-        if backends is None:
-            backends = Backends.probed(settings.isolation, settings.read_paths)
+        backends = backends or Backends.probed(settings.isolation, settings.read_paths)
         self._enforcer = probe(pinned, settings.enforcement)
         self._counts_ooms = "memory" in self._enforcer.limits
-        self._lodging = Lodging(self, Path(scratch), max(1, len(cores)), settings, backends,
-                                self._enforcer)
+        units = max(1, len(cores))
+        self._lodging = Lodging(self, Path(scratch), units, settings, backends, self._enforcer)
         self._sessions = Sessions(self._lodging, self, reports)
+        self._stuck = StuckWatch(self._free_behind)
         self._pressure = Pressure(not self._counts_ooms, self.kill)
         self._looking: asyncio.TimerHandle | None = None
 
@@ -105,7 +103,7 @@ class SandboxExecutor:
         one = self._sessions.get(session)
         if one is None or one.closing:
             return
-        for lease in one.host.leases if one.host is not None else ():
+        for lease in one.host.leases if one.host else ():
             job = self._jobs[lease]
             if job.live and job.stop is None:
                 job.stop = (ActionState.CANCELLED, "its session was closed")
@@ -126,6 +124,41 @@ class SandboxExecutor:
         else:
             job.payload = bytes(payload)
             self._admit(job)
+
+    def follow(self, order: Start, payload: memoryview) -> bool:
+        """See `ports.Executor`: calls of functions wait in the runner itself."""
+        before = self._jobs.get(order.after)
+        host = before.host if before is not None else None
+        if host is None or host.kind != RUNNER or host.control is None or (
+                order.action.kind is not _FUNCTION or order.action.timeout_ns
+                or next(reversed(host.leases), 0) != order.after or is_stored(payload)):
+            return False
+        try:
+            call = decode(payload)
+        except msgspec.DecodeError:
+            return False
+        if not isinstance(call, FunctionCall) or call.digest not in host.functions:
+            return False
+        job = self._jobs[order.lease] = Job(order)
+        job.payload, job.digest = bytes(payload), call.digest
+        self._stuck.watch(host)
+        self.dispatch(job, host)
+        return True
+
+    def take_back(self, lease: int) -> bool:
+        """See `ports.Executor`."""
+        job = self._jobs.get(lease)
+        if job is None or job.host is None or job.host.kind != RUNNER:
+            return False
+        self._free_behind(job.host, lease)
+        return lease not in self._jobs
+
+    def _free_behind(self, host: Host, asked: int = 0) -> None:
+        """Gives back what a runner has not begun, but for the one that is asked for."""
+        for lease in reversed(host.take_back()):
+            del host.leases[lease], self._jobs[lease]
+            if lease != asked:
+                self._reports.returned(lease)
 
     def _fetched(self, job: Job, data: bytes, why: str) -> None:
         if not self.waits(job):
@@ -185,7 +218,7 @@ class SandboxExecutor:
         """See `sessions.Crew`."""
         order, action = job.order, job.order.action
         job.host = host
-        host.leases.add(order.lease)
+        host.leases[order.lease] = None
         limit = action.timeout_ns
         if host.kind == RUNNER:
             self._load(job, host)
@@ -193,34 +226,26 @@ class SandboxExecutor:
                 reason = f"it ran longer than its limit of {limit / 1e9:g} s"
                 stop = (order.lease, ActionState.TIMEOUT, reason)
                 job.timer = self._loop.call_later(limit / 1e9, self.kill, *stop)
-        session = self._sessions.get(action.session) if action.session else None
+        session = self._sessions.get(action.session)
         spec = session.spec if session is not None else None
         units = len(job.cores)
-        limits = self._limits(job, spec)
+        limits = self._lodging.limits(action, spec)
         group = host.group
         assert group is not None
         group.limit(limits.mem_mib, limits.pids)
         if units:
             job.held = group.bind(job.cores if self.pinned else (), units)
         most = max(units, action.degrees[-1]) if action.resizable else units
-        host.send(Run(order.lease, job.payload, order.gpus, units, most, limit, spec is not None,
-                      spec.background if spec is not None else "end", limits))
+        run = Run(order.lease, job.payload, order.gpus, units, most, limit, spec is not None,
+                  spec.background if spec is not None else "end", limits)
         job.payload = b""
         job.started_ns = time.monotonic_ns()
+        (host.call if host.kind == RUNNER else host.send)(run)
         job.asked_mib = limits.mem_mib
         if self._looking is None:
             self._looking = self._loop.call_later(LOOK_S, self._look)
-        self._reports.started(order.lease)
-
-    def _limits(self, job: Job, spec: SessionSpec | None) -> Limits:
-        """Its own memory comes on top of its session's; no memory asked for: none is enforced."""
-        if job.order.action.kind is _FUNCTION:
-            return Limits(job.order.action.mem_mib)
-        settings = self._settings
-        if spec is None:
-            return Limits(job.order.action.mem_mib, settings.disk_mib, settings.session_pids)
-        return Limits(spec.mem_mib + job.order.action.mem_mib,
-                      spec.disk_mib or settings.disk_mib, settings.session_pids)
+        if len(host.leases) == 1 or host.kind != RUNNER:
+            self._reports.started(order.lease)
 
     def _look(self) -> None:
         """Looks at memory for as long as anything runs."""
@@ -246,10 +271,11 @@ class SandboxExecutor:
         if job is None or not job.live or job.stop is not None:
             return
         if job.host is None:
-            return self._finish(job, job.unstarted(state, reason), None, True)
+            return self.unstarted(job, state, reason)
         job.stop = (state, reason)
         if job.host.kind == RUNNER:
-            job.host.kill()
+            if next(iter(job.host.leases)) == lease:  # else once it is at it
+                job.host.kill()
         else:
             job.host.send(Kill(lease, state, reason))
 
@@ -307,7 +333,7 @@ class SandboxExecutor:
             return  # a runner said what is not its to say
         outcome = self._told(job, host, message.outcome)
         if message.clean:
-            host.leases.discard(message.lease)
+            host.leases.pop(message.lease, None)
         self._finish(job, outcome, message.payload, message.clean)
         if message.clean:
             self._left(host, message.lease)
@@ -317,9 +343,11 @@ class SandboxExecutor:
         state, reason = outcome.state, outcome.reason
         if state not in ENDED:
             state = ActionState.FAILED
-        if self._counts_ooms and host.group is not None and (kills := host.group.oom_kills()):
+        if job.asked_mib and self._counts_ooms and host.group is not None:
+            kills = host.group.oom_kills()
             if kills > host.oom_kills and state is ActionState.FAILED:
-                state, reason = ActionState.OUT_OF_MEMORY, "mem: more was used than asked for"
+                state = ActionState.OUT_OF_MEMORY
+                reason = f"mem: more than the {job.asked_mib} MiB asked for"
             host.oom_kills = kills
         return msgspec.structs.replace(outcome, state=state, reason=reason,
                                        isolation=host.isolation, enforcement=(
@@ -330,7 +358,7 @@ class SandboxExecutor:
         job = self._jobs.get(message.lease)
         if job is None or job.host is not host or job.live:
             return
-        host.leases.discard(message.lease)
+        host.leases.pop(message.lease, None)
         self._release(job)
         self._left(host, message.lease)
 
@@ -343,7 +371,9 @@ class SandboxExecutor:
         """A host ended; what ran in it failed with it."""
         self._lodging.starts.over(host)
         what = "the runner process" if host.kind == RUNNER else "the sandbox's init"
-        reason = host.broken or f"{what} ended ({_cause(status)})"
+        reason = host.broken or f"{what} ended ({cause(status)})"
+        self._free_behind(host)
+        host.forget()
         for lease in sorted(host.leases):
             self._orphan(self._jobs[lease], host, status, reason, clean, tail)
         if clean:
@@ -385,8 +415,15 @@ class SandboxExecutor:
         self._lodging.renew()
 
     def _left(self, host: Host, lease: int) -> None:
-        """Nothing of a lease is left in a host."""
-        if host.session:
+        """Nothing of a lease is left in a host: it goes on with what it was given ahead, or can
+        take more."""
+        if host.kind == RUNNER and host.leases:
+            lease = next(iter(host.leases))
+            self._jobs[lease].started_ns = time.monotonic_ns()
+            self._reports.started(lease)
+            if self._jobs[lease].stop is not None:
+                host.kill()
+        elif host.session:
             session = self._sessions.get(host.session)
             if session is not None:
                 self._sessions.left(session, lease)
@@ -405,7 +442,7 @@ class SandboxExecutor:
     # ---- facts for the worker ----
 
     def _fail(self, job: Job, reason: str) -> None:
-        self._finish(job, job.unstarted(ActionState.FAILED, reason), None, True)
+        self.unstarted(job, ActionState.FAILED, reason)
 
     def unstarted(self, job: Job, state: ActionState, reason: str) -> None:
         """See `sessions.Crew`."""
@@ -461,14 +498,3 @@ class SandboxExecutor:
                 self._reports.released(lease)
         self._sessions.end_all()
 
-
-def _cause(status: int) -> str:
-    if status < 0:
-        return "with its nursery"
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            return f"signal {number}, {signal.Signals(number).name}"
-        except ValueError:
-            return f"signal {number}"
-    return f"exit code {os.WEXITSTATUS(status)}"

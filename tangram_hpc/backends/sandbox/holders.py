@@ -86,7 +86,7 @@ class Bwrap:
             "--proc", "/proc", "--dev", "/dev",
             "--perms", "1777", "--size", str(box.shm_bytes), "--tmpfs", "/dev/shm",
             "--remount-ro", "/dev",
-            "--bind", scratch.work(box.home), SESSION, "--bind", scratch.tmp(box.home), "/tmp",
+            "--bind", scratch.home(box.home), SESSION, "--bind", scratch.tmp(box.home), "/tmp",
             *[word for here, there in box.files for word in ("--ro-bind", here, there)],
             # a worker of root's makes sandboxes whose files in /proc/sys are the machine's and root's
             "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", SESSION, "--", *CAT,
@@ -161,7 +161,7 @@ class Podman:
             "--cap-add", _SHIELD,
             "--security-opt", "no-new-privileges", "--no-hosts", "--env-host=false",
             "--shm-size", str(box.shm_bytes), "--image-volume", "ignore",
-            "--volume", f"{scratch.work(box.home)}:{SESSION}:rw",
+            "--volume", f"{scratch.home(box.home)}:{SESSION}:rw",
             "--volume", f"{scratch.tmp(box.home)}:/tmp:rw",
             *[word for here, there in box.files for word in ("--volume", f"{here}:{there}:ro")],
             "--workdir", SESSION, "--entrypoint", "[]", *image, *SHELL,
@@ -194,7 +194,7 @@ class Apptainer:
         """See `Runtime`. Its /dev/shm is a tmpfs whose size is the site's (`sessiondir max size`
         in apptainer.conf); a bind to /session needs underlay or overlay enabled there."""
         net = [] if box.network else ["--net", "--network", "none"]
-        binds = [f"{scratch.work(box.home)}:{SESSION}", f"{scratch.tmp(box.home)}:/tmp"]
+        binds = [f"{scratch.home(box.home)}:{SESSION}", f"{scratch.tmp(box.home)}:/tmp"]
         binds += [f"{here}:{there}:ro" for here, there in box.files]
         return [
             "apptainer", "--quiet", "exec", "--userns", "--containall", "--cleanenv", "--no-home",
@@ -223,7 +223,7 @@ class Enroot:
     def argv(self, box: Box) -> list[str]:
         """See `Runtime`."""
         net = [] if box.network else ["--net"]
-        mounts = [f"{scratch.work(box.home)}:{SESSION}:none:x-create=dir,bind,rw,nosuid,nodev",
+        mounts = [f"{scratch.home(box.home)}:{SESSION}:none:x-create=dir,bind,rw,nosuid,nodev",
                   f"{scratch.tmp(box.home)}:/tmp:none:x-create=dir,bind,rw,nosuid,nodev",
                   f"tmpfs:/dev/shm:tmpfs:x-create=dir,rw,nosuid,nodev,mode=1777,"
                   f"size={box.shm_bytes}"]

@@ -51,7 +51,7 @@ def become(control: socket.socket, home: str, kind: str, parent: int) -> socket.
         control = socket.socket(fileno=CONTROL)
     os.closerange(CONTROL + 1, 1024)  # the nursery holds few; none may reach a command
     control.setblocking(True)
-    os.chdir(scratch.work(home))
+    os.chdir(scratch.home(home))
     return control
 
 

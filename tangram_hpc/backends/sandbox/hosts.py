@@ -21,10 +21,12 @@ from ..cpu.enforce import Group
 from . import environ
 from .hostwire import (
     PACKET_MAX,
+    RUNNER,
     Box,
     Broken,
     Clean,
     Died,
+    Drop,
     End,
     Ended,
     Fork,
@@ -50,7 +52,8 @@ class Host:
     """A forked process that runs actions.
 
     Attributes:
-        leases: those it runs or has still to clean.
+        leases: those it runs or has still to clean; in a runner the first is the one it is at, the
+            others follow.
         box: what it was built as.
         home: the number of its directory.
         group: what its units are enforced by, once it lives.
@@ -62,7 +65,9 @@ class Host:
     __slots__ = (
         "_loop",
         "_nursery",
+        "_soon",
         "_unsent",
+        "bell",
         "box",
         "broken",
         "control",
@@ -79,6 +84,7 @@ class Host:
         "origin",
         "pid",
         "session",
+        "tokens",
         "up",
     )
 
@@ -99,15 +105,61 @@ class Host:
         self.pid = 0
         self.control: socket.socket | None = None
         self.inbox = WorkerInbox()
-        self.leases: set[int] = set()
+        self.leases: dict[int, None] = {}
         self.functions: dict[str, None] = {}  # the digests it holds, oldest first
         self.session = 0
+        self.tokens = self.bell = -1  # of a runner, see `hostwire`
+        self._soon: list[bytes] = []
+
+    def connect(self, fd: int, setup: Frame) -> None:
+        """It lives, and listens at the other end of this socket."""
+        self.control = socket.socket(fileno=fd)
+        self.control.setblocking(False)
+        if self.kind == RUNNER:
+            self.tokens = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self.bell, rope = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            socket.send_fds(self.control, [frame(setup)], [self.tokens, rope])
+            os.close(rope)
+        else:
+            self.send(setup)
+
+    def call(self, run: Frame) -> None:
+        """Gives a runner one more call; it leaves at the end of this turn of the loop."""
+        if self.control is None:
+            return
+        if not self._soon:
+            self._loop.call_soon(self._call_now)
+        self._soon.append(frame(run))
+
+    def _call_now(self) -> None:
+        if self._soon and self.control is not None:
+            os.eventfd_write(self.tokens, len(self._soon))
+            calls, self._soon = self._soon, []
+            self._send(b"".join(calls))
+
+    def take_back(self) -> list[int]:
+        """The leases that a runner has not begun and now never will, in order; its first counts as
+        begun."""
+        most = len(self.leases) - 1
+        taken = min(most, len(self._soon))
+        del self._soon[len(self._soon) - max(0, taken) :]
+        with suppress(OSError):
+            while not self._unsent and self.tokens >= 0 and taken < most:
+                os.read(self.tokens, 8)
+                taken += 1
+        leases = list(self.leases)[len(self.leases) - taken :] if taken > 0 else []
+        if leases:
+            self.send(Drop(tuple(leases)))
+        return leases
 
     def send(self, message: Frame) -> None:
         """Sends or queues an order; after its death orders go nowhere."""
+        self._call_now()
+        self._send(frame(message))
+
+    def _send(self, data: bytes) -> None:
         if self.control is None:
             return
-        data = frame(message)
         if self._unsent:
             self._unsent += data
             return
@@ -153,6 +205,16 @@ class Host:
             self._loop.remove_writer(self.control.fileno())
             self.control.close()
             self.control = None
+        if self.bell >= 0:
+            self._loop.remove_reader(self.bell)
+            os.close(self.bell)
+            self.bell = -1
+
+    def forget(self) -> None:
+        """It is dead, and what it had not begun is known."""
+        if self.tokens >= 0:
+            os.close(self.tokens)
+            self.tokens = -1
 
 
 class Owner(Protocol):
@@ -287,13 +349,24 @@ class NurseryClient:
     def _forked(self, message: Forked, fd: int) -> None:
         host = self._hosts[message.number]
         host.pid = message.pid
-        host.control = socket.socket(fileno=fd)
-        host.control.setblocking(False)
-        self.loop.add_reader(fd, self._on_data, host)
         try:
-            host.send(self._owner.host_born(host))
+            host.connect(fd, self._owner.host_born(host))
         except OSError as error:
             host.broken = f"enforcement: {error.strerror or error}"
+            return host.kill()
+        if host.kind == RUNNER:
+            self.loop.add_reader(host.bell, self._on_bell, host)
+            host.up, host.isolation = True, "process"
+            self._owner.host_up(host)
+        else:
+            self.loop.add_reader(fd, self._on_data, host)
+
+    def _on_bell(self, host: Host) -> None:
+        rung = os.read(host.bell, 64)
+        while self._on_data(host):
+            pass
+        if not rung and host.control is not None:  # it has closed what it needs
+            host.hang_up()
             host.kill()
 
     def _died(self, message: Died) -> None:
@@ -315,6 +388,8 @@ class NurseryClient:
         hosts, self._hosts = list(self._hosts.values()), {}
         unclean, self._unclean = list(self._unclean.values()), {}
         for host in hosts:
+            while self._on_data(host):
+                pass
             host.hang_up()
         self._owner.nursery_lost()  # first, as a death asks for a new host
         for host in hosts:
@@ -363,6 +438,7 @@ class NurseryClient:
         self._closed = True
         for host in self._hosts.values():
             host.hang_up()
+            host.forget()
         self.loop.remove_reader(self._socket.fileno())
         self.loop.remove_writer(self._socket.fileno())
         self._socket.close()

@@ -3,7 +3,13 @@
 Law: nothing here is ever sent to another machine or kept. Worker and host: a stream of frames, each
 a little-endian u32 length and one msgpack message. Worker and nursery: one msgpack message a packet
 (a `SOCK_SEQPACKET` pair). A runner runs its user's code, so the worker believes of its messages
-only what concerns the lease that it was given.
+only what concerns the leases that it was given.
+
+A runner is given calls ahead; a counter (an eventfd) and a pipe come with its Setup. Each call has
+a token on the counter; the runner takes one, then reads what its worker has said meanwhile, and
+only then begins. So a worker that takes tokens back, and says Drop before it gives new ones, knows
+which calls never begin. The pipe is a bell that the runner rings when there are results to read:
+its worker is woken once for many.
 """
 
 from __future__ import annotations
@@ -104,6 +110,12 @@ class Load(Frame, frozen=True, tag=5):
     drop: str
 
 
+class Drop(Frame, frozen=True, tag=7):
+    """Forget these calls: their tokens are taken."""
+
+    leases: tuple[int, ...]
+
+
 class Close(Frame, frozen=True, tag=6):
     """End all beneath, remove the directory, exit."""
 
@@ -111,7 +123,7 @@ class Close(Frame, frozen=True, tag=6):
 # ---- host -> worker --------------------------------------------------------------------------
 
 
-class Calm(Frame, frozen=True, tag=7):
+class Calm(Frame, frozen=True, tag=8):
     """The node is short of memory: what idles here stops, whatever its session was promised."""
 
 
@@ -207,7 +219,7 @@ class Clean(Frame, frozen=True, tag=53):
     number: int
 
 
-ToHost = Union[Setup, Run, Kill, Units, Load, Close, Calm]  # noqa: UP007 - decoded by tag at run time
+ToHost = Union[Setup, Run, Kill, Units, Load, Drop, Close, Calm]  # noqa: UP007 - by tag
 FromHost = Union[Ready, Broken, Ended, Gone, Piece]  # noqa: UP007
 ToNursery = Union[Fork, End, Tidy]  # noqa: UP007
 FromNursery = Union[Forked, Unforked, Died, Clean]  # noqa: UP007

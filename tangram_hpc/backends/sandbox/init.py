@@ -176,7 +176,7 @@ class Init:
             return self._refuse(run, error.code, error.reason)
         self._command = command
         self._meter.begin(run.limits, self._setup.watch, command.started_ns)
-        if self._wall.holder is not None:  # counted per user namespace; else the whole user's would count
+        if self._wall.holder is not None:  # in a user namespace only its own processes count
             command.limit_processes(run.limits.pids)
         self._watch_at = command.started_ns + _SOON_NS
         if call.stream:
@@ -195,7 +195,8 @@ class Init:
             os.pwrite(self._score, b"0", 0)
 
     def _refuse(self, run: Run, code: int, reason: str) -> None:
-        outcome = Outcome(ActionState.FAILED, exit_code=code, reason=reason, isolation=self._wall.isolation)
+        outcome = Outcome(ActionState.FAILED, exit_code=code, reason=reason,
+                          isolation=self._wall.isolation)
         self._send(Ended(run.lease, outcome, None, True))
         if not run.keep:
             self._freshen()

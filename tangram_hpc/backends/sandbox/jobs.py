@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from asyncio import TimerHandle
 from collections import deque
@@ -18,13 +19,13 @@ from .hostwire import RUNNER, Box
 class Job:
     """What the worker knows of a lease.
 
-    `live` until its outcome is on its way up. `open` until nothing of it is left. `held`: its units are enforced. `stop` is how it
-    must be reported when someone ended it.
+    `live` until its outcome is on its way up. `open` until nothing of it is left. `held`: its units
+    are enforced. `stop` is how it must be reported when someone ended it.
     """
 
     __slots__ = (
-        "asked_mib", "blob", "cores", "digest", "gone", "held", "host", "live", "order", "payload", "started_ns",
-        "stop", "storing", "timer",
+        "asked_mib", "blob", "cores", "digest", "gone", "held", "host", "live", "order", "payload",
+        "started_ns", "stop", "storing", "timer",
     )  # fmt: skip
 
     def __init__(self, order: Start) -> None:
@@ -56,14 +57,14 @@ class Job:
     def orphaned(self, host: Host, status: int, reason: str) -> Outcome:
         """Its outcome when its host died under it."""
         state = self.stop[0] if self.stop else ActionState.FAILED
-        signal = os.WTERMSIG(status) if status >= 0 and os.WIFSIGNALED(status) else 0
-        code = os.WEXITSTATUS(status) if status >= 0 and not signal else 0
+        number = os.WTERMSIG(status) if status >= 0 and os.WIFSIGNALED(status) else 0
+        code = os.WEXITSTATUS(status) if status >= 0 and not number else 0
         if host.kind != RUNNER and not self.stop:
-            signal = code = 0  # its init's end, not the command's own
+            number = code = 0  # its init's end, not the command's own
         return Outcome(
             state,
             exit_code=code,
-            signal=signal,
+            signal=number,
             exec_ns=time.monotonic_ns() - self.started_ns,
             reason=self.stop[1] if self.stop else reason,
         )
@@ -94,3 +95,16 @@ class Session:
         self.copies: deque[Session] = deque()
         self.copying: list[Session] = []
         self.waiting: deque[Job] = deque()
+
+
+def cause(status: int) -> str:
+    """A wait status for people; -1: not known."""
+    if status < 0:
+        return "with its nursery"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return f"signal {number}, {signal.Signals(number).name}"
+        except ValueError:
+            return f"signal {number}"
+    return f"exit code {os.WEXITSTATUS(status)}"

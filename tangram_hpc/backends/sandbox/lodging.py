@@ -1,5 +1,5 @@
-"""Owns: the hosts of a worker - its nursery, the pools of hosts that wait, and what a host is told and
-held by when it is born. Must not know of leases or sessions.
+"""Owns: the hosts of a worker - its nursery, the pools of hosts that wait, and what a host is told
+and held by when it is born. Must not know of leases or sessions.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from ...domain.action import Action, Kind
 from ...domain.session import SessionSpec
 from ...errors import InvalidInput
 from ...ports import SandboxSettings
@@ -17,7 +18,7 @@ from ..cpu.enforce import Enforcer
 from . import scratch as folders
 from .backends import Backends
 from .hosts import Host, NurseryClient, Owner
-from .hostwire import INIT, RUNNER, Box, Setup
+from .hostwire import INIT, RUNNER, Box, Limits, Setup
 from .pools import Pool, Starts
 
 _SPARE = 4  # inits beyond the units: an action may hold none
@@ -86,6 +87,16 @@ class Lodging:
         settings, watch = self._settings, not {"memory", "pids"} <= self.enforcer.limits
         return Setup(round(settings.kill_wait_s * 1e9), settings.output_max, host.box,
                      self.backends.read, watch, host.origin)
+
+    def limits(self, action: Action, spec: SessionSpec | None) -> Limits:
+        """Of an action: its own memory on top of its session's; none asked for, none enforced."""
+        settings, mem = self._settings, action.mem_mib
+        if action.kind is Kind.FUNCTION:
+            return Limits(mem)
+        if spec is None:
+            return Limits(mem, settings.disk_mib, settings.session_pids)
+        return Limits(spec.mem_mib + mem, spec.disk_mib or settings.disk_mib,
+                      settings.session_pids)
 
     def bury(self, host: Host, keep: bool) -> None:
         """A host is dead and so is all beneath it; with `keep` its directory is still needed."""

@@ -22,7 +22,8 @@ _DEPTH_MAX = 256  # directories in each other; deeper is only made to hide
 
 
 class Meter:
-    """Looks at the use of one sandbox, whose files lie in `folders`; `due` is when it wants to look next (monotonic ns, 0: never)."""
+    """Looks at the use of one sandbox, whose files lie in `folders`; `due` is when it wants to look
+    next (monotonic ns, 0: never)."""
 
     def __init__(self, folders: tuple[str, ...], ward: Ward) -> None:
         self._folders = folders

@@ -1,5 +1,5 @@
-"""Owns: what happens on a node whose memory runs out although every session stays within what it was
-promised, or was promised nothing. Must not measure memory itself.
+"""Owns: what happens on a node whose memory runs out although every session stays within what it
+was promised, or was promised nothing. Must not measure memory itself.
 
 Law: who idles gives way first: leftovers that had a share stop. When that is not enough, the action
 that holds most beyond what it asked for is ended, one a look, and told so. Functions, which no init
@@ -63,7 +63,8 @@ class Pressure:
 
     def _relieve(self, running: list[tuple[Job, Host, int]]) -> None:
         """Ends the one that holds most beyond what it asked for."""
-        over = [(_used_mib(host, asked) - asked, job, asked) for job, host, asked in running if job.live]
+        over = [(_used_mib(host, asked) - asked, job, asked)
+                for job, host, asked in running if job.live]
         beyond, job, asked = max(over, key=lambda one: one[0], default=(0, None, 0))
         if job is not None and beyond > 0:
             self._end(job.order.lease, ActionState.OUT_OF_MEMORY,

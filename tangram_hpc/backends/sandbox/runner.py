@@ -11,12 +11,14 @@ import inspect
 import os
 import pickle
 import resource
+import select
 import signal
 import socket
 import sys
 import time
 import traceback
 import types
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -33,13 +35,12 @@ from .hostwire import (
     OUTPUT,
     TAIL,
     Close,
+    Drop,
     Ended,
     Gone,
     HostInbox,
     Load,
-    Ready,
     Run,
-    Setup,
     frame,
 )
 
@@ -66,34 +67,84 @@ class Runner:
         os.environ["TMPDIR"] = scratch.tmp(home)
         self._inbox = HostInbox()
         self._functions: dict[str, bytes | Callable[..., Any]] = {}
-        self._ready: list[bytes] = []
+        self._calls: deque[Run] = deque()
+        self._told: tuple[int, tuple[int, ...]] | None = None  # units and GPUs in the environment
+        self._silent = False  # results were sent of which the worker does not know yet
+        self._rung_ns = 0
+        self._room = select.poll()
+        self._room.register(control.fileno(), select.POLLOUT)
+        data, fds, _, _ = socket.recv_fds(control, _RECEIVE, 2)
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self._tokens, self._bell = fds
+        self._closed = not self._take(data)
 
     def serve(self) -> None:
         """Runs until closed."""
-        while data := self._control.recv(_RECEIVE):
-            sent_ns = time.monotonic_ns()
-            for order in self._inbox.feed(data):
-                if isinstance(order, Run):
-                    self._run(order)
-                    if time.monotonic_ns() - sent_ns > _BATCH_NS:
-                        self._flush()
-                elif isinstance(order, Load):
-                    self._functions.pop(order.drop, None)
-                    self._functions[order.digest] = order.blob
-                elif isinstance(order, Setup):
-                    self._ready.append(frame(Ready("process")))
-                elif isinstance(order, Close):
-                    return
-            self._flush()
+        calls = self._calls
+        while not self._closed:
+            if calls and self._may_begin():
+                self._look()
+                self._run(calls.popleft())
+                if time.monotonic_ns() - self._rung_ns > _BATCH_NS:
+                    self._ring()
+            else:
+                self._ring()
+                self._closed = not self._take(self._control.recv(_RECEIVE))
 
-    def _flush(self) -> None:
-        if self._ready:
-            data, self._ready = b"".join(self._ready), []
-            self._control.sendall(data)
+    def _take(self, data: bytes) -> bool:
+        """Takes orders in; False when it is over."""
+        for order in self._inbox.feed(data):
+            if isinstance(order, Run):
+                self._calls.append(order)
+            elif isinstance(order, Load):
+                self._functions.pop(order.drop, None)
+                self._functions[order.digest] = order.blob
+            elif isinstance(order, Drop):
+                while self._calls and self._calls[-1].lease in order.leases:
+                    self._calls.pop()
+            elif isinstance(order, Close):
+                return False
+        return bool(data)
+
+    def _may_begin(self) -> bool:
+        try:
+            os.read(self._tokens, 8)
+        except BlockingIOError:
+            return False  # it was taken back: a Drop is on its way
+        return True
+
+    def _look(self) -> None:
+        """Reads what the worker has said by now."""
+        with contextlib.suppress(BlockingIOError):
+            while not self._closed:
+                self._closed = not self._take(self._control.recv(_RECEIVE, socket.MSG_DONTWAIT))
+
+    def _ring(self) -> None:
+        self._rung_ns = time.monotonic_ns()
+        if self._silent:
+            self._silent = False
+            with contextlib.suppress(BlockingIOError):  # full: it has been heard
+                os.write(self._bell, b"!")
+
+    def _send(self, message: Ended | Gone) -> None:
+        """What is sent is safe whatever the next call does to this process."""
+        data: bytes | memoryview = frame(message)
+        while data:
+            try:
+                sent = self._control.send(data, socket.MSG_DONTWAIT)
+            except BlockingIOError:  # the worker has to read first
+                self._ring()
+                self._room.poll()
+                continue
+            self._silent = True
+            data = memoryview(data)[sent:]
 
     def _run(self, run: Run) -> None:
-        os.environ.update(environ.hints(run.units))
-        environ.grant(os.environ, run.units, run.units, run.gpus)
+        if self._told != (run.units, run.gpus):
+            self._told = (run.units, run.gpus)
+            os.environ.update(environ.hints(run.units))
+            environ.grant(os.environ, run.units, run.units, run.gpus)
         cpu = _cpu_ns()
         began = time.monotonic_ns()
         try:
@@ -112,11 +163,11 @@ class Runner:
             reason=reason,
             isolation="process",
         )
-        self._ready.append(frame(Ended(run.lease, outcome, payload, not left)))
+        self._send(Ended(run.lease, outcome, payload, not left))
         if left:
-            self._flush()
+            self._ring()
             _end_children()
-            self._ready.append(frame(Gone(run.lease)))
+            self._send(Gone(run.lease))
 
     def _call(self, payload: bytes) -> bytes:
         call = decode(payload)
@@ -159,7 +210,7 @@ class Runner:
 
     def _forget_output(self) -> None:
         _flush_streams()
-        if os.fstat(self._output).st_size:
+        if os.lseek(self._output, 0, os.SEEK_END):
             os.ftruncate(self._output, 0)
 
 

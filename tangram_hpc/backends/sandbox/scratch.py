@@ -1,7 +1,7 @@
 """Owns: scratch directories - making, copying, emptying and removing them whatever their user left
 inside. Must not be called while anything still runs in one.
 
-Each holds `work`, where its commands begin, `tmp`, and what is ours beside them.
+Each holds `home`, where its commands begin, `tmp`, and what is ours beside them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Uncopied(Exception):
     """A directory could not be copied; the text is one line that says why."""
 
 
-def work(path: str) -> str:
+def home(path: str) -> str:
     """Where its commands begin."""
-    return f"{path}/work"
+    return f"{path}/home"
 
 
 def tmp(path: str) -> str:
@@ -36,7 +36,7 @@ def make(path: str) -> None:
     Raises:
         OSError: it could not be made.
     """
-    for each in (path, work(path), tmp(path)):
+    for each in (path, home(path), tmp(path)):
         os.mkdir(each, 0o700)
 
 
@@ -46,7 +46,7 @@ def copy(origin: str, path: str) -> None:
     Raises:
         Uncopied: not all could be copied.
     """
-    for part in (work, tmp):
+    for part in (home, tmp):
         done = subprocess.run([*_COPY, f"{part(origin)}/.", part(path)], capture_output=True,
                               stdin=subprocess.DEVNULL, check=False)
         if done.returncode:
@@ -74,7 +74,7 @@ def remove_small(path: str) -> bool:
         for name in os.listdir(path):
             if not os.path.isdir(os.path.join(path, name)):
                 os.unlink(os.path.join(path, name))
-        for each in (work(path), tmp(path), path):
+        for each in (home(path), tmp(path), path):
             os.rmdir(each)
     return not os.path.lexists(path)
 

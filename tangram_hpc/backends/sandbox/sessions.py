@@ -1,5 +1,5 @@
-"""Owns: the sessions that are open on this node - their sandboxes' coming and going, whose turn it is in
-one, and copies of their files. Must not decide how an action ended.
+"""Owns: the sessions that are open on this node - their sandboxes' coming and going, whose turn it
+is in one, and copies of their files. Must not decide how an action ended.
 
 Law: a command at a time; a copy is made between two. A session outlives the death of its init: its
 files are there, so another init takes them over, and only the action that ran is lost.
@@ -16,7 +16,7 @@ from ...domain.states import ActionState
 from ...errors import InvalidInput
 from ...ports import Reports
 from .hosts import Host
-from .hostwire import Box, Close
+from .hostwire import Close
 from .jobs import Job, Session
 from .lodging import Lodging
 

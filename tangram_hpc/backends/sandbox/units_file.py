@@ -12,6 +12,7 @@ import os
 import time
 from contextlib import suppress
 
+
 def path_of(home: str) -> str:
     """Where the file of a sandbox's directory lies."""
     return f"{home}/cpus"

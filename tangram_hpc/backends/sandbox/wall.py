@@ -68,13 +68,13 @@ def _process(setup: Setup, home: str) -> Wall:
     isolation, box = "process", setup.box
     if not box.trusted:
         read = [*setup.read, view.PROC, path_of(home)]
-        write = [scratch.work(home), scratch.tmp(home), *view.devices()]
+        write = [scratch.home(home), scratch.tmp(home), *view.devices()]
         found = landlock.restrict(read, write, network=box.network)
         isolation += f"+landlock{found}"
         if seccomp.available():
             seccomp.restrict(namespaced=False, network=box.network, sampled=setup.watch)
             isolation += "+seccomp"
-    return Wall(isolation, Beneath(), scratch.work(home), scratch.tmp(home), path_of(home))
+    return Wall(isolation, Beneath(), scratch.home(home), scratch.tmp(home), path_of(home))
 
 
 def _held(setup: Setup, home: str) -> Wall:

@@ -1,0 +1,195 @@
+"""Leases given ahead: who gets one, what it holds, how it begins, ends or is given back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from builders import World, replies, started
+
+from tangram_hpc.accounting.record import fold
+from tangram_hpc.core.ahead import AHEAD_NS
+from tangram_hpc.domain import decision as de
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Action, Profile
+from tangram_hpc.domain.node import NodeSpec
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.states import ENDED, ActionState
+from tangram_hpc.wire.message import Start
+from tangram_hpc.worker.chains import Chains
+
+SHORT, LONG = Profile(1000), Profile(AHEAD_NS)
+
+
+def world(placer: str = "elastic", cpus: int = 1, ahead: int = 8, **fields: str) -> World:
+    w = World(placer)
+    w.happen(ev.BrokerStarted(0, "j", placer, "none"))
+    w.happen(ev.NodeJoined(0, w.ledger.next_node, NodeSpec(
+        f"n{w.ledger.next_node}", "h", tuple(range(cpus)), 64, ahead=ahead, backends=("model",),
+        untrusted=("model",), **fields)))
+    w.happen(ev.NodesComplete(0, 1))
+    return w
+
+
+def orders(made: list[de.Decision]) -> list[tuple[int, int]]:
+    return [(d.action, d.after) for d in made if isinstance(d, de.StartLease)]
+
+
+def test_short_ones_are_given_ahead_in_order_and_begin_when_the_one_before_is_gone() -> None:
+    w = world()
+    a, b, c = (w.submit(profile=SHORT) for _ in range(3))
+    assert orders(w.plan()) == [(a, 0), (b, 1), (c, 2)]
+    lease = w.ledger.leases
+    assert [lease[n].units for n in (1, 2, 3)] == [1, 0, 0]
+    assert not w.finish(a, clean=False) or lease[2].units == 0
+    w.happen(ev.LeaseReleased(50, 1))
+    assert lease[2].granted_at == 50 and lease[2].units == 1
+    w.happen(ev.LeaseFinished(70, 2, Outcome(ActionState.COMPLETED), True))
+    w.happen(ev.LeaseFinished(75, 3, Outcome(ActionState.COMPLETED), True))
+    rows = fold(w.events).records
+    assert [(rows[x].start_ns, rows[x].end_ns) for x in (b, c)] == [(50, 70), (70, 75)]
+    assert rows[b].cpu_held_ns == 20
+
+
+def test_what_is_long_wants_more_or_came_later_than_such_a_one_is_not_given_ahead() -> None:
+    for wants in ({"profile": LONG}, {"mem_mib": 1, "profile": SHORT}, {"profile": None},
+                  {"cpus": (1, 2), "profile": SHORT}, {"component": "x", "profile": SHORT}):
+        w = world("fcfs:2")
+        w.submit(profile=SHORT)
+        w.plan()
+        w.submit(**wants)
+        w.submit(profile=SHORT)
+        assert orders(w.plan()) == [], wants
+
+
+def test_nothing_is_given_behind_a_long_one_or_to_a_worker_that_takes_none() -> None:
+    for ahead, first in ((8, LONG), (0, SHORT)):
+        w = world(ahead=ahead)
+        w.submit(profile=first)
+        w.plan()
+        w.submit(profile=SHORT)
+        assert started(w.plan()) == []
+
+
+def test_what_is_ahead_on_a_unit_is_bounded_by_time() -> None:
+    w = world(ahead=1000)
+    for _ in range(100):
+        w.submit(profile=Profile(AHEAD_NS // 10))
+    assert len(started(w.plan())) == 1 + 10
+
+
+def test_a_lease_given_back_waits_at_its_old_turn_and_no_attempt_is_counted() -> None:
+    w = world("fcfs:1")
+    a, b, c = (w.submit(profile=SHORT) for _ in range(3))
+    w.plan()
+    w.happen(ev.LeaseReturned(9, w.lease_of(c)))
+    w.happen(ev.LeaseReturned(9, w.lease_of(b)))
+    assert w.plan() == []  # not at once again behind the one that takes so long
+    w.finish(a)
+    assert [action for action, _ in orders(w.plan())] == [b, c]
+    assert w.ledger.actions[b].attempt == 1
+
+
+def test_a_cancelled_one_ends_whether_its_worker_kills_it_or_gives_it_back() -> None:
+    for given_back in (False, True):
+        w = world()
+        _, b = w.submit(profile=SHORT), w.submit(profile=SHORT)
+        w.plan()
+        lease = w.lease_of(b)
+        made = w.happen(ev.ActionCancelled(5, b, "no longer wanted"))
+        assert [type(d) for d in made] == [de.KillLease]
+        made = w.happen(ev.LeaseReturned(6, lease) if given_back else ev.LeaseFinished(
+            6, lease, Outcome(ActionState.CANCELLED), True))
+        assert replies(made) == {b: ActionState.CANCELLED}
+
+
+def test_with_their_node_those_ahead_are_given_back_and_only_what_ran_fails() -> None:
+    w = world()
+    a, b = w.submit(profile=SHORT), w.submit(profile=SHORT)
+    w.plan()
+    assert replies(w.happen(ev.NodeLost(9, 1, "gone"))) == {a: ActionState.NODE_FAIL}
+    assert w.ledger.actions[b].state is ActionState.PENDING
+    assert w.ledger.actions[b].attempt == 0
+
+
+def test_a_session_whose_action_is_ahead_is_busy_until_it_is_given_back() -> None:
+    w = world()
+    s = w.session()
+    w.plan()
+    w.happen(ev.SessionReady(w.now, s))
+    a = w.submit(profile=SHORT)
+    b, c = (w.submit(session=s, profile=SHORT) for _ in range(2))
+    assert started(w.plan()) == [a, b]
+    w.happen(ev.LeaseReturned(9, w.lease_of(b)))
+    w.finish(a)
+    assert started(w.plan()) == [b]
+    w.finish(b)
+    assert started(w.plan()) == [c]
+
+
+@pytest.mark.parametrize("placer", ["elastic", "first-fit", "fcfs:1", "paper"])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_histories_keep_the_laws_and_lose_nothing(placer: str, seed: int) -> None:
+    rng = random.Random(seed)
+    w = world(placer, cpus=2, ahead=4)
+    sessions = [w.session(mem=1) for _ in range(3)]
+    w.plan()
+    for s in sessions:
+        w.happen(ev.SessionReady(w.now, s))
+    ids = []
+    for _ in range(400):
+        dice = rng.random()
+        begun = [x for x in w.ledger.leases.values() if x.begun]
+        ahead = [x for x in w.ledger.leases.values() if not x.begun]
+        if dice < .45 and len(ids) < 120:
+            session = rng.choice([0, 0, *sessions])
+            ids.append(w.submit(rng.choice([1, 1, 1, (1, 2), 2]), session, 3,
+                                profile=rng.choice([SHORT, SHORT, LONG])))
+        elif dice < .5 and ahead:
+            w.happen(ev.LeaseReturned(w.now, rng.choice(ahead).lease))
+        elif dice < .55 and ids:
+            w.happen(ev.ActionCancelled(w.now, rng.choice(ids), "no"))
+        elif dice < .57:
+            w.happen(ev.NodeJoined(w.now, w.ledger.next_node, NodeSpec(
+                "m", "h", (0, 1), 64, backends=("model",), untrusted=("model",), ahead=4)))
+        elif dice < .58 and len(w.ledger.up_nodes()) > 1:
+            w.happen(ev.NodeLost(w.now, w.ledger.up_nodes()[-1].node, "gone"))
+        elif begun:
+            lease = rng.choice(begun)
+            doomed = w.ledger.actions[lease.action].doomed
+            w.now += 1
+            if lease.state.value == "RELEASING":
+                w.happen(ev.LeaseReleased(w.now, lease.lease))
+            else:
+                w.happen(ev.LeaseFinished(w.now, lease.lease, Outcome(
+                    doomed or ActionState.COMPLETED), rng.random() < .8))
+        w.plan()
+    while w.ledger.leases:
+        for lease in [x for x in w.ledger.leases.values() if x.begun]:
+            w.happen(ev.LeaseReleased(w.now, lease.lease) if lease.state.value == "RELEASING" else
+                     ev.LeaseFinished(w.now, lease.lease, Outcome(ActionState.COMPLETED), True))
+        w.plan()
+    assert all(w.ledger.actions[x].state in ENDED for x in ids)
+    ends = [d.action for d in w.decisions if isinstance(d, de.Reply)]
+    assert sorted(ends) == sorted(set(ends)) and set(ids) == set(ends)
+    assert not w.ledger.short
+    rows = fold(w.events).records
+    assert {x: rows[x].state for x in ids} == {x: w.ledger.actions[x].state for x in ids}
+    assert all(rows[x].submit_ns <= (rows[x].start_ns or rows[x].end_ns) <= rows[x].end_ns
+               for x in ids)
+
+
+def test_chains_of_a_worker() -> None:
+    def order(lease: int, after: int) -> Start:
+        return Start(lease, Action(lease, "x"), (0,), after=after)
+
+    chains = Chains()
+    for lease in (2, 3, 4):
+        chains.hold(order(lease, lease - 1), None)
+    chains.drop(3)  # 4 moves up behind 2
+    held = chains.gone(1)
+    assert held is not None and held[0].lease == 2
+    assert 4 in chains and chains.stuck() == []  # seen for the first time
+    chains.hold(order(5, 4), None)
+    assert chains.stuck() == [5, 4]
+    assert chains.where(lambda o: o.lease > 4) == [5]
