@@ -270,13 +270,14 @@ def test_memory_that_belongs_to_no_process(arena: Arena, how: str) -> None:
 @pytest.mark.parametrize(("source", "said"), [
     ("with open('big', 'wb') as f:\n    for n in range(200): f.write(b'x' * (1 << 20))",
      "SIGXFSZ"),
-    ("for n in range(4000):\n    open(f'{n}', 'wb').write(b'x' * (1 << 16))\ntime.sleep(20)", "disk:"),
+    ("for n in range(4000):\n    open(f'{n}', 'wb').write(b'x' * (1 << 16))\ntime.sleep(20)",
+     "disk:"),
     ("top = os.getcwd()\nfor n in range(400):\n    os.mkdir('d'); os.chdir('d')\n"
      "for n in range(100): open(f'{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
     ("os.mkdir('shut', 0o300); os.chdir('shut')\n"
      "for n in range(100): open(f'{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
-    ("held = []\nfor n in range(100):\n    held.append(open('f', 'wb', buffering=0)); os.unlink('f')\n"
-     "    held[-1].write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
+    ("held = []\nfor n in range(100):\n"
+     "    held.append(open('f', 'wb', buffering=0)); os.unlink('f')\n    held[-1].write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
     ("os.chdir(os.environ['TMPDIR'])\n"
      "for n in range(100): open(f'{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
 ], ids=["one", "many", "deep", "closed", "unlinked", "tmp"])

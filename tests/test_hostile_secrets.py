@@ -92,9 +92,9 @@ def test_the_search_finds_what_is_there(arena: Arena) -> None:
     before = arena.photo()
     session = arena.open(trusted=True, backend="process")
     half = len(arena.token) // 2
-    outcome, back = arena.rig.exec(
-        *program(SEARCH + "tell()", arena.token[:half], arena.token[half:], arena.outside / "secret"),
-        session=session)
+    search = program(SEARCH + "tell()", arena.token[:half], arena.token[half:],
+                     arena.outside / "secret")
+    outcome, back = arena.rig.exec(*search, session=session)
     found = json.loads(back.stdout)
     assert outcome.state is ActionState.COMPLETED and str(arena.outside / "secret") in found
     arena.close(session)

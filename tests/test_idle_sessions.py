@@ -112,7 +112,8 @@ def test_a_fork_has_all_files_and_its_own(arena: Arena) -> None:
     origin = arena.open()
     made, _ = arena.rig.shell(
         "mkdir -p a/b empty shut; echo 1 >a/b/f; chmod 741 a/b/f; ln -s b/f a/link; ln -s /none "
-        "gone; ln a/b/f a/hard; mkfifo pipe; truncate -s 20M sparse; echo x >shut/f; chmod 500 shut;"
+        "gone; ln a/b/f a/hard; mkfifo pipe; truncate -s 20M sparse; echo x >shut/f; chmod 500 "
+        "shut;"
         " printf x >'odd name\n\t*'; touch -d @1000000000 old; echo t >$TMPDIR/t", session=origin)
     assert made.state is ActionState.COMPLETED, made
     copy = arena.open(origin=origin)
