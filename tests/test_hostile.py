@@ -277,7 +277,8 @@ def test_memory_that_belongs_to_no_process(arena: Arena, how: str) -> None:
     ("os.mkdir('shut', 0o300); os.chdir('shut')\n"
      "for n in range(100): open(f'{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
     ("held = []\nfor n in range(100):\n"
-     "    held.append(open('f', 'wb', buffering=0)); os.unlink('f')\n    held[-1].write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
+     "    held.append(open('f', 'wb', buffering=0)); os.unlink('f')\n"
+     "    held[-1].write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
     ("os.chdir(os.environ['TMPDIR'])\n"
      "for n in range(100): open(f'{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
 ], ids=["one", "many", "deep", "closed", "unlinked", "tmp"])
@@ -287,7 +288,7 @@ def test_disk_filler(arena: Arena, source: str, said: str) -> None:
                                  timeout_ns=15_000_000_000)
         assert outcome.state is ActionState.FAILED and said in outcome.reason, outcome
         refused, _ = duel.rig.file("more", b"x", session=duel.attacker)
-        if said == "disk:" and "unlinked" not in source and "f'{n}'" in source:
+        if said == "disk:" and "unlink" not in source:
             assert refused.state is ActionState.FAILED and "disk:" in refused.reason
         outcome, _ = duel.shell("chmod -R u+rwx . $TMPDIR; rm -rf * $TMPDIR/*")
         assert outcome.state is ActionState.COMPLETED, outcome

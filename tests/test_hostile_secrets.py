@@ -16,7 +16,7 @@ from hostile_rig import arena as new_arena
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
-from tangram_hpc.backends.sandbox import tree
+from tangram_hpc.backends.sandbox import scratch, tree
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.wire.payload import ExecCall, FileCall
@@ -60,7 +60,7 @@ for number in filter(str.isdigit, os.listdir("/proc")):
     for link in ("root", "cwd"):
         for path in paths:
             found(f"/proc/{number}/{link}/{path.lstrip('/')}")
-        for name in ("data", "secret", "../secret", "../work/data"):
+        for name in ("data", "secret", "../secret", "../home/data"):
             found(f"/proc/{number}/{link}/{name}")
     for fd in range(64):
         try:
@@ -75,13 +75,14 @@ tell()
 def test_secrets_of_this_user_and_of_other_sessions(arena: Arena) -> None:
     with arena.duel() as duel:
         arena.rig.file("secret", arena.token.encode(), session=duel.neighbour)
-        home = duel.home(duel.neighbour)
+        top = duel.home(duel.neighbour)
+        home = Path(scratch.home(str(top)))
         half = len(arena.token) // 2
         account = Path(os.path.expanduser("~"))
-        paths = [arena.outside / "secret", home / "work" / "secret", home / "work", home,
-                 home.parent, arena.rig.scratch, arena.outside, account / ".ssh"]
+        paths = [arena.outside / "secret", home / "secret", home, top, top.parent,
+                 arena.rig.scratch, arena.outside, account / ".ssh"]
         # an escape by the directory that it has
-        paths += [Path("..") / home.name / "work" / "secret", Path("../../..") / "outside/secret"]
+        paths += [Path("../..") / top.name / home.name / "secret", Path("../../..") / "outside/secret"]
         said = duel.successes(PROCESSES, arena.token[:half], arena.token[half:], *paths)
         assert said == [], said
         duel.goes_on()
@@ -171,14 +172,14 @@ def test_no_path_leads_out(arena: Arena) -> None:
     outside = arena.outside / "secret"
     with arena.duel() as duel:
         rig, mine = arena.rig, duel.attacker
-        other = duel.home(duel.neighbour) / "work"
+        other = scratch.home(str(duel.home(duel.neighbour)))
         made = duel.shell(
             f"ln -s {outside} l1; ln -s {arena.outside} l2; ln -s ../../.. l3; ln -s / l4; "
             f"ln -s /proc/self/cwd/../../etc l5; ln -s {other} l6; mkdir d; ln -s ../../x d/up; "
             "ln -s l7 l7; mkfifo pipe")
         assert made[0].state is ActionState.COMPLETED
         for path in ("l1", "l2/secret", "l3/outside/secret", "l4/etc/passwd", "l5/passwd",
-                     "l6/data", "../work/../../x", "d/up", "d/../l1", "l7", "pipe", str(outside),
+                     "l6/data", "../home/../../x", "d/up", "d/../l1", "l7", "pipe", str(outside),
                      "/etc/passwd", "l4/proc/self/environ"):
             for call in (FileCall(path), FileCall(path, b"evil"), FileCall(path, op="mkdir")):
                 outcome, back, _ = rig.end(rig.begin(call, Kind.FILE, session=mine, cores=()))

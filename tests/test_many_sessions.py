@@ -80,7 +80,7 @@ def many(count: int, actions: int, kib_each: int, home: Path) -> None:
             assert full[name][0] == processes and full[name][2] <= fds + 4, (name, half, full)
             # an allocator's arena is up to 1 MiB, and the broker remembers what ended lately; a
             # host makes pages that it shares with its nursery its own, ever fewer of them
-            room = (2048 if name in ("broker", "worker") else 0) + (actions if name == "broker" else 0) + kib_each * processes
+            room = kib_each * processes + {"broker": 2048 + actions, "worker": 2048}.get(name, 0)
             assert full[name][1] <= memory + room, (name, half, full)
         over = cluster.session(mem=MEM_MIB)
         waits_for(cluster, over, "Memory")

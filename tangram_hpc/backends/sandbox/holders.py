@@ -88,7 +88,7 @@ class Bwrap:
             "--remount-ro", "/dev",
             "--bind", scratch.home(box.home), SESSION, "--bind", scratch.tmp(box.home), "/tmp",
             *[word for here, there in box.files for word in ("--ro-bind", here, there)],
-            # a worker of root's makes sandboxes whose files in /proc/sys are the machine's and root's
+            # where the worker is root's, the machine's settings in /proc/sys are the sandbox's own
             "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", SESSION, "--", *CAT,
         ]
 
