@@ -1,7 +1,8 @@
 """Owns: measuring what one sandbox uses while a command runs, and saying
 which limit it broke. Must not end anything.
 
-Law: a look costs at most a twentieth of the time: what takes long is looked at less often.
+Law: a look costs at most a twentieth of the time of a core: what takes long is looked at less often,
+but the disk every few seconds. Waiting for a core is no cost.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from .ward import Ward, memory_kib
 
 LOOK_NS = 50_000_000
 _DISK_NS = 500_000_000
+_DISK_LATEST_NS = 5_000_000_000  # many small files must not buy time for large ones
 _SHARE = 20
 _DEPTH_MAX = 256  # directories in each other; deeper is only made to hide
 
@@ -55,7 +57,7 @@ class Meter:
 
     def look(self, now: int) -> tuple[ActionState, str] | None:
         """Which limit is broken, as a state and a reason; None when none is."""
-        limits, broken = self._limits, None
+        limits, broken, began = self._limits, None, time.thread_time_ns()
         if self._watch:
             pids = self._ward.pids()
             if limits.pids and len(pids) > limits.pids:
@@ -70,8 +72,9 @@ class Meter:
             broken = self.disk(limits.disk_mib)
             if broken and 0 <= self._had_mib <= had:  # it was too much before; this one cleans up
                 broken = None
-            self._disk_due = now + max(_DISK_NS, (time.monotonic_ns() - now) * _SHARE)
-        self._next(now, time.monotonic_ns() - now)
+            spent = (time.thread_time_ns() - began) * _SHARE
+            self._disk_due = now + min(max(_DISK_NS, spent), _DISK_LATEST_NS)
+        self._next(now, time.thread_time_ns() - began)
         return broken
 
     def disk(self, limit_mib: int) -> tuple[ActionState, str] | None:
