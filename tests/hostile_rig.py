@@ -30,6 +30,7 @@ from tangram_hpc.domain.states import ActionState
 from tangram_hpc.wire.payload import ExecCall, ExecReturn
 
 BACKENDS = ("process", "bwrap")
+_PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 PIDS, DISK_MIB, OUTPUT_MAX = 64, 32, 100_000
 SHARED = ("/dev/shm", "/tmp", "/var/tmp")
 
@@ -206,8 +207,8 @@ class Duel:
 
 
 def program(source: str, *args: object) -> tuple[str, ...]:
-    """A command line that runs an attack."""
-    return (sys.executable, "-I", "-S", "-c", PRELUDE + source, *map(str, args))
+    """A command line that runs an attack, by a Python that every sandbox shows."""
+    return (_PYTHON, "-I", "-S", "-c", PRELUDE + source, *map(str, args))
 
 
 @contextmanager

@@ -82,7 +82,8 @@ def test_secrets_of_this_user_and_of_other_sessions(arena: Arena) -> None:
         paths = [arena.outside / "secret", home / "secret", home, top, top.parent,
                  arena.rig.scratch, arena.outside, account / ".ssh"]
         # an escape by the directory that it has
-        paths += [Path("../..") / top.name / home.name / "secret", Path("../../..") / "outside/secret"]
+        paths += [Path("../..") / top.name / home.name / "secret",
+                  Path("../../..") / "outside/secret"]
         said = duel.successes(PROCESSES, arena.token[:half], arena.token[half:], *paths)
         assert said == [], said
         duel.goes_on()
