@@ -17,6 +17,7 @@ HERE = Path(__file__).resolve().parent
 SUITE = ("test_hostile.py", "test_hostile_secrets.py")
 
 
+@pytest.mark.long  # in every run the cluster's user does it, in a job step
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_the_hostile_suite_as_nobody() -> None:

@@ -1,8 +1,8 @@
 """Owns: measuring what one sandbox uses while a command runs, and saying
 which limit it broke. Must not end anything.
 
-Law: a look costs at most a twentieth of the time of a core: what takes long is looked at less often,
-but the disk every few seconds. Waiting for a core is no cost.
+Law: a look costs at most a twentieth of a core's time: what takes long is looked at less often, but
+the disk every few seconds. Waiting for a core is no cost.
 """
 
 from __future__ import annotations
