@@ -23,10 +23,13 @@ $(STAMP): pyproject.toml setup.py
 run: install
 	$(BIN)/tangram demo
 
-# What only root can install on Debian: Slurm, munge and MariaDB for the real-Slurm tests.
+# What only root can install on Debian: Slurm, munge and MariaDB for the real-Slurm tests, and
+# bubblewrap for the sandboxes.
 system:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  slurm/devcluster/devcluster install && { /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || \
+	  slurm/devcluster/devcluster install && { command -v bwrap >/dev/null || \
+	    apt-get install -q -y --no-install-recommends bubblewrap; } && \
+	  { /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || \
 	    apt-get install -q -y --no-install-recommends python3-venv; }; \
 	else echo "tangram: not root on Debian: the real-Slurm tests will be skipped" >&2; fi
 

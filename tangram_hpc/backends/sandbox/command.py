@@ -250,9 +250,9 @@ def _find(name: str, env: dict[str, str]) -> str:
 def _as_file(data: bytes, home: str) -> int:
     """An unnamed file that holds the data, at its start."""
     try:
-        if hasattr(os, "memfd_create"):
+        try:
             fd = os.memfd_create("stdin")
-        else:  # a Python built against an old C library
+        except (AttributeError, OSError):  # an old C library, or it is refused behind our wall
             with tempfile.TemporaryFile(dir=home) as file:
                 fd = os.dup(file.fileno())
         view = memoryview(data)

@@ -88,7 +88,8 @@ class Bwrap:
             "--remount-ro", "/dev",
             "--bind", scratch.home(box.home), SESSION, "--bind", scratch.tmp(box.home), "/tmp",
             *[word for here, there in box.files for word in ("--ro-bind", here, there)],
-            "--remount-ro", "/", "--chdir", SESSION, "--", *CAT,
+            # where the worker is root's, the machine's settings in /proc/sys are the sandbox's own
+            "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", SESSION, "--", *CAT,
         ]
 
     def env(self, base: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Owns: measuring what one sandbox uses while a command runs, and saying
 which limit it broke. Must not end anything.
 
-Law: a look costs at most a twentieth of the time: what takes long is looked at less often.
+Law: a look costs at most a twentieth of a core's time: what takes long is looked at less often, but
+the disk every few seconds. Waiting for a core is no cost.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from contextlib import suppress
 
 from ...domain.states import ActionState
 from .hostwire import Limits
@@ -16,6 +18,7 @@ from .ward import Ward, memory_kib
 
 LOOK_NS = 50_000_000
 _DISK_NS = 500_000_000
+_DISK_LATEST_NS = 5_000_000_000  # many small files must not buy time for large ones
 _SHARE = 20
 _DEPTH_MAX = 256  # directories in each other; deeper is only made to hide
 
@@ -30,6 +33,7 @@ class Meter:
         self._limits = Limits()
         self._watch = False
         self._disk_due = 0
+        self._had_mib = 0
         self.due = 0
 
     def begin(self, limits: Limits, watch: bool, now: int) -> None:
@@ -37,6 +41,8 @@ class Meter:
         self._limits = limits
         self._watch = watch and bool(limits.mem_mib or limits.pids)
         self._disk_due = now + _DISK_NS if limits.disk_mib else 0
+        if limits.disk_mib and self._had_mib > limits.disk_mib:
+            self.disk(limits.disk_mib)  # what is there now: only more is this one's doing
         self._next(now)
 
     def end(self) -> None:
@@ -51,7 +57,7 @@ class Meter:
 
     def look(self, now: int) -> tuple[ActionState, str] | None:
         """Which limit is broken, as a state and a reason; None when none is."""
-        limits, broken = self._limits, None
+        limits, broken, began = self._limits, None, time.thread_time_ns()
         if self._watch:
             pids = self._ward.pids()
             if limits.pids and len(pids) > limits.pids:
@@ -62,19 +68,25 @@ class Meter:
                     broken = (ActionState.OUT_OF_MEMORY,
                               f"mem: {used} MiB used, {limits.mem_mib} MiB asked for")
         if broken is None and self._disk_due and now >= self._disk_due:
+            had = self._had_mib
             broken = self.disk(limits.disk_mib)
-            self._disk_due = now + max(_DISK_NS, (time.monotonic_ns() - now) * _SHARE)
-        self._next(now, time.monotonic_ns() - now)
+            if broken and 0 <= self._had_mib <= had:  # it was too much before; this one cleans up
+                broken = None
+            spent = (time.thread_time_ns() - began) * _SHARE
+            self._disk_due = now + min(max(_DISK_NS, spent), _DISK_LATEST_NS)
+        self._next(now, time.thread_time_ns() - began)
         return broken
 
     def disk(self, limit_mib: int) -> tuple[ActionState, str] | None:
         """Whether the sandbox's directories hold more than that."""
         used = [used_mib(folder) for folder in self._folders]
         if min(used) < 0:
+            self._had_mib = -1
             return ActionState.FAILED, f"disk: directories more than {_DEPTH_MAX} deep"
-        if sum(used) <= limit_mib:
+        self._had_mib = sum(used) + unlinked_mib(self._ward.pids(), self._folders)
+        if self._had_mib <= limit_mib:
             return None
-        return ActionState.FAILED, f"disk: {sum(used)} MiB written, {limit_mib} MiB allowed"
+        return ActionState.FAILED, f"disk: {self._had_mib} MiB written, {limit_mib} MiB allowed"
 
 
 def used_mib(home: str) -> int:
@@ -85,13 +97,50 @@ def used_mib(home: str) -> int:
         path, depth = todo.pop()
         if depth > _DEPTH_MAX:
             return -1
-        try:
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    about = entry.stat(follow_symlinks=False)
-                    blocks += about.st_blocks
-                    if stat.S_ISDIR(about.st_mode):
-                        todo.append((entry.path, depth + 1))
-        except OSError:  # it went, or was closed to us: what is in it stays uncounted
-            continue
+        for inside, about in _entries(path):
+            blocks += about.st_blocks
+            if stat.S_ISDIR(about.st_mode):
+                todo.append((inside, depth + 1))
     return blocks * 512 >> 20
+
+
+def _entries(path: str) -> list[tuple[str, os.stat_result]]:
+    """What lies in a directory. One that its user closed, who may still write in it, is opened for
+    as long as we look."""
+    try:
+        return _scanned(path)
+    except PermissionError:
+        with suppress(OSError):
+            mode = stat.S_IMODE(os.lstat(path).st_mode)
+            os.chmod(path, 0o700)
+            try:
+                return _scanned(path)
+            finally:
+                os.chmod(path, mode)
+    except OSError:  # it went
+        pass
+    return []
+
+
+def _scanned(path: str) -> list[tuple[str, os.stat_result]]:
+    found = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                found.append((entry.path, entry.stat(follow_symlinks=False)))
+    return found
+
+
+def unlinked_mib(pids: list[int], folders: tuple[str, ...]) -> int:
+    """The blocks of files without a name, on the folders' file systems, that processes hold open,
+    in MiB. Those of a process that may not be looked into are missed."""
+    blocks: dict[tuple[int, int], int] = {}
+    devices = {os.stat(folder).st_dev for folder in folders if os.path.exists(folder)}
+    for pid in pids:
+        with suppress(OSError):  # it ended, or may not be looked into
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    about = os.stat(f"/proc/{pid}/fd/{name}")
+                    if not about.st_nlink and about.st_dev in devices:
+                        blocks[about.st_dev, about.st_ino] = about.st_blocks
+    return sum(blocks.values()) * 512 >> 20

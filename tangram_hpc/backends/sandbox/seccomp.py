@@ -46,6 +46,7 @@ _NEVER = """mount umount2 pivot_root move_mount open_tree open_tree_attr fsopen 
 _NOT_TO_NEIGHBOURS = """ptrace process_vm_readv process_vm_writev sched_setscheduler
     sched_setparam sched_setattr ioprio_set migrate_pages move_pages"""
 _ATTRIBUTES = """setxattr lsetxattr removexattr lremovexattr setxattrat removexattrat"""
+_UNOWNED = "memfd_create memfd_secret"  # memory that belongs to no process
 _SHARED_BY_KEY = """shmget shmat shmctl semget semop semctl semtimedop msgget msgsnd msgrcv msgctl
     mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr"""
 
@@ -61,7 +62,7 @@ def available() -> bool:
         return False
 
 
-def restrict(*, namespaced: bool, network: bool) -> None:
+def restrict(*, namespaced: bool, network: bool, sampled: bool = False) -> None:
     """Takes from this process, and all it will start, what no program in a sandbox needs; for good.
 
     `namespaced`: it has mount, pid and network namespaces of its own. Without, what reaches other
@@ -69,7 +70,8 @@ def restrict(*, namespaced: bool, network: bool) -> None:
     groups of files by path, memory and queues shared by a key, and every way to a Unix socket but
     pairs. Binding to cores is left to who is outside, in both cases. Without `network` and
     namespaces no socket is made; a namespace of its own has a loopback only, so nothing more is
-    refused there.
+    refused there. `sampled`: memory is measured by what processes map; so what would hold memory
+    without one is answered as by a kernel that has it not.
 
     Raises:
         OSError: this machine cannot (ENOSYS), or the kernel refuses; nothing is restricted then.
@@ -78,7 +80,7 @@ def restrict(*, namespaced: bool, network: bool) -> None:
     if not here:
         raise OSError(errno.ENOSYS, "no system call numbers of this machine are known")
     group = os.getegid()
-    code = program(here, namespaced=namespaced, network=network, gid=group)
+    code = program(here, namespaced=namespaced, network=network, gid=group, sampled=sampled)
     # struct sock_fprog: how many, and where
     text = ctypes.create_string_buffer(code, len(code))
     filter_ = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8,
@@ -88,12 +90,13 @@ def restrict(*, namespaced: bool, network: bool) -> None:
 
 
 @lru_cache(maxsize=8)
-def program(machine: str, *, namespaced: bool, network: bool, gid: int) -> bytes:
+def program(machine: str, *, namespaced: bool, network: bool, gid: int,
+            sampled: bool = False) -> bytes:
     """Pure. The filter's instructions for "x86_64" or "aarch64", 8 bytes each, for a process of
     this group. Kept, so that forks of a process that asked once have it made."""
     column = list(_AUDIT_ARCH).index(machine)
     numbers = {NUMBERS[name][column] if name in NUMBERS else BOTH[name]: code
-               for name, code in _special(namespaced, network, gid).items()}
+               for name, code in _special(namespaced, network, gid, sampled).items()}
     numbers.pop(-1, None)  # this machine has it not
     ranges: list[tuple[int, _Code]] = [(0, _answer(0))]
     for number, code in sorted(numbers.items()):
@@ -109,7 +112,7 @@ def program(machine: str, *, namespaced: bool, network: bool, gid: int) -> bytes
     return b"".join(struct.pack("HBBI", *line) for line in lines)
 
 
-def _special(namespaced: bool, network: bool, gid: int) -> dict[str, _Code]:
+def _special(namespaced: bool, network: bool, gid: int, sampled: bool) -> dict[str, _Code]:
     """What is answered otherwise than by "allowed", by name."""
     eperm, enosys = _answer(errno.EPERM), _answer(errno.ENOSYS)
     table: dict[str, _Code] = dict.fromkeys(_NEVER.split(), eperm)
@@ -118,6 +121,8 @@ def _special(namespaced: bool, network: bool, gid: int) -> dict[str, _Code]:
     table["unshare"] = _refuse_bits(0, _NEW_NAMESPACE | _NEW_TIME)
     table["ioctl"] = _refuse_values(1, _TIOCSTI, _TIOCLINUX)
     table["socket"] = _families(namespaced, network)
+    if sampled:
+        table.update(dict.fromkeys(f"{_UNOWNED} {_SHARED_BY_KEY}".split(), enosys))
     if namespaced:
         return table
     table.update(dict.fromkeys(_NOT_TO_NEIGHBOURS.split(), eperm))

@@ -12,7 +12,8 @@ NUMBERS: dict[str, tuple[int, int]] = {
     "ioctl": (16, 29), "ioperm": (173, -1), "iopl": (172, -1), "ioprio_set": (251, 30),
     "kcmp": (312, 272), "kexec_file_load": (320, 294), "kexec_load": (246, 104),
     "keyctl": (250, 219), "kill": (62, 129), "lchown": (94, -1), "lookup_dcookie": (212, 18),
-    "lremovexattr": (198, 15), "lsetxattr": (189, 6), "migrate_pages": (256, 238),
+    "lremovexattr": (198, 15), "lsetxattr": (189, 6), "memfd_create": (319, 279),
+    "migrate_pages": (256, 238),
     "mount": (165, 40), "move_pages": (279, 239), "mq_getsetattr": (245, 185),
     "mq_notify": (244, 184), "mq_open": (240, 180), "mq_timedreceive": (243, 183),
     "mq_timedsend": (242, 182), "mq_unlink": (241, 181), "msgctl": (71, 187), "msgget": (68, 186),
@@ -33,7 +34,8 @@ NUMBERS: dict[str, tuple[int, int]] = {
 # from 424 on every machine has the same
 BOTH: dict[str, int] = {
     "clone3": 435, "fsconfig": 431, "fsmount": 432, "fsopen": 430, "fspick": 433,
-    "io_uring_enter": 426, "io_uring_register": 427, "io_uring_setup": 425, "mount_setattr": 442,
+    "io_uring_enter": 426, "io_uring_register": 427, "io_uring_setup": 425, "memfd_secret": 447,
+    "mount_setattr": 442,
     "move_mount": 429, "open_tree": 428, "open_tree_attr": 467, "pidfd_getfd": 438,
     "process_madvise": 440, "quotactl_fd": 443, "removexattrat": 466, "setxattrat": 463,
 }

@@ -72,7 +72,7 @@ def _process(setup: Setup, home: str) -> Wall:
         found = landlock.restrict(read, write, network=box.network)
         isolation += f"+landlock{found}"
         if seccomp.available():
-            seccomp.restrict(namespaced=False, network=box.network)
+            seccomp.restrict(namespaced=False, network=box.network, sampled=setup.watch)
             isolation += "+seccomp"
     return Wall(isolation, Beneath(), scratch.home(home), scratch.tmp(home), path_of(home))
 
@@ -85,7 +85,7 @@ def _held(setup: Setup, home: str) -> Wall:
     join.enter(holder.inside, SESSION)
     isolation = box.backend
     if not box.trusted and seccomp.available():
-        seccomp.restrict(namespaced=True, network=box.network)
+        seccomp.restrict(namespaced=True, network=box.network, sampled=setup.watch)
         isolation += "+seccomp"
     own = frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())
     return Wall(isolation, Inside(own), SESSION, "/tmp", UNITS, bool(box.image), holder)
