@@ -31,7 +31,7 @@ Spans = Sequence[tuple[int, int]]  # (units, ns), in order
 
 def work_of(spans: Spans, serial: int) -> int:
     """The one-unit work done in these spans."""
-    return sum(speed(serial, units) * ns for units, ns in spans) >> ONE
+    return sum([speed(serial, units) * ns for units, ns in spans]) >> ONE
 
 
 class Sizes:

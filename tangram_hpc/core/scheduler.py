@@ -116,6 +116,8 @@ class Scheduler(SessionFacts):
 
     def consequences(self, fact: ev.Event) -> list[ev.Event]:
         """The fact, and all other facts that it entails, in the order in which to handle them."""
+        if type(fact) is ev.LeaseFinished or type(fact) is ev.ActionSubmitted:
+            return [fact]  # nearly all are
         match fact:
             case ev.NodeLost():
                 return self._loss_of_node(fact)
