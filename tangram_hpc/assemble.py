@@ -46,7 +46,7 @@ from .version import VERSION
 from .wire.message import WorkerWelcome
 from .worker.driver import AHEAD, WorkerDriver
 
-_GAP_S = 0.001  # of a busy broker or worker, see there
+_GAP_S = 0.002  # of a busy broker or worker, see there
 
 # ---- broker ------------------------------------------------------------------------------------
 

@@ -306,7 +306,7 @@ class Broker:
         for each in facts:
             for order in self.scheduler.handle(each):
                 self._perform(order, payload)
-            if isinstance(each, ev.ClientExpired):
+            if type(each) is ev.ClientExpired:
                 for action in [a for a in self._results if client_of(a) == each.client]:
                     del self._results[action]
 

@@ -8,6 +8,7 @@ and says everything again under the same ids, and nothing runs twice.
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import json
 import os
 import threading
@@ -18,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from ..domain.action import Action, Kind, Profile
+from ..domain.action import Kind, Profile
 from ..domain.ids import mint
 from ..domain.session import SessionSpec
 from ..errors import BrokerUnreachable, InvalidInput, TangramError
@@ -62,7 +63,7 @@ class Client:
         self._lock = threading.Lock()
         self._outbox = Outbox()
         self._woken = False
-        self._counter = 0
+        self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
         self._sessions: dict[int, Session] = {}
         self._opening: set[int] = set()  # sessions whose admission is awaited
@@ -235,14 +236,13 @@ class Client:
                      call: pl.Payload, trusted: bool = False,
                      on_output: Callable[[int, bytes], None] | None = None) -> Future:
         in_session = session.spec.id if session is not None else 0
-        action = make_action(0, kind, options, in_session, what)
+        action = make_action(self._mint(), kind, options, in_session, what)
         payload = pl.encode(call)
         if len(payload) > ms.INLINE_MAX:
             payload = pl.encode(pl.Stored(self._store.put(payload), len(payload)))
         with self._lock:
             if self._closing or self._failure is not None:
                 raise self._failure or BrokerUnreachable("the client is closed")
-            action = _with_id(action, self._mint())
             future = Future(action.id, self._cancel)
             self._pending[action.id] = Pending(action, payload, future, trusted,
                                                time.monotonic_ns(), on_output)
@@ -282,8 +282,7 @@ class Client:
 
     def _mint(self) -> int:
         assert self.welcome is not None
-        self._counter += 1
-        return mint(self.welcome.client, self._counter)
+        return mint(self.welcome.client, next(self._numbers))
 
     def _put(self, message: ms.Message, payload: Buffer | None = None) -> None:
         """Queues a message and wakes the thread once for all that is queued; lock held."""
@@ -447,8 +446,7 @@ class Client:
                 raise BrokerUnreachable(f"job {self.job}: the broker ended: {reason}")
 
     def _take(self, action: int) -> Pending | None:
-        with self._lock:
-            return self._pending.pop(action, None)
+        return self._pending.pop(action, None)  # only this thread takes; no lock for each result
 
     def _rejected(self, message: ms.Rejected) -> None:
         pending = self._take(message.id)
@@ -481,10 +479,6 @@ class Client:
 
 class _Forgotten(BrokerUnreachable):
     """The broker answers, but its grace for this client is over."""
-
-
-def _with_id(action: Action, new_id: int) -> Action:
-    return msgspec.structs.replace(action, id=new_id)
 
 
 def _own_name() -> str:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..domain.ids import show
-from ..domain.outcome import Outcome
 from ..domain.states import ActionState
 from ..errors import ActionFailed
+from ..wire.message import Result
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,24 @@ class ExecResult:
 
 
 class Future(concurrent.futures.Future[Any]):
-    """One action's result to come. `details` tells how it was served, once it is done."""
+    """One action's result to come."""
 
     def __init__(self, action: int, cancel: Callable[[int], None]) -> None:
         super().__init__()
         self.action = action
-        self.details: Details | None = None
+        self.told: tuple[Result, int] | None = None  # what the broker said, and the ACT in ns
         self._cancel = cancel
+
+    @property
+    def details(self) -> Details | None:
+        """How it was served, once that is known."""
+        if self.told is None:
+            return None
+        r, act_ns = self.told
+        o = r.outcome
+        return Details(show(r.action), o.state, r.node, r.cores, r.attempt, r.queue_ns / 1e9,
+                       r.held_ns / 1e9, o.exec_ns / 1e9, act_ns / 1e9, o.cpu_ns / 1e9,
+                       o.maxrss_kib, o.isolation, o.enforcement, o.reason, r.grants)
 
     @property
     def id(self) -> str:
@@ -132,16 +143,6 @@ class Future(concurrent.futures.Future[Any]):
         """The broker confirmed a cancellation (the client's thread only)."""
         if super().cancel():
             self.set_running_or_notify_cancel()
-
-
-def details_of(action: int, outcome: Outcome, node: str, cores: tuple[int, ...], attempt: int,
-               queue_ns: int, held_ns: int, act_ns: int,
-               grants: tuple[tuple[int, int], ...] = ()) -> Details:
-    """Details from what the broker said, in seconds."""
-    return Details(show(action), outcome.state, node, cores, attempt, queue_ns / 1e9,
-                   held_ns / 1e9, outcome.exec_ns / 1e9, act_ns / 1e9, outcome.cpu_ns / 1e9,
-                   outcome.maxrss_kib, outcome.isolation, outcome.enforcement, outcome.reason,
-                   grants)
 
 
 def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Iterator[Future]:

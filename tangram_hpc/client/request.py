@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,13 +22,13 @@ _UNITS = {"": 1, "m": 1, "mb": 1, "mib": 1, "g": 1024, "gb": 1024, "gib": 1024,
           "t": 1024 * 1024, "k": 1 / 1024}
 
 FUNCTIONS_MAX = 1024  # shipped functions that are remembered
+_NO_ARGUMENTS = pickle.dumps(((), {}), protocol=5)
 
 Cpus = int | Sequence[int]
 Work = Callable[..., Any] | Sequence[str] | str
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """How an action shall be served; see `Client.submit`."""
 
     cpus: Cpus = 1
@@ -85,6 +84,8 @@ def degrees_of(cpus: Cpus) -> tuple[int, ...]:
     Raises:
         InvalidInput: not ascending whole numbers >= 1.
     """
+    if type(cpus) is int and cpus > 0:
+        return (cpus,)
     degrees: tuple[int, ...] = ()
     try:
         if isinstance(cpus, int):
@@ -195,6 +196,8 @@ class FunctionBook:
             if len(self._digests) >= FUNCTIONS_MAX:
                 del self._digests[next(iter(self._digests))]
             self._digests[id(function)] = known
+        if not args and not kwargs:
+            return pl.FunctionCall(known[1], _NO_ARGUMENTS, pickled)
         try:
             arguments = pickle.dumps((args, kwargs), protocol=5)
         except (pickle.PicklingError, AttributeError, TypeError):

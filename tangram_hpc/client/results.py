@@ -25,7 +25,7 @@ from ..ports import Store
 from ..wire import message as ms
 from ..wire import payload as pl
 from ..wire.value import decode_value
-from .future import ExecResult, Future, details_of
+from .future import ExecResult, Future
 
 _RESULTS = (ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT,
             ActionState.OUT_OF_MEMORY)
@@ -62,9 +62,7 @@ def conclude(pending: Pending, result: ms.Result, payload: memoryview | None, st
     """Ends the future with what the result says."""
     act_ns = time.monotonic_ns() - pending.submitted_ns
     future, outcome = pending.future, result.outcome
-    future.details = details_of(result.action, outcome, result.node, result.cores,
-                                result.attempt, result.queue_ns, result.held_ns, act_ns,
-                                result.grants)
+    future.told = result, act_ns
     if outcome.state is ActionState.CANCELLED:
         future.end_cancelled()
         return

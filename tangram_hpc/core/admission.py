@@ -26,9 +26,10 @@ NO_GUARD = ("trusted: no node here can keep a sandbox from your own files (no bw
 def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
     """Why this action can never run here, naming the field; empty when it can (or when not
     all expected nodes have joined yet, so that nobody knows)."""
-    if not action.degrees or list(action.degrees) != sorted(set(action.degrees)):
+    degrees = action.degrees
+    if len(degrees) != 1 and (not degrees or list(degrees) != sorted(set(degrees))):
         return f"cpus: {action.degrees} must be ascending whole numbers"
-    if min(action.degrees[0], action.mem_mib, action.gpus) < 0:
+    if degrees[0] < 0 or action.mem_mib < 0 or action.gpus < 0:
         return "cpus, mem, gpus: none may be negative"
     if action.session:
         session = ledger.sessions.get(action.session)
@@ -129,6 +130,8 @@ def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:
     """Which field of an action no node can ever satisfy, and the remedy; empty if one can."""
     if why := _unknown_key(ledger, action):
         return why
+    if action.key == "cpu" and any(_holds(n, action, action.degrees[0]) for n in nodes):
+        return ""
     nodes = [n for n in nodes if action.component in ("", n.spec.component)]
     if not nodes:
         return f"component: no node is in {action.component!r}" if action.component else ""
@@ -149,12 +152,16 @@ def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:
     most = max(len(n.gpus.units) for n in nodes)
     if action.gpus > most:
         return f"gpus: {action.gpus} asked for, the largest node has {most}"
-    for n in nodes:
-        if (need <= len(n.cores.units) and action.mem_mib <= n.spec.mem_mib
-                and action.gpus <= len(n.gpus.units)):
-            return ""
+    if any(_holds(n, action, need) for n in nodes):
+        return ""
     return (f"cpus, mem, gpus: no single node has {need} CPUs, {action.mem_mib} MiB and "
             f"{action.gpus} GPUs")
+
+
+def _holds(n: NodeEntry, action: Action, cpus: int) -> bool:
+    return (cpus <= len(n.cores.units) and action.mem_mib <= n.spec.mem_mib
+            and action.gpus <= len(n.gpus.units)
+            and action.component in ("", n.spec.component))
 
 
 def _unknown_key(ledger: Ledger, action: Action) -> str:

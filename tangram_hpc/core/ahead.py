@@ -14,6 +14,7 @@ from .ledger import Ledger, NodeEntry
 from .queue import CPU, Shape, Walk
 
 AHEAD_NS = 10_000_000  # of expected work on one unit
+LEAST_NS = 20_000  # what any action costs besides its own work
 
 
 def is_short(ledger: Ledger, action: Action) -> bool:
@@ -72,4 +73,4 @@ def _most(ledger: Ledger, node: NodeEntry, action: Action) -> int:
     """How many of this shape may be ahead on one unit."""
     if action.component not in ("", node.spec.component) or not is_short(ledger, action):
         return 0
-    return min(node.ahead, AHEAD_NS // max(1, ledger.estimator.believed(action)[1]))
+    return min(node.ahead, AHEAD_NS // max(LEAST_NS, ledger.estimator.believed(action)[1]))

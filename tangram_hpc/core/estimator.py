@@ -31,7 +31,7 @@ Spans = Sequence[tuple[int, int]]  # (units, ns), in order
 
 def work_of(spans: Spans, serial: int) -> int:
     """The one-unit work done in these spans."""
-    return sum(speed(serial, units) * ns for units, ns in spans) >> ONE
+    return sum([speed(serial, units) * ns for units, ns in spans]) >> ONE
 
 
 class Sizes:
@@ -169,6 +169,10 @@ class Estimator:
             work = max(work, self.mean(*of, action.degrees, work))
         elif action.degrees[-1] > 1:
             self._serials.setdefault(of, Serial()).add(spans, self._running[of])
-        for sizes in (self._any, self._parents.setdefault((action.key, several), Sizes()),
-                      self._sizes.setdefault(of, Sizes())):
+        parent, own = self._parents.get((action.key, several)), self._sizes.get(of)
+        if parent is None:
+            parent = self._parents[action.key, several] = Sizes()
+        if own is None:
+            own = self._sizes[of] = Sizes()
+        for sizes in (self._any, parent, own):
             sizes.add(work)

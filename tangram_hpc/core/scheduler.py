@@ -118,6 +118,8 @@ class Scheduler(SessionFacts):
 
     def consequences(self, fact: ev.Event) -> list[ev.Event]:
         """The fact, and all other facts that it entails, in the order in which to handle them."""
+        if type(fact) is ev.LeaseFinished or type(fact) is ev.ActionSubmitted:
+            return [fact]  # nearly all are
         match fact:
             case ev.NodeLost():
                 return self._loss_of_node(fact)
@@ -335,7 +337,7 @@ class Scheduler(SessionFacts):
             self._begin(lease, node, event.at)
         else:
             ledger.ahead += 1
-            if 2 * len(chain) > node.ahead:
+            if 4 * len(chain) > 3 * node.ahead:
                 ledger.short.pop((event.node, event.cores[0]), None)
         ledger.next_lease = event.lease + 1
         entry.state = move(ACTION_MOVES, entry.state, ActionState.CONFIGURING, event)
@@ -351,7 +353,7 @@ class Scheduler(SessionFacts):
         lease.granted_at = at
         lease.grants.append((at, units))
         node.leases[lease.lease] = None
-        if 2 * len(lease.chain) <= node.ahead and not lease.reserved and is_short(
+        if 4 * len(lease.chain) <= 3 * node.ahead and not lease.reserved and is_short(
                 self.ledger, self.ledger.actions[lease.action].action):
             self.ledger.short[lease.node, lease.cores[0]] = lease.lease
         elif node.ahead and lease.cores:

@@ -1,4 +1,4 @@
-"""Pure. Frames: many messages and their payloads in one write, without copying the payloads.
+"""Pure. Frames: many messages and their payloads in one write, without copying large payloads.
 
 Layout (little endian): u32 length of the rest, u32 length of the meta part, meta, payloads.
 The meta part is msgpack `[[message, ...], [payload length, ...]]`; a message with `n = 1` owns the
@@ -16,6 +16,7 @@ from ..errors import ProtocolError
 from .message import AnyMessage, Message
 
 FRAME_MAX = 256 * 1024 * 1024
+_SMALL = 512  # bytes; payloads of this mean size cost less to copy than to name one by one
 _HEAD = struct.Struct("<II")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[list[AnyMessage], list[int]])
@@ -50,6 +51,8 @@ class Outbox:
         meta = _encoder.encode((self.messages, lengths))
         head = _HEAD.pack(4 + len(meta) + self.bytes, len(meta))
         frame: list[Buffer] = [head + meta, *self.payloads]
+        if self.bytes <= _SMALL * len(self.payloads):
+            frame = [b"".join(frame)]
         self.messages, self.payloads, self.bytes = [], [], 0
         return frame
 

@@ -41,8 +41,8 @@ from .chains import Chains, Held
 MANY = 16  # messages in one frame that make a worker a busy one; leases ahead do so too
 BEAT_S = 0.1  # between two Started messages
 PING_S = 2.0  # of silence before a Ping
-AHEAD = 256  # leases that it takes ahead on one unit
-STUCK_S = 0.02  # what waits behind a lease that runs longer is given back
+AHEAD = 512  # leases that it takes ahead on one unit
+STUCK_S = 0.05  # what waits behind a lease that runs longer is given back
 
 MakeExecutor = Callable[[Reports, WorkerWelcome], Executor]
 

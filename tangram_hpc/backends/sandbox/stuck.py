@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from .hosts import Host
 
-STUCK_S = 0.02
+STUCK_S = 0.05
 
 
 class StuckWatch:
