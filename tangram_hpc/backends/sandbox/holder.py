@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -40,20 +39,11 @@ class Holder:
             Unholdable: it does not stand; nothing is left of it beneath this process.
         """
         until = time.monotonic() + seconds
-        try:
-            self._run = subprocess.Popen(
-                argv, env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, bufsize=0, preexec_fn=_ignore_children,
-            )
-        except OSError as error:
-            raise Unholdable(f"{argv[0]}: {error.strerror}") from None
-        assert self._run.stdin and self._run.stdout and self._run.stderr
-        self._said_fd = self._run.stdout.fileno()
         self._direct = tuple(argv[-1:]) == CAT  # a program that is silent unless it fails
-        self.outer = self._run.pid
+        self._spawn(argv, env)
         try:
             with suppress(BrokenPipeError):
-                self._run.stdin.write(_HELLO)
+                os.write(self._stdin, _HELLO)
             self._await_hello(until)
             self.inside = _first_inside(self.outer)
             self.gone_fd = self._gone_fd()
@@ -61,12 +51,31 @@ class Holder:
             self.end()
             raise
 
+    def _spawn(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """A program ignores what its parent ignores when it starts: here its children's ends."""
+        ends = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
+        theirs = (ends[0][0], ends[1][1], ends[2][1])
+        actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs)]
+        before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        try:
+            self.outer = os.posix_spawnp(argv[0], list(argv), dict(env), setsigmask=(),
+                                         file_actions=actions)
+        except OSError as error:
+            for fd in (ends[0][1], ends[1][0], ends[2][0]):
+                os.close(fd)
+            raise Unholdable(f"{argv[0]}: {error.strerror}") from None
+        finally:
+            signal.signal(signal.SIGCHLD, before)
+            for fd in theirs:
+                os.close(fd)
+        self._stdin, self._said_fd, self._wailed_fd = ends[0][1], ends[1][0], ends[2][0]
+        self.gone_fd = self._said_fd
+
     def _await_hello(self, until: float) -> None:
         said = b""
         while _HELLO not in said:
             wait = until - time.monotonic()
-            assert self._run.stderr
-            watched = [self._said_fd, *([self._run.stderr.fileno()] if self._direct else [])]
+            watched = [self._said_fd, *([self._wailed_fd] if self._direct else [])]
             ready = select.select(watched, [], [], max(0.0, wait))[0]
             if not ready:
                 raise Unholdable(f"it did not stand in time{self._last_words()}")
@@ -84,8 +93,7 @@ class Holder:
             return self._said_fd
 
     def _last_words(self) -> str:
-        assert self._run.stderr
-        fd, said = self._run.stderr.fileno(), b""
+        fd, said = self._wailed_fd, b""
         while len(said) < 1 << 20 and select.select([fd], [], [], 0.2)[0]:
             piece = os.read(fd, 1 << 16)
             if not piece:
@@ -99,19 +107,12 @@ class Holder:
         """Ends it, with all that runs in it: pid 1 of a pid namespace takes the others along. Its
         processes outside (conmon) are left to `tree.end_beneath`. Call it before a `join`, or when
         nothing inside is needed any more."""
-        for pipe in (self._run.stdin, self._run.stdout, self._run.stderr):
-            assert pipe
-            pipe.close()
-        if getattr(self, "gone_fd", self._said_fd) != self._said_fd:
-            os.close(self.gone_fd)
-            self.gone_fd = self._said_fd
+        for fd in {self._stdin, self._said_fd, self._wailed_fd, self.gone_fd}:
+            os.close(fd)
         with suppress(OSError):
             os.kill(self.outer, signal.SIGKILL)
-        self._run.wait()
-
-
-def _ignore_children() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        with suppress(ChildProcessError):  # its init has waited for it
+            os.waitpid(self.outer, 0)
 
 
 def _first_inside(outer: int) -> int:

@@ -60,13 +60,15 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Setup(Frame, frozen=True, tag=1):
-    """First message to a host. `read`: the host's paths that its sandbox may see; `watch`: memory
-    and processes are limited by nobody else; `origin`: a directory whose files it begins with."""
+    """First message to a host. `read`: the host's paths that its sandbox may see; `etc`: a
+    directory to mount for those in /etc; `watch`: memory and processes are limited by nobody else;
+    `origin`: a directory whose files it begins with."""
 
     kill_wait_ns: int
     output_max: int
     box: Box = Box()
     read: tuple[str, ...] = ()
+    etc: str = ""
     watch: bool = True
     origin: str = ""
 

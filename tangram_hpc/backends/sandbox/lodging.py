@@ -15,6 +15,7 @@ from ...domain.session import SessionSpec
 from ...errors import InvalidInput
 from ...ports import SandboxSettings
 from ..cpu.enforce import Enforcer
+from . import etc
 from . import scratch as folders
 from .backends import Backends
 from .hosts import Host, NurseryClient, Owner
@@ -93,7 +94,7 @@ class Lodging:
         host.group = self.enforcer.group(host.number, host.pid)
         settings, watch = self._settings, not {"memory", "pids"} <= self.enforcer.limits
         return Setup(round(settings.kill_wait_s * 1e9), settings.output_max, host.box,
-                     self.backends.read, watch, host.origin)
+                     self.backends.read, self._etc, watch, host.origin)
 
     def limits(self, action: Action, spec: SessionSpec | None) -> Limits:
         """Of an action: its own memory on top of its session's; none asked for, none enforced."""
@@ -138,4 +139,5 @@ class Lodging:
                 "name a writable directory on a local disk"
             ) from None
         self._roots.append(root)
+        self._etc = etc.gather(self.backends.read, f"{root}/etc")
         return NurseryClient(self._owner, root, self._numbers)

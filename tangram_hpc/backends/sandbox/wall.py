@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from . import join, landlock, scratch, seccomp, tree, view
+from . import etc, join, landlock, scratch, seccomp, tree, view
 from .holder import Holder, Unholdable
 from .holders import RUNTIMES, SESSION, UNITS, Box, container_name
 from .hostwire import Setup
@@ -79,7 +79,10 @@ def _process(setup: Setup, home: str) -> Wall:
 
 def _held(setup: Setup, home: str) -> Wall:
     box, runtime = setup.box, RUNTIMES[setup.box.backend]
-    what = Box(home, box.image, box.network, setup.read, ((path_of(home), UNITS),),
+    files = [(path_of(home), UNITS)]
+    if not box.image:
+        files.insert(0, (setup.etc, "/etc"))
+    what = Box(home, box.image, box.network, etc.others(setup.read), files,
                name=container_name(home))
     holder = Holder(runtime.argv(what), runtime.env(os.environ), _READY_S)
     join.enter(holder.inside, SESSION)
