@@ -70,8 +70,7 @@ class Warm:
     """Sessions of one backend that stand."""
 
     def __init__(self, cluster: LocalCluster, backend: str, sessions: int) -> None:
-        options = {} if backend == "process" else {"backend": backend}
-        self._sessions = [cluster.session(**options) for _ in range(sessions)]
+        self._sessions = [cluster.session(backend=backend) for _ in range(sessions)]
         for session in self._sessions:
             session.opened.result(60)
 

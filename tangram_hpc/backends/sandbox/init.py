@@ -66,6 +66,7 @@ class Init:
         self._inbox = HostInbox()
         self._command: Command | None = None
         self._watch_at = 0
+        self._file_mib = 0
         self._ending = self._closing = False
         self._wake, into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(into, warn_on_full_buffer=False)
@@ -259,18 +260,22 @@ class Init:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
-                break
+                return self._settle(alone=True)  # without a holder all there is are children
             if pid == 0:
-                break
+                return self._settle(alone=False)
             if self._wall.holder is not None and pid == self._wall.holder.outer:
                 return self._fall()
             if command is not None:
                 command.used(usage)
                 if pid == command.pid:
                     command.status = status
+
+    def _settle(self, alone: bool) -> None:
+        """All that has ended has been waited for; `alone`: nothing else can be there."""
+        command = self._command
         if command is None or command.status is None:
             return
-        left = not self._ward.alone()
+        left = not alone and not self._ward.alone()
         if left and not command.reported and self._stays(command):
             self._leftovers.begin(command.run.background)
             left = False
@@ -349,8 +354,8 @@ class Init:
 
     def _limit_files(self, disk_mib: int) -> None:
         """One file larger than all may be is stopped at once, without waiting for a look."""
-        if disk_mib:
-            size = disk_mib << 20
+        if disk_mib and disk_mib != self._file_mib:
+            self._file_mib, size = disk_mib, disk_mib << 20
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
     def _end(self) -> None:
