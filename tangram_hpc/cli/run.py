@@ -51,7 +51,8 @@ def go(args: argparse.Namespace) -> int:
     with connect(access, name="tangram run") as client:
         future = client.submit(
             command, cpus=_cpus(args.cpus), mem=args.mem, gpus=args.gpus, timeout=args.time,
-            name=args.name, component=args.component, cwd=args.chdir or os.getcwd(),
+            name=args.name, component=args.component,
+            cwd=args.chdir or ("" if args.untrusted else os.getcwd()),
             env=without_slurm(os.environ), clean_env=False, stdin=_stdin(), retries=0,
             on_output=_emit, trusted=not args.untrusted)
         for number in (signal.SIGTERM, signal.SIGHUP):

@@ -161,7 +161,8 @@ def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:
 def _holds(n: NodeEntry, action: Action, cpus: int) -> bool:
     return (cpus <= len(n.cores.units) and action.mem_mib <= n.spec.mem_mib
             and action.gpus <= len(n.gpus.units)
-            and action.component in ("", n.spec.component))
+            and action.component in ("", n.spec.component)
+            and (bool(n.spec.untrusted) or not action.guarded))
 
 
 def _unknown_key(ledger: Ledger, action: Action) -> str:

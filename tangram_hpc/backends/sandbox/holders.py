@@ -23,6 +23,7 @@ from .holder import CAT, SHELL
 
 SESSION, HOSTNAME = "/session", "sandbox"
 UNITS = "/session.cpus"  # where a command finds how many CPUs it has
+_TMP, _TMP_BESIDE = "/tmp", "/session.tmp"
 _OURS = frozenset({"proc", "dev", "sys", "tmp", "session"})  # an image's own are not shown
 # One harmless capability in the sandbox's own user namespace. Commands have none, so they may not
 # trace the holder nor open its pipe through /proc/1 to outlive their host.
@@ -86,7 +87,7 @@ class Bwrap:
             "--proc", "/proc", "--dev", "/dev",
             "--perms", "1777", "--size", str(box.shm_bytes), "--tmpfs", "/dev/shm",
             "--remount-ro", "/dev",
-            "--bind", scratch.home(box.home), SESSION, "--bind", scratch.tmp(box.home), "/tmp",
+            "--bind", scratch.home(box.home), SESSION, "--bind", scratch.tmp(box.home), tmp_of(box),
             *[word for here, there in box.files for word in ("--ro-bind", here, there)],
             # where the worker is root's, the machine's settings in /proc/sys are the sandbox's own
             "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", SESSION, "--", *CAT,
@@ -248,6 +249,12 @@ class Enroot:
 
 
 RUNTIMES: Mapping[str, Runtime] = {r.name: r for r in (Bwrap(), Apptainer(), Podman(), Enroot())}
+
+
+def tmp_of(box: Box) -> str:
+    """Where a sandbox finds its temporary directory: not over a path of the host that it shows."""
+    shown = not box.image and any(path.startswith(f"{_TMP}/") for path in box.read)
+    return _TMP_BESIDE if shown else _TMP
 
 
 def container_name(home: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from . import etc, join, landlock, scratch, seccomp, tree, view
 from .holder import Holder, Unholdable
-from .holders import RUNTIMES, SESSION, UNITS, Box, container_name
+from .holders import RUNTIMES, SESSION, UNITS, Box, container_name, tmp_of
 from .hostwire import Setup
 from .units_file import path_of
 from .ward import Beneath, Inside, Ward
@@ -91,4 +91,4 @@ def _held(setup: Setup, home: str) -> Wall:
         seccomp.restrict(namespaced=True, network=box.network, sampled=setup.watch)
         isolation += "+seccomp"
     own = frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())
-    return Wall(isolation, Inside(own), SESSION, "/tmp", UNITS, bool(box.image), holder)
+    return Wall(isolation, Inside(own), SESSION, tmp_of(what), UNITS, bool(box.image), holder)
