@@ -21,7 +21,7 @@ from .backends.access import Access, mark_ended, read_access, write_access
 from .backends.clock import SystemClock
 from .backends.cpu import affinity, enforce, memory
 from .backends.journal import FileJournal
-from .backends.loop import LoopTimer, die_on_broken_law, watch_lifeline
+from .backends.loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
 from .backends.rundir import home, job_dir, make_job_dir, make_scratch
 from .backends.sandbox.backends import Backends
 from .backends.sandbox.executor import SandboxExecutor
@@ -65,6 +65,7 @@ class BrokerPlan:
 async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     """Runs a broker until it is told to end; leaves the journal and a tombstone of its access."""
     loop, config = asyncio.get_running_loop(), plan.config
+    seldom_collect()
     die_on_broken_law(loop, "broker")
     folder = make_job_dir(environ, plan.job)
     scratch = make_scratch(environ, config.scratch, "broker")
@@ -248,6 +249,7 @@ class WorkerPlan:
 async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     """Lends this node until the broker says that it is over (0) or is lost for good (1)."""
     loop, config = asyncio.get_running_loop(), plan.config
+    seldom_collect()
     die_on_broken_law(loop, "worker")
     access = await_access(plan.access, _SHARED_FS_S)
     backends = Backends.probed(config.isolation, config.read_paths)

@@ -63,19 +63,17 @@ class SandboxExecutor:
         backends: Backends | None = None,
         pinned: bool | None = None,
     ) -> None:
-        if pinned is None:
-            pinned = affinity.describe(cores) == "affinity"
-        self.pinned = pinned
+        self.pinned = pinned = affinity.describe(cores) == "affinity" if pinned is None else pinned
         self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._vault = Vault(store)
         self._jobs: dict[int, Job] = {}
         self._closed = False
         backends = backends or Backends.probed(settings.isolation, settings.read_paths)
-        self._enforcer = probe(pinned, settings.enforcement)
-        self._counts_ooms = "memory" in self._enforcer.limits
+        self._enforcer = enforcer = probe(pinned, settings.enforcement)
+        self._counts_ooms = "memory" in enforcer.limits
         units = max(1, len(cores))
-        self._lodging = Lodging(self, Path(scratch), units, settings, backends, self._enforcer)
+        self._lodging = Lodging(self, Path(scratch), units, settings, backends, enforcer, pinned)
         self._sessions = Sessions(self._lodging, self, reports)
         self._stuck = StuckWatch(self._free_behind)
         self._pressure = Pressure(not self._counts_ooms, self.kill)
@@ -220,14 +218,15 @@ class SandboxExecutor:
         job.host = host
         host.leases[order.lease] = None
         limit = action.timeout_ns
+        spec = None
         if host.kind == RUNNER:
             self._load(job, host)
             if limit:
                 reason = f"it ran longer than its limit of {limit / 1e9:g} s"
-                stop = (order.lease, ActionState.TIMEOUT, reason)
-                job.timer = self._loop.call_later(limit / 1e9, self.kill, *stop)
-        session = self._sessions.get(action.session)
-        spec = session.spec if session is not None else None
+                job.timer = self._loop.call_later(limit / 1e9, self.kill, order.lease,
+                                                  ActionState.TIMEOUT, reason)
+        elif session := self._sessions.get(action.session):
+            spec = session.spec
         units = len(job.cores)
         limits = self._lodging.limits(action, spec)
         group = host.group
@@ -242,8 +241,7 @@ class SandboxExecutor:
         job.started_ns = time.monotonic_ns()
         (host.call if host.kind == RUNNER else host.send)(run)
         job.asked_mib = limits.mem_mib
-        if self._looking is None:
-            self._looking = self._loop.call_later(LOOK_S, self._look)
+        self._looking = self._looking or self._loop.call_later(LOOK_S, self._look)
         if len(host.leases) == 1 or host.kind != RUNNER:
             self._reports.started(order.lease)
 
@@ -331,9 +329,9 @@ class SandboxExecutor:
         job = self._jobs.get(message.lease)
         if job is None or job.host is not host or not job.live:
             return  # a runner said what is not its to say
-        outcome = self._told(job, host, message.outcome)
         if message.clean:
             host.leases.pop(message.lease, None)
+        outcome = self._told(job, host, message.outcome)
         self._finish(job, outcome, message.payload, message.clean)
         if message.clean:
             self._left(host, message.lease)
@@ -341,6 +339,8 @@ class SandboxExecutor:
     def _told(self, job: Job, host: Host, outcome: Outcome) -> Outcome:
         """What a host said of an outcome, with what only its worker knows."""
         state, reason = outcome.state, outcome.reason
+        if host.kind == RUNNER and state in ENDED and not job.asked_mib:
+            return outcome  # it was told how it is held
         if state not in ENDED:
             state = ActionState.FAILED
         if job.asked_mib and self._counts_ooms and host.group is not None:
@@ -349,9 +349,9 @@ class SandboxExecutor:
                 state = ActionState.OUT_OF_MEMORY
                 reason = f"mem: more than the {job.asked_mib} MiB asked for"
             host.oom_kills = kills
+        held = self._enforcer.name if job.held else "counted"
         return msgspec.structs.replace(outcome, state=state, reason=reason,
-                                       isolation=host.isolation, enforcement=(
-                                           self._enforcer.name if job.held else "counted"))
+                                       isolation=host.isolation, enforcement=held)
 
     def gone(self, host: Host, message: Gone) -> None:
         """What an action left is gone."""

@@ -62,7 +62,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 class Setup(Frame, frozen=True, tag=1):
     """First message to a host. `read`: the host's paths that its sandbox may see; `etc`: a
     directory to mount for those in /etc; `watch`: memory and processes are limited by nobody else;
-    `origin`: a directory whose files it begins with."""
+    `origin`: a directory whose files it begins with; `enforcement`: how its units are held."""
 
     kill_wait_ns: int
     output_max: int
@@ -71,6 +71,7 @@ class Setup(Frame, frozen=True, tag=1):
     etc: str = ""
     watch: bool = True
     origin: str = ""
+    enforcement: str = ""
 
 
 class Run(Frame, frozen=True, tag=2):

@@ -25,6 +25,7 @@ from .pools import Pool, Starts
 _WARM_BOXES = 4  # at most so many boxes (images, say) have hosts that wait, those used last
 _SPARE = 4  # inits beyond the units: an action may hold none
 _RUNNER_BOX = Box()
+_FREE = Limits()
 
 
 class Lodging:
@@ -41,9 +42,10 @@ class Lodging:
     """
 
     def __init__(self, owner: Owner, scratch: Path, units: int, settings: SandboxSettings,
-                 backends: Backends, enforcer: Enforcer) -> None:
+                 backends: Backends, enforcer: Enforcer, pinned: bool) -> None:
         self.backends = backends
         self.enforcer = enforcer
+        self._held = enforcer.name if pinned or "quota" in enforcer.limits else "counted"
         self._owner = owner
         self._settings = settings
         self._folder = scratch
@@ -94,13 +96,13 @@ class Lodging:
         host.group = self.enforcer.group(host.number, host.pid)
         settings, watch = self._settings, not {"memory", "pids"} <= self.enforcer.limits
         return Setup(round(settings.kill_wait_s * 1e9), settings.output_max, host.box,
-                     self.backends.read, self._etc, watch, host.origin)
+                     self.backends.read, self._etc, watch, host.origin, self._held)
 
     def limits(self, action: Action, spec: SessionSpec | None) -> Limits:
         """Of an action: its own memory on top of its session's; none asked for, none enforced."""
         settings, mem = self._settings, action.mem_mib
         if action.kind is Kind.FUNCTION:
-            return Limits(mem)
+            return Limits(mem) if mem else _FREE
         if spec is None:
             return Limits(mem, settings.disk_mib, settings.session_pids)
         return Limits(spec.mem_mib + mem, spec.disk_mib or settings.disk_mib,

@@ -41,6 +41,7 @@ from .hostwire import (
     HostInbox,
     Load,
     Run,
+    Setup,
     frame,
 )
 
@@ -69,6 +70,7 @@ class Runner:
         self._functions: dict[str, bytes | Callable[..., Any]] = {}
         self._calls: deque[Run] = deque()
         self._told: tuple[int, tuple[int, ...]] | None = None  # units and GPUs in the environment
+        self._enforcement = ""
         self._silent = False  # results were sent of which the worker does not know yet
         self._rung_ns = 0
         self._room = select.poll()
@@ -100,6 +102,8 @@ class Runner:
             elif isinstance(order, Load):
                 self._functions.pop(order.drop, None)
                 self._functions[order.digest] = order.blob
+            elif isinstance(order, Setup):
+                self._enforcement = order.enforcement
             elif isinstance(order, Drop):
                 while self._calls and self._calls[-1].lease in order.leases:
                     self._calls.pop()
@@ -162,6 +166,7 @@ class Runner:
             maxrss_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             reason=reason,
             isolation="process",
+            enforcement=self._enforcement,
         )
         self._send(Ended(run.lease, outcome, payload, not left))
         if left:
