@@ -183,7 +183,15 @@ def host(hosts: Callable[[], Host]) -> Host:
 
 @pytest.fixture
 def group(enforcer: Enforcer, host: Host) -> Group:
-    return enforcer.group(1, host.pid)
+    return enter(enforcer, 1, host)
+
+
+def enter(enforcer: Enforcer, number: int, host: Host) -> Group:
+    """As a host does by itself."""
+    group = enforcer.group(number, host.pid)
+    for path in group.joins:
+        cgroupfs.write(path, str(host.pid))
+    return group
 
 
 def needs(enforcer: Enforcer, limit: str) -> None:
@@ -305,7 +313,21 @@ def test_a_binding_of_a_dead_host_is_refused(enforcer: Enforcer, hosts: Callable
     dead = hosts()
     dead.end()
     with pytest.raises(OSError):
-        enforcer.group(1, dead.pid)
+        enter(enforcer, 1, dead)
+
+
+def test_a_process_joins_by_itself(enforcer: Enforcer) -> None:
+    group = enforcer.group(1, os.getpid())
+    folders = {os.path.dirname(path) for path in group.joins}
+    pid = os.fork()
+    if pid == 0:
+        try:
+            cgroupfs.join(group.joins)
+            os._exit(0 if all(os.getpid() in cgroupfs.members(f) for f in folders) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert bool(folders) == (enforcer.name != "affinity")
 
 
 # ---- memory and processes ----
@@ -316,7 +338,7 @@ HOG = "x = bytearray({} << 20); import time; time.sleep({})"
 def test_memory_kills_the_offender_alone(enforcer: Enforcer, hosts: Callable[[], Host]) -> None:
     needs(enforcer, "memory")
     bad, good = hosts(), hosts()
-    groups = [enforcer.group(n, one.pid) for n, one in enumerate((bad, good))]
+    groups = [enter(enforcer, n, one) for n, one in enumerate((bad, good))]
     groups[0].limit(64, 0)
     groups[1].limit(256, 0)
     beside = bad.start(["sleep", "100"])
@@ -361,7 +383,7 @@ def test_processes_are_limited_in_one_group_only(enforcer: Enforcer,
                                                  hosts: Callable[[], Host]) -> None:
     needs(enforcer, "pids")
     bad, good = hosts(), hosts()
-    groups = [enforcer.group(n, one.pid) for n, one in enumerate((bad, good))]
+    groups = [enter(enforcer, n, one) for n, one in enumerate((bad, good))]
     groups[0].limit(0, 20)
     assert bad.run(python(FORKS)) == (0, "18\n")  # the host and the program make 20
     assert good.run(python(FORKS)) == (0, "50\n")
@@ -434,7 +456,7 @@ def test_a_removed_group_leaves_neither_cgroup_nor_process(enforcer: Enforcer,
     if enforcer.name == "affinity":
         pytest.skip("affinity makes nothing")
     before, host, other = own_cgroups(), hosts(), hosts()
-    group = enforcer.group(7, host.pid)
+    group = enter(enforcer, 7, host)
     assert len(own_cgroups()) > len(before)
     host.start(python(TREE))
     until(lambda: len(host.tasks()) == TREE_TASKS, "the tree stands")
@@ -443,10 +465,10 @@ def test_a_removed_group_leaves_neither_cgroup_nor_process(enforcer: Enforcer,
     host.process.wait()
     group.remove()
     until(lambda: not any(map(cgroupfs.started, left)), "what it left is dead")
-    again = enforcer.group(8, other.pid)
+    again = enter(enforcer, 8, other)
     again.remove()  # it is alive: it dies with its group
     until(lambda: other.process.poll() is not None, "the other host is dead")
-    enforcer.group(9, hosts().pid)  # whoever came late is gone by now
+    enter(enforcer, 9, hosts())  # whoever came late is gone by now
     assert not [f for f in own_cgroups() if f.endswith(("/7", "/8"))]
     enforcer.close()
     assert own_cgroups() <= before
@@ -454,7 +476,7 @@ def test_a_removed_group_leaves_neither_cgroup_nor_process(enforcer: Enforcer,
 
 def test_many_groups_hold_no_descriptors(enforcer: Enforcer, host: Host) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    groups = [enforcer.group(n, host.pid) for n in range(60)]
+    groups = [enter(enforcer, n, host) for n in range(60)]
     for group in groups:
         group.limit(100, 100)
         group.bind(CORES[:1], 1)
@@ -468,7 +490,7 @@ def test_many_groups_hold_no_descriptors(enforcer: Enforcer, host: Host) -> None
 def test_two_enforcers_do_not_meet(enforcer: Enforcer, hosts: Callable[[], Host]) -> None:
     other = enforce.probe(True, enforcer.name)
     mine, its = hosts(), hosts()
-    group, theirs = enforcer.group(1, mine.pid), other.group(1, its.pid)
+    group, theirs = enter(enforcer, 1, mine), enter(other, 1, its)
     assert group.bind(CORES[:1], 1) and theirs.bind(CORES[-1:], 1)
     other.close()
     if enforcer.name != "affinity":
@@ -483,10 +505,13 @@ def test_two_enforcers_do_not_meet(enforcer: Enforcer, hosts: Callable[[], Host]
 WORKER = """
 import subprocess, sys, time
 sys.path.insert(0, {repo!r})
-from tangram_hpc.backends.cpu import enforce
+from tangram_hpc.backends.cpu import cgroupfs, enforce
 enforcer = enforce.probe(True, {name!r})
 host = subprocess.Popen(["sleep", "100"])
-enforcer.group(1, host.pid).bind({cores!r}, 1)
+group = enforcer.group(1, host.pid)
+for path in group.joins:
+    cgroupfs.write(path, str(host.pid))
+group.bind({cores!r}, 1)
 print(host.pid, flush=True)
 time.sleep(100)
 """

@@ -55,19 +55,21 @@ class Driven:
     think_s: float = 0.0
 
 
-def must_trust(client: tangram_hpc.Client) -> bool:
-    """Whether no node can isolate code from its user's files. This step's code is this package's
-    own, so it may run all the same; a model's may not."""
-    return not any(node["untrusted"] for node in client.ask("nodes")["nodes"])
+def walls(client: tangram_hpc.Client) -> dict[str, Any]:
+    """What isolation to ask for: `process`, as hundreds of sandboxes open at once and it is the one
+    that is built fastest, else the nodes' best. Where there is none, this step may run all the
+    same, as its code is this package's own; a model's may not."""
+    works = {name for node in client.ask("nodes")["nodes"] for name in node["untrusted"]}
+    return {"backend": "process" if "process" in works else "", "trusted": not works}
 
 
-async def drive(client: tangram_hpc.Client, plan: Plan, scale: float, trusted: bool) -> Driven:
+async def drive(client: tangram_hpc.Client, plan: Plan, scale: float, asked: Any) -> Driven:
     """Carries one trajectory out; its session is open from before its first thought to its end."""
-    asked = time.monotonic()
+    began = time.monotonic()
     rows: list[Row] = []
     thought = 0.0
-    async with client.session(mem=SESSION_MEM_MIB, name=plan.name, trusted=trusted) as session:
-        opening_s = time.monotonic() - asked
+    async with client.session(mem=SESSION_MEM_MIB, name=plan.name, **asked) as session:
+        opening_s = time.monotonic() - began
         todo = steps(plan, sys.executable)
         step = next(todo)
         while True:
@@ -108,8 +110,8 @@ def settle(request: Any, pause_s: float = 0.002) -> None:
 
 async def all_of(client: tangram_hpc.Client, plans: list[Plan], scale: float) -> list[Driven]:
     """All of this rank's trajectories, at once."""
-    trusted = must_trust(client)
-    return list(await asyncio.gather(*(drive(client, plan, scale, trusted) for plan in plans)))
+    asked = walls(client)
+    return list(await asyncio.gather(*(drive(client, plan, scale, asked) for plan in plans)))
 
 
 def reduce_advantages(comm: Any, driven: list[Driven], group_of: dict[int, int]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from . import affinity, cgroupfs
 from .usage import Usage
@@ -25,13 +24,17 @@ ALL = frozenset({CORES, QUOTA, MEMORY, PIDS})
 class CgroupGroup:
     """What holds one host: the same cgroup in each hierarchy that is used.
 
-    Subclasses say how a limit is written. `folders` are its cgroups, `limits` what they enforce.
+    Subclasses say how a limit is written. `folders` are its cgroups, `joins` the files by which a
+    process with one thread joins them.
     """
+
+    _JOIN = "cgroup.procs"
 
     def __init__(self, owner: CgroupEnforcer, pid: int, folders: list[str]) -> None:
         self._owner = owner
         self._pid = pid
         self.folders = folders
+        self.joins = tuple(f"{folder}/{self._JOIN}" for folder in folders)
         self._cores: tuple[int, ...] = ()
         self._units = 0
         self._mem_mib = 0
@@ -174,7 +177,7 @@ class CgroupEnforcer:
         self._late: list[str] = []
 
     def _make(self, number: int | str, pid: int) -> CgroupGroup:
-        """Makes a group's cgroups and moves the process in. Raises OSError, and leaves nothing."""
+        """Makes a group's cgroups. Raises OSError, and leaves nothing."""
         raise NotImplementedError
 
     def _end(self) -> None:
@@ -182,29 +185,25 @@ class CgroupEnforcer:
         raise NotImplementedError
 
     def group(self, number: int, pid: int) -> CgroupGroup:
-        """Makes what holds host `number`, and moves the process in with all of its threads.
+        """Makes what holds host `number`, which joins it then.
 
         Raises:
-            OSError: the kernel refuses, or the process has ended; nothing is left behind.
+            OSError: the kernel refuses; nothing is left behind.
         """
         self._again()
         group = self._make(number, pid)
         self._groups[group] = None
         return group
 
-    def _fill(self, folders: list[str], pid: int) -> None:
-        """Makes cgroups that have been named and moves a process in, or leaves none of them."""
+    def _fill(self, folders: list[str]) -> None:
+        """Makes cgroups that have been named, or leaves none of them."""
         made: list[str] = []
         try:
             for folder in folders:
                 cgroupfs.make(folder)
                 made.append(folder)
                 self._prepare(folder)
-                cgroupfs.put(folder, pid)
         except OSError:
-            with suppress(OSError):  # else it would die with them
-                for folder in made:
-                    cgroupfs.put(os.path.dirname(folder), pid)
             self._late += [folder for folder in made if not cgroupfs.discard(folder)]
             raise
 

@@ -139,6 +139,7 @@ class Cgroup2(CgroupEnforcer):
         trial = Trial()
         try:
             group = self._make("trial", trial.pid)
+            cgroupfs.put(group.folders[0], trial.pid)
             group.limit(1024, 1000)
             if not group.bind((min(os.sched_getaffinity(0)),), 1):
                 raise OSError("cores cannot be bound")
@@ -151,7 +152,7 @@ class Cgroup2(CgroupEnforcer):
 
     def _make(self, number: int | str, pid: int) -> Group2:
         folder = f"{self._folder}/{number}"
-        self._fill([folder], pid)
+        self._fill([folder])
         return Group2(self, pid, folder)
 
     def _end(self) -> None:

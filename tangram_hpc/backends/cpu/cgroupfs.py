@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -111,6 +111,12 @@ def make(path: str) -> None:
 def put(folder: str, pid: int) -> None:
     """Moves a process with all of its threads into a cgroup. Raises OSError."""
     write(folder + "/cgroup.procs", str(pid))
+
+
+def join(files: Iterable[str]) -> None:
+    """Moves this process, which has one thread, in by the files of a group. Raises OSError."""
+    for path in files:
+        write(path, "0")
 
 
 def flat_keyed(path: str, key: str) -> int | None:

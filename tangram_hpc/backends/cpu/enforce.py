@@ -1,8 +1,9 @@
 """Owns: the port through which a worker holds its sandboxes to what they were lent, and the choice
 of its filling. Must not know how a filling does it.
 
-A worker makes a `Group` for each host when it is forked, binds it before each action and on each
-resize, and removes it when the host has died. `limits` names what no program can get around:
+A worker makes a `Group` for each host when it is forked; the host joins it by itself, as its first
+deed. The worker binds it before each action and on each resize, and removes it when the host has
+died. `limits` names what no program can get around:
 "cores", "quota" (CPU time), "memory", "pids". Cores are bound in any case where they are real.
 """
 
@@ -20,7 +21,10 @@ NAMES = ("cgroup2", "cgroup1", "affinity", "counted")
 
 
 class Group(Protocol):
-    """What holds one host and all that it starts."""
+    """What holds one host and all that it starts. `joins`: the files that the host writes 0 to, to
+    stand in it; it must have one thread only."""
+
+    joins: tuple[str, ...]
 
     def limit(self, mem_mib: int, pids: int) -> None:
         """Limits memory, in MiB, and processes with their threads; 0: no limit. Raises OSError."""
@@ -58,7 +62,7 @@ class Enforcer(Protocol):
     limits: frozenset[str]
 
     def group(self, number: int, pid: int) -> Group:
-        """Makes what holds host `number` and puts the process in. Raises OSError."""
+        """Makes what holds host `number`, a process that joins it then. Raises OSError."""
 
     def close(self) -> None:
         """Ends and removes all groups of this worker. Blocks for as long as that takes, 6 s at

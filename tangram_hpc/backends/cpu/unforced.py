@@ -16,6 +16,8 @@ _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") >> 10
 class UnforcedGroup:
     """See `enforce.Group`. Limits are not enforced; `usage` is a look at what lives just now."""
 
+    joins: tuple[str, ...] = ()
+
     def __init__(self, pid: int, pinned: bool) -> None:
         self._pid = pid
         self._pinned = pinned

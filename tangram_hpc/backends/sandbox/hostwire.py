@@ -62,7 +62,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 class Setup(Frame, frozen=True, tag=1):
     """First message to a host. `read`: the host's paths that its sandbox may see; `etc`: a
     directory to mount for those in /etc; `watch`: memory and processes are limited by nobody else;
-    `origin`: a directory whose files it begins with; `enforcement`: how its units are held."""
+    `origin`: a directory whose files it begins with; `enforcement`: how its units are held, and
+    `joins` the files by which it enters what holds it."""
 
     kill_wait_ns: int
     output_max: int
@@ -72,6 +73,7 @@ class Setup(Frame, frozen=True, tag=1):
     watch: bool = True
     origin: str = ""
     enforcement: str = ""
+    joins: tuple[str, ...] = ()
 
 
 class Run(Frame, frozen=True, tag=2):

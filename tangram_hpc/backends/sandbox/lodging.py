@@ -88,7 +88,7 @@ class Lodging:
         return self._nursery.fork(INIT, box, home)
 
     def setup(self, host: Host) -> Setup:
-        """Takes hold of a newborn host; what it must be told.
+        """Makes what holds a newborn host; what it must be told.
 
         Raises:
             OSError: it cannot be held.
@@ -96,7 +96,8 @@ class Lodging:
         host.group = self.enforcer.group(host.number, host.pid)
         settings, watch = self._settings, not {"memory", "pids"} <= self.enforcer.limits
         return Setup(round(settings.kill_wait_s * 1e9), settings.output_max, host.box,
-                     self.backends.read, self._etc, watch, host.origin, self._held)
+                     self.backends.read, self._etc, watch, host.origin, self._held,
+                     host.group.joins)
 
     def limits(self, action: Action, spec: SessionSpec | None) -> Limits:
         """Of an action: its own memory on top of its session's; none asked for, none enforced."""

@@ -29,6 +29,7 @@ from ...domain.outcome import Outcome
 from ...domain.states import ActionState
 from ...wire.payload import ErrorReturn, FunctionCall, ValueReturn, decode, encode
 from ...wire.value import encode_value
+from ..cpu import cgroupfs
 from . import environ, scratch, tree
 from .hostwire import (
     FRAME_MAX,
@@ -104,6 +105,7 @@ class Runner:
                 self._functions[order.digest] = order.blob
             elif isinstance(order, Setup):
                 self._enforcement = order.enforcement
+                cgroupfs.join(order.joins)
             elif isinstance(order, Drop):
                 while self._calls and self._calls[-1].lease in order.leases:
                     self._calls.pop()

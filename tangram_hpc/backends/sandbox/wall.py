@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from ..cpu import cgroupfs
 from . import etc, join, landlock, scratch, seccomp, tree, view
 from .holder import Holder, Unholdable
 from .holders import RUNTIMES, SESSION, UNITS, Box, container_name, tmp_of
@@ -53,6 +54,7 @@ def build(setup: Setup, home: str) -> Wall:
     """
     box = setup.box
     try:
+        cgroupfs.join(setup.joins)
         if box.backend == "process":
             return _process(setup, home)
         return _held(setup, home)
