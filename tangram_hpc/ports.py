@@ -6,12 +6,13 @@ it) knows which filling goes into which hole. The simulator fills the same holes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from .domain.event import Event
 from .domain.outcome import Outcome
+from .domain.service import ServiceSpec
 from .domain.session import SessionSpec
 from .domain.states import ActionState
 from .wire.frame import Buffer, Parcel
@@ -155,6 +156,89 @@ class Executor(Protocol):
     def close(self) -> None:
         """Ends everything and leaves nothing behind; returns when that is so."""
         ...
+
+
+# ---- services --------------------------------------------------------------------------------
+
+
+class ServiceDied(Exception):
+    """A copy of a service has ended by itself; its text is one line that says how. Calls that it
+    had are given to another copy."""
+
+
+class OutOfDeviceMemory(Exception):
+    """It does not fit onto its block, or a batch does not; the copy lives and is as it was."""
+
+
+class ServiceRefused(Exception):
+    """It can never be served as it is declared; one line that names the field and the remedy."""
+
+
+@dataclass(frozen=True)
+class ServicePlace:
+    """Where one copy runs. `gpus`: its block, by the numbers that the node lends; `device`: what
+    they are, "cuda", or "cpu" where slots of CPU stand in for GPUs; `env`: what its process gets
+    (`CUDA_VISIBLE_DEVICES` for its block); `threads`: for a copy on CPU; `scratch`: a folder of its
+    own."""
+
+    gpus: tuple[int, ...]
+    device: str
+    scratch: str
+    env: tuple[tuple[str, str], ...] = ()
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class ServiceRequest:
+    """One call of a batch; `arguments` as in `wire.payload.ServiceCall`."""
+
+    method: str
+    arguments: bytes
+
+
+@dataclass(frozen=True)
+class ServiceReply:
+    """Its answer (`wire.value`), or why this one call was wrong (one line), others unharmed."""
+
+    value: bytes = b""
+    error: str = ""
+
+
+class ServiceBackend(Protocol):
+    """One copy of a service on its block, from `load` to `close`. One task awaits it, one thing at
+    a time: load, then any number of wake, call..., park. Each may raise ServiceDied."""
+
+    async def load(self) -> int:
+        """Makes it ready, parked in host memory; returns how much of that it takes, in MiB.
+
+        Raises:
+            ServiceRefused: it can never be.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Brings it onto its block. Raises OutOfDeviceMemory."""
+        ...
+
+    async def call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:
+        """Carries calls out as one batch; replies in their order. Raises OutOfDeviceMemory."""
+        ...
+
+    async def park(self) -> None:
+        """Leaves the block; the GPUs' memory is free when this returns."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it at once, whatever it does; what is awaited raises ServiceDied. From the loop's
+        thread; twice is harmless."""
+        ...
+
+    async def close(self) -> None:
+        """Ends it in order and leaves nothing behind."""
+        ...
+
+
+MakeServiceBackend = Callable[[ServiceSpec, ServicePlace], ServiceBackend]
 
 
 class Store(Protocol):

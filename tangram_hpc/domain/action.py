@@ -17,6 +17,7 @@ class Kind(str, Enum):
     EXEC = "exec"  # a command in a sandbox
     FUNCTION = "function"  # a Python function in a runner
     FILE = "file"  # read or write in a session's sandbox; holds no unit
+    CALL = "call"  # of a service, on the block of GPUs where that stands
 
 
 class Profile(msgspec.Struct, frozen=True, array_like=True):

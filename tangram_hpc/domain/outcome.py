@@ -20,6 +20,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
         reason: one line that says why, when the state alone does not.
         isolation: the isolation it really had (`process`, ...).
         enforcement: how its units were really enforced (`affinity`, `counted`, ...).
+        restore_ns: what bringing its service onto the GPUs took, before `exec_ns`.
+        batch: how many calls ran as one with it, itself included.
     """
 
     state: ActionState
@@ -31,3 +33,5 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     reason: str = ""
     isolation: str = ""
     enforcement: str = ""
+    restore_ns: int = 0
+    batch: int = 1

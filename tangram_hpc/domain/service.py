@@ -19,15 +19,28 @@ class ServiceSpec(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         name: what `service:NAME` names.
-        restore_ns: what bringing it onto a block costs.
-        weights_mib: its weights, for budgets of host memory.
+        restore_ns: what bringing it onto a block costs; learned from then on.
+        weights_mib: host memory that it takes while it is parked.
         calls: how many calls of it are expected, where that is known; used to deal GPUs out.
+        backend: what runs it; empty in a simulation.
+        options: what the backend is told, as JSON; opaque here.
+        degrees: sizes of the blocks that it runs on.
+        batch: at most so many calls of it run as one.
+        stay_ns: once brought to a block it is not parked for so long, unless a call is overdue.
+        shares: its parked weights are those of every service that says the same word, and count
+            once; empty for none.
     """
 
     name: str
     restore_ns: int = 0
     weights_mib: int = 0
     calls: int = 0
+    backend: str = ""
+    options: bytes = b""
+    degrees: tuple[int, ...] = (1,)
+    batch: int = 1
+    stay_ns: int = 0
+    shares: str = ""
 
 
 class EndpointSpec(msgspec.Struct, frozen=True, array_like=True):

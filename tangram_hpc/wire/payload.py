@@ -60,6 +60,15 @@ class FunctionCall(Payload, frozen=True, tag=4):
     pickled: bool = False
 
 
+class ServiceCall(Payload, frozen=True, tag=5):
+    """A call of a service: what it is asked to do, with what (`wire.value`), and how many tokens
+    that is, for the budget of a batch."""
+
+    method: str
+    arguments: bytes
+    tokens: int = 0
+
+
 class ExecReturn(Payload, frozen=True, tag=10):
     """A command's output, capped; `cut` counts the bytes that were dropped of each stream."""
 
@@ -111,6 +120,7 @@ AnyPayload = Union[  # noqa: UP007
     ExecCall,
     FileCall,
     FunctionCall,
+    ServiceCall,
     ExecReturn,
     FileReturn,
     FileList,

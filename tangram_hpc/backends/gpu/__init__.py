@@ -1,0 +1,1 @@
+"""What GPUs a node has, by one door."""

@@ -1,0 +1,1 @@
+"""Fillings of `ports.ServiceBackend`, and what keeps them on their GPUs."""
