@@ -1,5 +1,6 @@
-"""Calls given ahead to a busy copy of their service: who, how many, how they begin and end. And what
-is known of services."""
+"""Calls given ahead to a busy copy of their service: who, how many, how they begin and end;
+and what is known of services.
+"""
 
 from __future__ import annotations
 
