@@ -63,6 +63,7 @@ class Lane:
         self.service, self.block = service, block
         self.calls: deque[Call] = deque()
         self.running: list[Call] = []
+        self.deaths = 0  # copies that died on their way to it, in a row
         self.task: asyncio.Task[None] | None = None
 
 
@@ -158,16 +159,21 @@ class ServiceExecutor:
 
     async def _run(self, lane: Lane, batch: list[Call]) -> None:
         """Gives each call its outcome, or puts it back to the front."""
+        called = False
         try:
             async with self._copies.on(lane.service, lane.block) as (copy, took_ns):
-                batch = self._wanted(batch)
+                batch, called, lane.deaths = self._wanted(batch), True, 0
                 if batch:
                     batch[0].restore_ns = took_ns
                     for call in batch:
                         self._reports.started(call.order.lease)
                     await self._call(lane, copy, batch)
         except ServiceDied as error:
-            self._again(lane, batch, str(error))
+            lane.deaths += not called
+            if lane.deaths >= DEATHS_MAX:
+                self._fail(batch, ActionState.FAILED, f"its copies die on their way: {error}")
+            else:
+                self._again(lane, batch, str(error), called)
         except OutOfDeviceMemory as error:
             self._fail(batch, ActionState.OUT_OF_MEMORY, f"it does not fit on its GPUs: {error}")
         except ServiceRefused as error:
@@ -224,11 +230,11 @@ class ServiceExecutor:
         for call in batch:
             call.deaths -= 1  # it was not theirs
 
-    def _again(self, lane: Lane, batch: list[Call], why: str) -> None:
+    def _again(self, lane: Lane, batch: list[Call], why: str, under_it: bool) -> None:
         for call in reversed(batch):
             if call.order.lease not in self._of:
                 continue  # its outcome is known
-            call.deaths += 1
+            call.deaths += under_it
             if call.deaths >= DEATHS_MAX or call.told:
                 self._end(call, Outcome(ActionState.FAILED, reason=f"{DIED}: {why}"))
             else:
