@@ -131,7 +131,7 @@ class ProcessBackend:
         here, there = socket.socketpair()
         try:
             os.makedirs(self._place.scratch, mode=0o700, exist_ok=True)
-            self._log = tempfile.TemporaryFile(dir=self._place.scratch)
+            self._log = tempfile.TemporaryFile(dir=self._place.scratch)  # noqa: SIM115 - nameless
             self._process = subprocess.Popen(
                 [sys.executable, "-m", RUNNER, str(there.fileno()), str(os.getpid())],
                 env=_environment(self._place), cwd=self._place.scratch, stdin=subprocess.DEVNULL,

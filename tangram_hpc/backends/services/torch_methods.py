@@ -1,12 +1,12 @@
 """Owns: what a model is asked - score, logprobs, generate - each as one padded batch. Must not know
 where its weights come from, nor which call a row belongs to.
 
-    score(texts) -> scores             a classifier's one logit of each text
-    logprobs(prompts, completions)     of each completion the log-probability of its tokens, each
-        -> logprobs                    given all before it (natural logarithm); a float array
-    generate(prompts, max_new_tokens,  each prompt's continuation; temperature 0 takes the likeliest
-        temperature=0, seed=0)         token, else it is drawn; a row's draws depend on the seed and
-        -> texts                       on its place in its request alone, not on its company
+    score(texts)                   a classifier's one logit of each text: a list of float
+    logprobs(prompts,              of each completion the log-probability of its tokens, each given
+        completions)               all before it (natural logarithm): a list of float arrays
+    generate(prompts,              each prompt's continuation: a list of str. Temperature 0 takes
+        max_new_tokens=256,        the likeliest token, else it is drawn; a row's dice depend on the
+        temperature=0, seed=0)     seed and its place in its request alone, not on its company
 
 Prompt and completion are tokenised each by itself. Rows are padded on the right, where a causal
 model's real tokens do not see it; `generate` pads on the left, as all rows go on at the same place.
@@ -86,8 +86,6 @@ class Engine:
 class Method(Protocol):
     """One thing that a model is asked."""
 
-    answer: str
-
     def __init__(self, engine: Engine, reader: Reader) -> None: ...
 
     def read(self, arguments: bytes) -> list[Asked]:
@@ -101,8 +99,6 @@ class Method(Protocol):
 
 class Score:
     """A reward model's scores."""
-
-    answer = "scores"
 
     def __init__(self, engine: Engine, reader: Reader) -> None:
         self._engine, self._reader = engine, reader
@@ -132,8 +128,6 @@ class Score:
 
 class Logprobs:
     """A teacher's opinion of each token."""
-
-    answer = "logprobs"
 
     def __init__(self, engine: Engine, reader: Reader) -> None:
         self._engine, self._reader = engine, reader
@@ -181,8 +175,6 @@ class Logprobs:
 class Generate:
     """Short answers, as of a judge."""
 
-    answer = "texts"
-
     def __init__(self, engine: Engine, reader: Reader) -> None:
         self._engine, self._reader = engine, reader
         own = engine.module.generation_config
@@ -193,12 +185,13 @@ class Generate:
 
     def read(self, arguments: bytes) -> list[Asked]:
         """See `Method.read`."""
-        fields = self._reader.fields(arguments, ("prompts", "max_new_tokens"),
-                                     ("temperature", "seed"))
-        new, seed = fields["max_new_tokens"], fields.get("seed", 0)
+        fields = self._reader.fields(arguments, ("prompts",),
+                                     ("max_new_tokens", "temperature", "seed"))
+        new, seed = fields.get("max_new_tokens", 256), fields.get("seed", 0)
         warmth = fields.get("temperature", 0)
         if type(new) is not int or new < 1:
             raise Wrong(f"max_new_tokens: {new!r} must be a whole number, at least 1")
+        seed = 0 if seed is None else seed
         if type(seed) is not int or not 0 <= seed < 1 << 63:
             raise Wrong(f"seed: {seed!r} must be a whole number from 0 to 2**63 - 1")
         if type(warmth) not in (int, float) or not 0 <= warmth < float("inf"):

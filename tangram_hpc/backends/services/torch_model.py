@@ -95,8 +95,7 @@ class Model:
                 method = self._methods[name]
                 told = iter(method.run([each for _, rows in batch for each in rows]))
                 for i, rows in batch:
-                    value = {method.answer: [next(told) for _ in rows]}
-                    replies[i] = (encode_value(value), "")
+                    replies[i] = (encode_value([next(told) for _ in rows]), "")
         return replies
 
     @contextmanager

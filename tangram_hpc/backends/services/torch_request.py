@@ -1,5 +1,5 @@
-"""Owns: reading one request of a model service - its fields, and text into tokens. Must not compute;
-whatever is wrong with a request is one line that names the field.
+"""Owns: reading one request of a model service: its fields, and text into tokens. Must not
+compute; whatever is wrong with a request is one line that names the field.
 """
 
 from __future__ import annotations
