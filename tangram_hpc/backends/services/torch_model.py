@@ -87,7 +87,8 @@ class Model:
             try:
                 if name not in self._methods:
                     raise Wrong(f"method: {name!r} is not one of {', '.join(self._methods)}")
-                asked.setdefault(name, []).append((i, self._methods[name].read(arguments)))
+                rows = self._methods[name].read(arguments)
+                asked.setdefault(name, []).append((i, rows))
             except Wrong as error:
                 replies[i] = (b"", str(error))
         with self._on_device(), torch.inference_mode():
