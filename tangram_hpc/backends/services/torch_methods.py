@@ -24,6 +24,7 @@ import torch
 from .torch_request import Reader, Wrong
 
 _LOGITS = 1 << 26  # numbers that a slice of logits has at most: 256 MiB as float32
+_PROBE = 8  # tokens, from all over the vocabulary: one alone may have no weights, as padding
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class Engine:
             if head is None or base is self.module:
                 self._apart = False
                 return False
-            ids, mask = self.rows([[0, 0]])
+            words = self.module.get_input_embeddings().num_embeddings
+            ids, mask = self.rows([[words * i // _PROBE for i in range(_PROBE)]])
             whole = self.module(input_ids=ids, attention_mask=mask,
                                 **self.known(use_cache=False)).logits
             self._apart = torch.equal(head(self.hidden(ids, mask)), whole)
