@@ -115,7 +115,7 @@ class Torch:
              request("generate", prompts=["a"], max_new_tokens=600),
              request("generate", prompts=[""], max_new_tokens=6),
              request("generate", prompts=["a"], max_new_tokens=6, temperature=-1)]
-    _place_mib = {"": 400, "wake": 1, "call": 6}  # the models take 2 to 3
+    _place_mib = {"": 400, "wake": 1, "call": 4}  # the models take 2 to 3
 
     def __init__(self, task: str) -> None:
         self.name = f"torch-{task}"

@@ -110,7 +110,7 @@ def test_ten_parks(filling: Filling, home: Path, scratch: Path) -> None:
             await copy.park()
         assert all(answers[0]) and answers == [answers[0]] * 10  # to the last bit
 
-    through(filling, home, scratch, steps)
+    through(filling, home, scratch, steps, "call")  # where two copies of it would not fit
 
 
 @EVERY

@@ -81,6 +81,7 @@ class Model:
         Raises:
             NoDeviceMemory: the batch does not fit.
         """
+        assert self._weights.awake, "it is called on its device only"
         replies: list[tuple[bytes, str]] = [(b"", "")] * len(requests)
         asked: dict[str, list[tuple[int, list[Asked]]]] = {}
         for i, (name, arguments) in enumerate(requests):

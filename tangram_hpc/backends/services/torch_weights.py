@@ -3,8 +3,9 @@ compute with them, and takes it that nobody changes them: parking copies nothing
 
 On the host lies one copy of each parameter and buffer. What the model's safetensors files hold as
 it is used (same name, dtype, shape and values) is not read into memory but mapped: the copies and
-variants of a model on one node share those pages of the page cache. All else (converted weights,
-computed buffers) is one private piece.
+variants of a model on one node share those pages of the page cache (which a node that runs short
+may drop, and then reads again). All else (converted weights, computed buffers) is one private
+piece.
 
 On the device everything is one allocation, filled by few large copies: neighbours in a file are
 neighbours there. With CUDA the host's pieces are page-locked, so that they are copied at the full
@@ -14,8 +15,8 @@ A device of "cpu" goes the very same way.
 
 from __future__ import annotations
 
+import ctypes
 import json
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ import torch
 
 _ALIGN = 256  # bytes; of each run on the device, as its own allocator aligns
 _NEAR = 64  # bytes; a tensor of a run that is not aligned so begins a run of its own
-_REGISTER_READ_ONLY = 8  # cudaHostRegisterReadOnly
+_REGISTER_READ_ONLY = 8  # CU_MEMHOSTREGISTER_READ_ONLY
 _HEAD = 8  # bytes; safetensors: the length of its JSON head, little-endian
 
 
@@ -69,8 +70,15 @@ class Weights:
         self.host_bytes = sum(len(run.host) for run in self._runs)
         self._put_on_host()
         if device.type == "cuda":
+            torch.zeros(1, device=device)  # the driver has a context from here on
             for piece in self._pieces:
                 _lock(piece)
+            release(device)
+
+    @property
+    def awake(self) -> bool:
+        """Whether they are on the device."""
+        return self._flat is not None
 
     # ---- moving ----
 
@@ -80,7 +88,7 @@ class Weights:
         Raises:
             torch.OutOfMemoryError: they do not fit; they are parked as before.
         """
-        assert self._flat is None, "they are on the device"
+        assert not self.awake, "they are on the device"
         flat = torch.empty(self.bytes, dtype=torch.uint8, device=self._device)
         for run in self._runs:
             flat[run.at : run.at + len(run.host)].copy_(run.host, non_blocking=True)
@@ -177,12 +185,12 @@ def _held(piece: torch.Tensor) -> Iterator[tuple[str, int, int]]:
 
 
 def _lock(piece: torch.Tensor) -> None:
-    """Page-locks a piece for CUDA. The first way leaves a mapped file's pages shared; the second
-    makes them this process's own; where neither is possible copies go through the driver's own
-    buffer, only slower. `piece` begins at a page, or is private."""
-    runtime = torch.cuda.cudart()
-    begin = piece.data_ptr()
-    ways = (_REGISTER_READ_ONLY, 0) if begin % mmap.PAGESIZE == 0 else (0,)
-    for flags in ways:
-        if int(runtime.cudaHostRegister(begin, len(piece), flags)) == 0:
+    """Page-locks a piece for CUDA's current device. The first way leaves a mapped file's pages
+    shared; the second makes them this process's own; where neither is possible copies go through
+    the driver's own buffer, only slower. Asked of the driver itself: the runtime would tell a
+    refusal once more, to whoever uses it next."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    for flags in (_REGISTER_READ_ONLY, 0):
+        begin, size = ctypes.c_void_p(piece.data_ptr()), ctypes.c_size_t(len(piece))
+        if driver.cuMemHostRegister_v2(begin, size, ctypes.c_uint(flags)) == 0:
             return
