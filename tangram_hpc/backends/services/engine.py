@@ -2,8 +2,9 @@
 its end by `kill`, and what an answer with an error means. Must not know any engine's paths.
 
 Law: the engine's process is its owner's: `kill` and `close` end our conversation with it, never the
-process. A wrong call is a reply of its own; only an engine that no longer answers its health check
-has died; `load`, `wake` and `park` either did what they say or raise.
+process. A wrong call is a reply of its own; an engine has died when it no longer answers, says that
+it is not well, or can be neither woken nor parked; `load`, `wake` and `park` either did what they
+say or raise.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class SglangEngine(ModelEngine):
         """Returns when it is idle: it refuses while anything of a request is left."""
         delay, left = 0.01, self._web.timeout_s
         while not (answer := await self._web.post("/flush_cache")).ok:
-            if answer.status >= 500 or left <= 0:
+            if answer.status != 400 or left <= 0:
                 raise ServiceDied(f"{self._web.where}/flush_cache answered {answer.line()}")
             await asyncio.sleep(delay)
             delay, left = min(2 * delay, 0.25), left - delay
