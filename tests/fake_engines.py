@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 MODEL = "fake/model"
 BOS = 1
 MERGES = ("th", "he", "in", "er", "an", " t")
-HANG_S = 30.0
+HANG_S = 60.0  # longer than any test waits
 LOST = -50.0  # what forgotten weights add to every number
 
 Said = tuple[int, Any]

@@ -222,6 +222,10 @@ def test_out_of_memory_leaves_it_as_it_was(kind: str) -> None:
                 await backend.wake()
             assert control.asleep
             control.fail("wake", "")
+            other = make_engine(service_spec("judge", options(kind, control)), PLACE)
+            await other.load()  # whoever comes finds it parked
+            await other.close()
+            assert control.alive and control.asleep
             await backend.wake()
             for how in ("oom", "507"):
                 control.fail("call", how)
@@ -296,7 +300,7 @@ async def drained(control: FakeEngine) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_left_open_and_a_cancelled_caller_stays_cancelled(kind: str) -> None:
-    with engine_factory(kind) as (backend, control):
+    with engine_factory(kind, timeout_s=600) as (backend, control):
         async def life() -> None:
             others = asyncio.all_tasks()
             await backend.load()
