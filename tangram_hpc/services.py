@@ -79,7 +79,7 @@ class EngineService(Service):
         try:
             parts = urlsplit(url.replace("{gpu}", "0"))
             fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (
-                parts.port is None or parts.port > 0)
+                parts.port is None or parts.port > 0) and not any(map(str.isspace, url))
         except ValueError:
             fits = False
         if not fits:

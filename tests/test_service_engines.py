@@ -369,6 +369,9 @@ def test_a_missing_or_a_wrong_token_is_refused(kind: str, monkeypatch: pytest.Mo
     spec = service_spec("judge", options(kind, fake, token_env="JUDGE_KEY"))
     with pytest.raises(ServiceRefused, match="judge: token_env: JUDGE_KEY is not set"):
         make_engine(spec, PLACE)
+    monkeypatch.setenv("JUDGE_KEY", "wrong\nkey")
+    with pytest.raises(ServiceRefused, match="judge: token_env: JUDGE_KEY holds what no"):
+        make_engine(spec, PLACE)
     monkeypatch.setenv("JUDGE_KEY", "wrong")
     backend = make_engine(spec, PLACE)
 
@@ -574,6 +577,19 @@ def test_plain_http_carries_what_json_holds() -> None:
         run(life)
 
 
+def test_a_host_that_is_none_is_dead() -> None:
+    spec = service_spec("judge", {"backend": "http", "url": "http://☃..x:1"})
+    backend = make_engine(spec, PLACE)
+
+    async def life() -> None:
+        with pytest.raises(ServiceDied, match="cannot be reached") as died:
+            await backend.load()
+        assert one_line(str(died.value))
+        await backend.close()
+
+    run(life)
+
+
 def test_plain_http_without_paths_stays_where_it_is() -> None:
     with engine_factory("http", wake_path="", park_path="", health_path="") as (backend, control):
         async def life() -> None:
@@ -592,7 +608,7 @@ def test_plain_http_without_paths_stays_where_it_is() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("url", [
-    "localhost:8000", "ftp://host", "http://", "http://host:99999", "http://u:secret@host:1",
+    "localhost:8000", "ftp://host", "http://two hosts:1", "http://", "http://host:99999", "http://u:secret@host:1",
     "http://host:1/?key=secret"])
 def test_a_wrong_url_is_named_without_its_secret(kind: str, url: str) -> None:
     own = {} if kind == "http" else {"model": MODEL}

@@ -39,6 +39,9 @@ def make_engine(spec: ServiceSpec, place: ServicePlace) -> ServiceBackend:
         if not token:
             raise ServiceRefused(f"service {spec.name}: token_env: {options.token_env} is not set "
                                  "in the environment of this node's worker")
+        if not (token.isascii() and token.isprintable()):
+            raise ServiceRefused(f"service {spec.name}: token_env: {options.token_env} holds what "
+                                 "no HTTP header can")
     url = options.url.replace("{gpu}", str(place.gpus[0] if place.gpus else 0))
     web = Web(url, token, options.timeout_s)
     if isinstance(options, VllmService):

@@ -82,7 +82,10 @@ class PlainEngine(Engine):
 
     def _reply(self, item: Any) -> ServiceReply:
         if isinstance(item, dict) and "value" in item and "error" not in item:
-            return ServiceReply(value=encode_value(item["value"]))
+            try:
+                return ServiceReply(value=encode_value(item["value"]))
+            except TypeError as odd:
+                return ServiceReply(error=f"{self._options.call_path}: its value is {odd}")
         error = item.get("error") if isinstance(item, dict) and "value" not in item else None
         if not isinstance(error, str) or not error:
             error = (f"{self._web.where}{self._options.call_path}: a reply must be "

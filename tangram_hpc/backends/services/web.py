@@ -49,7 +49,7 @@ class Answer:
         """The text as JSON; None when it is none."""
         try:
             return json.loads(self.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     def line(self) -> str:
@@ -85,7 +85,7 @@ class Web:
         self.where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
         self.timeout_s = timeout_s
         self._url, self._token = url.rstrip("/"), token
-        self._errors = (httpx.TimeoutException, httpx.RequestError)
+        self._slow, self._broken = httpx.TimeoutException, (httpx.RequestError, httpx.InvalidURL)
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s), pool=None),
@@ -105,15 +105,14 @@ class Web:
         await self._client.aclose()
 
     async def _send(self, method: str, path: str, content: str | None) -> Answer:
-        slow, broken = self._errors
         try:
             answer = await self._client.request(
                 method, self._url + path, content=content,
                 headers={} if content is None else {"Content-Type": "application/json"})
-        except slow:
+        except self._slow:
             raise ServiceDied(f"{self.where}{path} did not answer within {self.timeout_s:g} s"
                               ) from None
-        except broken as error:
+        except self._broken as error:
             why = " ".join(str(error).split()) or type(error).__name__
             raise ServiceDied(f"{self.where} cannot be reached: {self._clean(why)[:_CUT]}"
                               ) from None
