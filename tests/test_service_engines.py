@@ -435,6 +435,29 @@ def test_generate_and_its_seed(kind: str) -> None:
         run(life)
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_calls_that_are_alike_are_one_request(kind: str) -> None:
+    with engine_factory(kind) as (backend, control):
+        async def life() -> None:
+            await backend.load()
+            await backend.wake()
+            before = len(control.seen)
+            replies = await backend.call([
+                ask("score", texts=["a", "b"]), ask("generate", prompts=["a"], max_new_tokens=1),
+                ask("score", texts=[]), ask("score", texts=["c"]), ask("score", texts=[[4, 5]]),
+                ask("generate", prompts=["b", "c"], max_new_tokens=1),
+                ask("generate", prompts=["a"], max_new_tokens=2)])
+            assert [value(reply) for reply in replies] == [
+                [score(tokens("a", True)), score(tokens("b", True))],
+                [continuation(tokens("a", True), 1, 0, None)], [], [score(tokens("c", True))],
+                [score([4, 5])], [continuation(tokens(p, True), 1, 0, None) for p in "bc"],
+                [continuation(tokens("a", True), 2, 0, None)]]
+            assert len(control.seen) - before == 4  # text, ids; one token, two
+            await backend.close()
+
+        run(life)
+
+
 def test_a_seed_that_sglang_would_not_heed_is_told() -> None:
     with engine_factory("sglang") as (backend, _):
         async def life() -> None:

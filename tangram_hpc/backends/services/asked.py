@@ -7,7 +7,8 @@ call's alone. A prompt, a completion or a text is a str, or the ids of its token
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Union
 
 import msgspec
@@ -47,7 +48,34 @@ class Generate:
     seed: int | None = None
 
 
-def read(request: ServiceRequest) -> Score | Logprobs | Generate:
+Asked = Union[Score, Logprobs, Generate]  # noqa: UP007
+_LISTS = ("texts", "prompts", "completions")
+
+
+def size(asked: Asked) -> int:
+    """How many answers it wants."""
+    return len(asked.texts if isinstance(asked, Score) else asked.prompts)
+
+
+def alike(asked: Asked) -> tuple[object, ...]:
+    """Those that say the same may go into one request."""
+    if isinstance(asked, Logprobs):
+        return ("logprobs",)
+    texts = asked.texts if isinstance(asked, Score) else asked.prompts
+    kind = type(texts[0]) if texts else None
+    if isinstance(asked, Score):
+        return ("score", kind)
+    return ("generate", kind, asked.max_new_tokens, asked.temperature, asked.seed)
+
+
+def joined(many: Sequence[Asked]) -> Asked:
+    """One that asks for what many do that are alike, in their order."""
+    first: Any = many[0]
+    return replace(first, **{name: [text for one in many for text in getattr(one, name)]
+                             for name in _LISTS if hasattr(first, name)})
+
+
+def read(request: ServiceRequest) -> Asked:
     """What a call asks for.
 
     Raises:
@@ -68,7 +96,7 @@ def read(request: ServiceRequest) -> Score | Logprobs | Generate:
         known = ", ".join(field.name for field in fields(kind))
         raise WrongCall(f"{request.method}: arguments: {', '.join(map(str, given)) or 'none'} "
                         f"where {known} belong") from None
-    for name in ("texts", "prompts", "completions"):
+    for name in _LISTS:
         if hasattr(asked, name):
             _texts(request.method, name, getattr(asked, name))
     if isinstance(asked, Logprobs) and len(asked.prompts) != len(asked.completions):

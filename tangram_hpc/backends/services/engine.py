@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 from ...ports import (
@@ -21,7 +22,7 @@ from ...ports import (
     ServiceRequest,
 )
 from ...wire.value import encode_value
-from .asked import Generate, Logprobs, Score, Text, WrongCall, read
+from .asked import Asked, Generate, Logprobs, Score, Text, WrongCall, alike, joined, read, size
 from .web import Answer, Web
 
 T = TypeVar("T")
@@ -176,25 +177,44 @@ class Engine:
 
 
 class ModelEngine(Engine):
-    """An engine that holds a model: each call of a batch is one request of its own, all at once;
-    such servers batch what runs at one time by themselves, and a wrong call harms no other."""
+    """An engine that holds a model. The calls of a batch that are alike go as one request, which
+    costs least here and is batched best there; when that is refused, each goes by itself, so that a
+    wrong call harms no other."""
 
     async def _call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:
-        return await together(self._one(request) for request in requests)
-
-    async def _one(self, request: ServiceRequest) -> ServiceReply:
-        try:
-            asked = read(request)
-            value: Any
-            if isinstance(asked, Score):
-                value = await self._score(asked) if asked.texts else []
-            elif isinstance(asked, Generate):
-                value = await self._generate(asked) if asked.prompts else []
+        replies: dict[int, ServiceReply] = {}
+        groups: dict[tuple[object, ...], dict[int, Asked]] = {}
+        for at, request in enumerate(requests):
+            try:
+                asked = read(request)
+            except WrongCall as error:
+                replies[at] = ServiceReply(error=str(error))
             else:
-                value = await self._logprobs(asked)
+                groups.setdefault(alike(asked), {})[at] = asked
+        for found in await together(self._group(group) for group in groups.values()):
+            replies.update(found)
+        return [replies[at] for at in range(len(requests))]
+
+    async def _group(self, group: dict[int, Asked]) -> dict[int, ServiceReply]:
+        """Replies to calls that are alike, by their places in the batch."""
+        try:
+            values = iter(await self._values(joined(list(group.values()))))
         except WrongCall as error:
-            return ServiceReply(error=str(error))
-        return ServiceReply(value=encode_value(value))
+            if len(group) == 1:
+                return {at: ServiceReply(error=str(error)) for at in group}
+            alone = await together(self._group({at: asked}) for at, asked in group.items())
+            return {at: reply for found in alone for at, reply in found.items()}
+        return {at: ServiceReply(value=encode_value(list(islice(values, size(asked)))))
+                for at, asked in group.items()}
+
+    async def _values(self, asked: Asked) -> list[Any]:
+        if not size(asked):
+            return []
+        if isinstance(asked, Score):
+            return await self._score(asked)
+        if isinstance(asked, Generate):
+            return await self._generate(asked)
+        return await self._logprobs(asked)
 
     async def _score(self, asked: Score) -> list[Any]:
         raise NotImplementedError
