@@ -11,8 +11,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .domain.service import BLOCK_SIZES, ServiceSpec
 from .errors import InvalidInput
@@ -64,39 +65,67 @@ class TorchService(Service):
         return json.dumps([os.path.realpath(f) for f in files] + [self.dtype]) if files else ""
 
 
-class HttpService(Service):
-    """Any engine that somebody else runs: one POST a call, and POSTs that park and wake it."""
+class EngineService(Service):
+    """What every engine has that somebody else runs and that is reached by HTTP. It must stand on
+    the GPUs that its copies are given: `{gpu}` in `url` is the number of a block's first GPU."""
+
+    url: str = Field(description="base URL, as http://localhost:8000 or http://localhost:80{gpu}0")
+    token_env: str = Field("", description="environment variable that holds a bearer token")
+    timeout_s: float = Field(600.0, gt=0, description="how long any answer may take")
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, url: str) -> str:
+        try:
+            parts = urlsplit(url.replace("{gpu}", "0"))
+            fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (
+                parts.port is None or parts.port > 0) and not any(map(str.isspace, url))
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError("must be as http://host:port")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ValueError("must hold no user, password, query or fragment; a token belongs into "
+                             "the variable that token_env names")
+        return url
+
+
+class HttpService(EngineService):
+    """Any engine that speaks plain JSON: one POST for a batch of calls, and POSTs that park and
+    wake it, without a body.
+
+    `call_path` gets `{"requests": [{"method": "score", "arguments": {...}}, ...]}` and answers
+    `{"replies": [{"value": ...} or {"error": "why this one is wrong"}, ...]}`, in their order.
+    `park_path` and `wake_path` answer 2xx when it is done, twice is harmless, and the GPUs' memory
+    is free when `park_path` has answered. A status of 507, or of 5xx with "out of memory" in its
+    text, says that it did not fit and that the engine is as it was; `health_path` answers 2xx while
+    it lives. A batch that gets a 4xx is sent again call by call."""
 
     backend: Literal["http"]
-    url: str = Field(description="base URL, as http://host:port")
-    call_path: str = "/call"
-    wake_path: str = Field("", description="POSTed to bring it to the GPUs; empty: nothing is")
-    park_path: str = Field("", description="POSTed to take it off the GPUs; empty: it stays there")
-    health_path: str = "/health"
-    token_env: str = Field("", description="environment variable that holds a bearer token")
-    timeout_s: float = Field(600.0, gt=0)
+    call_path: str = Field("/call", pattern="^/")
+    wake_path: str = Field("", pattern="^(/|$)",
+                           description="POSTed to bring it to the GPUs; empty: nothing is")
+    park_path: str = Field("", pattern="^(/|$)",
+                           description="POSTed to take it off the GPUs; empty: it stays there")
+    health_path: str = Field("/health", pattern="^(/|$)")
 
 
-class VllmService(Service):
-    """A vLLM server (`--enable-sleep-mode`): OpenAI's API, /sleep and /wake_up."""
+class VllmService(EngineService):
+    """A vLLM server: OpenAI's API, /sleep and /wake_up. Start it with `VLLM_SERVER_DEV_MODE=1` in
+    its environment and with `--enable-sleep-mode`."""
 
     backend: Literal["vllm"]
-    url: str
     model: str = Field(description="the model's name in its API")
-    sleep_level: Literal[1, 2] = 1
-    token_env: str = ""
-    timeout_s: float = Field(600.0, gt=0)
+    sleep_level: Literal[1, 2] = Field(1, description="1: weights are parked in host memory; 2: "
+                                                      "they are dropped and read from disk again")
 
 
-class SglangService(Service):
-    """An SGLang server (`--enable-memory-saver`): OpenAI's API, /release_memory_occupation and
-    /resume_memory_occupation."""
+class SglangService(EngineService):
+    """An SGLang server: /generate, /release_memory_occupation and /resume_memory_occupation. Start
+    it with `--enable-memory-saver --enable-weights-cpu-backup`."""
 
     backend: Literal["sglang"]
-    url: str
-    model: str = Field(description="the model's name in its API")
-    token_env: str = ""
-    timeout_s: float = Field(600.0, gt=0)
+    model: str = Field(description="its --served-model-name")
 
 
 class FakeService(Service):
@@ -157,4 +186,5 @@ def _checked(name: str, wanted: Mapping[str, Any]) -> Service:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        raise InvalidInput(f"service {name}: {field}: {first['msg']}") from None
+        said = first["msg"].removeprefix("Value error, ")
+        raise InvalidInput(f"service {name}: {field}: {said}") from None

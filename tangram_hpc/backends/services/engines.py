@@ -1,0 +1,51 @@
+"""Owns: which engine behind HTTP a service's options ask for, and where the copy on one block finds
+it. Must not talk to it.
+
+Law: the token comes from the environment variable that the options name and from nowhere else, and
+goes nowhere but into the request's header.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ...domain.service import ServiceSpec
+from ...errors import InvalidInput
+from ...ports import ServiceBackend, ServicePlace, ServiceRefused
+from ...services import HttpService, SglangService, VllmService, options_of
+from .plain import PlainEngine
+from .sglang import SglangEngine
+from .vllm import VllmEngine
+from .web import Web
+
+
+def make_engine(spec: ServiceSpec, place: ServicePlace) -> ServiceBackend:
+    """The engine that stands on this block (fills `ports.MakeServiceBackend`). `{gpu}` in its URL
+    is the number of the block's first GPU.
+
+    Raises:
+        ServiceRefused: its options are not understood, its token is not set, or httpx is missing.
+    """
+    try:
+        options = options_of(spec)
+    except InvalidInput as error:
+        raise ServiceRefused(str(error)) from None
+    if not isinstance(options, (HttpService, VllmService, SglangService)):
+        raise ServiceRefused(f"service {spec.name}: backend: {spec.backend!r} is no engine behind "
+                             "HTTP")
+    token = ""
+    if options.token_env:
+        token = os.environ.get(options.token_env, "").strip()
+        if not token:
+            raise ServiceRefused(f"service {spec.name}: token_env: {options.token_env} is not set "
+                                 "in the environment of this node's worker")
+        if not (token.isascii() and token.isprintable()):
+            raise ServiceRefused(f"service {spec.name}: token_env: {options.token_env} holds what "
+                                 "no HTTP header can")
+    url = options.url.replace("{gpu}", str(place.gpus[0] if place.gpus else 0))
+    web = Web(url, token, options.timeout_s)
+    if isinstance(options, VllmService):
+        return VllmEngine(spec.name, web, spec.weights_mib, options)
+    if isinstance(options, SglangService):
+        return SglangEngine(spec.name, web, spec.weights_mib, options)
+    return PlainEngine(spec.name, web, spec.weights_mib, options)
