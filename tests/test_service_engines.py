@@ -101,7 +101,7 @@ def test_it_is_parked_by_load_and_lives_through_many_rounds(kind: str) -> None:
             assert await backend.load() == 7
             for _ in range(3):
                 assert control.asleep
-                await backend.wake()
+                await backend.wake((0,))
                 assert not control.asleep
                 for _ in range(2):
                     [reply] = await backend.call([ask("score", texts=["one", "other"])])
@@ -122,7 +122,7 @@ def test_an_engine_that_was_left_parked_is_taken_over(kind: str) -> None:
             other = make_engine(service_spec("judge", options(kind, control)), PLACE)
             await other.load()
             assert control.alive and control.asleep
-            await other.wake()
+            await other.wake((0,))
             assert value((await other.call([ask("score", texts=["x"])]))[0]) == [
                 score(tokens("x", True))]
             await other.park()
@@ -136,7 +136,7 @@ def test_a_batch_is_answered_in_its_order_and_a_wrong_call_is_wrong_alone(kind: 
     with engine_factory(kind) as (backend, _):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             requests = [ask("score", texts=[f"text {i}"]) for i in range(40)]
             requests[7] = ask("sing", song="a")
             requests[20] = ServiceRequest("score", b"\xc1 no value")
@@ -158,7 +158,7 @@ def test_a_batch_is_answered_in_its_order_and_a_wrong_call_is_wrong_alone(kind: 
 def test_an_engine_that_dies_says_so_in_one_line(kind: str, phase: str, how: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
-            steps = {"load": backend.load, "wake": backend.wake, "park": backend.park}
+            steps = {"load": backend.load, "wake": lambda: backend.wake((0,)), "park": backend.park}
             for name, step in steps.items():
                 if name == phase:
                     control.fail(phase, how)
@@ -177,7 +177,7 @@ def test_a_death_in_a_call_a_dead_port_and_a_new_life(kind: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             control.fail("call", "die")
             with pytest.raises(ServiceDied, match="cannot be reached"):
                 await backend.call([ask("generate", prompts=["x"])] * 3)
@@ -198,7 +198,7 @@ def test_a_failed_call_is_its_own_while_the_health_check_answers(kind: str) -> N
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             for how in ("500", "422", "shape"):
                 control.fail("call", how)
                 replies = await backend.call([ask("generate", prompts=["x"])] * 2)
@@ -219,14 +219,14 @@ def test_out_of_memory_leaves_it_as_it_was(kind: str) -> None:
             await backend.load()
             control.fail("wake", "oom")
             with pytest.raises(OutOfDeviceMemory, match="out of memory"):
-                await backend.wake()
+                await backend.wake((0,))
             assert control.asleep
             control.fail("wake", "")
             other = make_engine(service_spec("judge", options(kind, control)), PLACE)
             await other.load()  # whoever comes finds it parked
             await other.close()
             assert control.alive and control.asleep
-            await backend.wake()
+            await backend.wake((0,))
             for how in ("oom", "507"):
                 control.fail("call", how)
                 with pytest.raises(OutOfDeviceMemory):
@@ -246,7 +246,7 @@ def test_a_text_that_speaks_of_memory_is_not_out_of_memory(kind: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             control.wrong = lambda status, text: (status, {"error": "in 'CUDA out of memory'"})
             control.fail("call", "422")
             [reply] = await backend.call([ask("generate", prompts=["CUDA out of memory"])])
@@ -264,9 +264,9 @@ def test_kill_ends_what_is_awaited_and_the_engine_serves_on(kind: str, phase: st
             if phase != "load":
                 await backend.load()
             if phase in ("call", "park"):
-                await backend.wake()
+                await backend.wake((0,))
             control.fail(phase, "hang")
-            call = {"load": backend.load, "wake": backend.wake, "park": backend.park,
+            call = {"load": backend.load, "wake": lambda: backend.wake((0,)), "park": backend.park,
                     "call": lambda: backend.call([ask("generate", prompts=["x"])])}[phase]
             awaited = asyncio.ensure_future(call())
             assert await asyncio.to_thread(control.arrived.wait, 10)
@@ -304,7 +304,7 @@ def test_nothing_is_left_open_and_a_cancelled_caller_stays_cancelled(kind: str) 
         async def life() -> None:
             others = asyncio.all_tasks()
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             await backend.call([ask("score", texts=["x"])] * 30)
             await drained(control)
             control.fail("call", "hang")
@@ -346,7 +346,7 @@ def test_the_token_is_sent_and_never_told(
     with engine_factory(kind, {"key": TOKEN}, token_env="JUDGE_KEY") as (backend, control):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             control.key = "another"
             control.wrong = lambda status, text: (status, {"error": f"{text} {TOKEN}"})
             replies = await backend.call([ask("generate", prompts=["x"])])
@@ -396,7 +396,7 @@ def test_logprobs_are_those_of_the_completions_own_tokens(kind: str) -> None:
     with engine_factory(kind) as (backend, _):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             replies = await backend.call([
                 ask("logprobs", prompts=[p], completions=[c]) for p, c in pairs]
                 + [ask("logprobs", prompts=[p for p, _ in pairs[:4]],
@@ -420,7 +420,7 @@ def test_generate_and_its_seed(kind: str) -> None:
     with engine_factory(kind, {"deterministic": True}) as (backend, _):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             prompts = ["one", "other"]
             greedy, first, again, third = await backend.call([
                 ask("generate", prompts=prompts, max_new_tokens=2),
@@ -440,7 +440,7 @@ def test_calls_that_are_alike_are_one_request(kind: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             before = len(control.seen)
             replies = await backend.call([
                 ask("score", texts=["a", "b"]), ask("generate", prompts=["a"], max_new_tokens=1),
@@ -462,7 +462,7 @@ def test_a_seed_that_sglang_would_not_heed_is_told() -> None:
     with engine_factory("sglang") as (backend, _):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             warm, cold = await backend.call([
                 ask("generate", prompts=["x"], temperature=t, seed=1) for t in (1.0, 0.0)])
             assert "seed" in warm.error and "--enable-deterministic-inference" in warm.error
@@ -477,7 +477,7 @@ def test_more_classes_are_a_list_for_each_text(kind: str) -> None:
     with engine_factory(kind, {"classes": 3}) as (backend, _):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             [reply, ids] = await backend.call([ask("score", texts=["x"]),
                                                ask("score", texts=[[4, 5]])])
             first = score(tokens("x", True))
@@ -505,7 +505,7 @@ def test_what_is_wrong_with_a_call_is_named(method: str, arguments: Any, told: s
     with engine_factory("vllm") as (backend, control):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             before = len(control.seen)
             [reply] = await backend.call([ServiceRequest(method, encode_value(arguments))])
             assert told in reply.error and len(control.seen) == before
@@ -522,7 +522,7 @@ def test_a_sleep_of_level_two_reads_the_weights_again() -> None:
         async def life() -> None:
             assert await backend.load() == 0
             assert not control.weights
-            await backend.wake()
+            await backend.wake((0,))
             [reply] = await backend.call([ask("logprobs", prompts=["a"], completions=["bc"])])
             assert value(reply) == [following("a", "bc")]
             await backend.close()
@@ -571,11 +571,11 @@ def test_older_paths_of_sglang_are_found_and_its_version_comes_back() -> None:
             control.version = "step-7"
             await backend.load()
             assert control.version == MARK + "step-7"
-            await backend.wake()
+            await backend.wake((0,))
             assert control.version == "step-7"
             control.version = "step-8"  # a trainer's new weights
             await backend.park()
-            await backend.wake()
+            await backend.wake((0,))
             assert control.version == "step-8"
             await backend.close()
 
@@ -587,7 +587,7 @@ def test_plain_http_carries_what_json_holds() -> None:
     with engine_factory("http") as (backend, _):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             replies = await backend.call([
                 ask("score", texts=["x"]), ask("score", texts=numpy.zeros(2)),
                 ask("score", texts=[b"x"]), ask("score", texts=[float("inf")]),
@@ -617,7 +617,7 @@ def test_plain_http_without_paths_stays_where_it_is() -> None:
     with engine_factory("http", wake_path="", park_path="", health_path="") as (backend, control):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             await backend.call([ask("score", texts=["x"])])
             await backend.park()
             await backend.close()

@@ -52,7 +52,7 @@ class Engine:
         await self._guarded(self._load())
         return self._weights_mib
 
-    async def wake(self) -> None:
+    async def wake(self, gpus: tuple[int, ...]) -> None:
         """See `ServiceBackend.wake`."""
         if not self._awake:
             await self._guarded(self._wake())
