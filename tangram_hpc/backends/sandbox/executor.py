@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -22,14 +23,14 @@ from ..cpu import affinity
 from ..cpu.enforce import probe
 from .backends import Backends
 from .hosts import Host
-from .hostwire import FRAME_MAX, RUNNER, Ended, Gone, Kill, Load, Piece, Run, Setup, Units
+from .hostwire import FRAME_MAX, RUNNER, Ended, Gone, Kill, Piece, Run, Setup, Units
 from .jobs import Job, cause
 from .lodging import Lodging
 from .pools import Pool
 from .pressure import LOOK_S, Pressure
 from .sessions import Sessions
 from .stuck import StuckWatch
-from .vault import FUNCTIONS_MAX, Vault, is_stored
+from .vault import Vault, is_stored
 
 _EXEC = Kind.EXEC
 _FUNCTION = Kind.FUNCTION
@@ -47,6 +48,7 @@ class SandboxExecutor:
         settings: what a site or a user chose.
         backends: what can build sandboxes here; None: found out.
         pinned: bind to the units; None: when they are all cores of this process.
+        gpu_mask: what CUDA_VISIBLE_DEVICES says of these lent GPUs; None: their numbers.
 
     Raises:
         InvalidInput: `scratch` or a setting cannot be used.
@@ -62,8 +64,10 @@ class SandboxExecutor:
         *,
         backends: Backends | None = None,
         pinned: bool | None = None,
+        gpu_mask: Callable[[tuple[int, ...]], str] | None = None,
     ) -> None:
         self.pinned = pinned = affinity.describe(cores) == "affinity" if pinned is None else pinned
+        self._gpu_mask = gpu_mask or (lambda gpus: ",".join(map(str, gpus)))
         self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._vault = Vault(store)
@@ -220,7 +224,8 @@ class SandboxExecutor:
         limit = action.timeout_ns
         spec = None
         if host.kind == RUNNER:
-            self._load(job, host)
+            host.load(job.digest, job.blob)
+            job.blob = b""
             if limit:
                 reason = f"it ran longer than its limit of {limit / 1e9:g} s"
                 job.timer = self._loop.call_later(limit / 1e9, self.kill, order.lease,
@@ -235,8 +240,8 @@ class SandboxExecutor:
         if units:
             job.held = group.bind(job.cores if self.pinned else (), units)
         most = max(units, action.degrees[-1]) if action.resizable else units
-        run = Run(order.lease, job.payload, order.gpus, units, most, limit, spec is not None,
-                  spec.background if spec is not None else "end", limits)
+        run = Run(order.lease, job.payload, self._gpu_mask(order.gpus), units, most, limit,
+                  spec is not None, spec.background if spec is not None else "end", limits)
         job.payload = b""
         job.started_ns = time.monotonic_ns()
         (host.call if host.kind == RUNNER else host.send)(run)
@@ -252,16 +257,6 @@ class SandboxExecutor:
         self._pressure.look(running, self._sessions.idle_hosts)
         if running:
             self._looking = self._loop.call_later(LOOK_S, self._look)
-
-    def _load(self, job: Job, host: Host) -> None:
-        if job.digest not in host.functions:
-            drop = ""
-            if len(host.functions) >= FUNCTIONS_MAX:
-                drop = next(iter(host.functions))
-                del host.functions[drop]
-            host.functions[job.digest] = None
-            host.send(Load(job.digest, job.blob, drop))
-        job.blob = b""
 
     def kill(self, lease: int, state: ActionState, reason: str) -> None:
         """See `ports.Executor`."""
