@@ -71,11 +71,13 @@ class Rig:
         cores = options.pop("cores")
         self.trusted = options.pop("trusted", True)
         pinned = options.pop("pinned", None)
+        gpu_mask = options.pop("gpu_mask", None)
         settings = SandboxSettings(**{"kill_wait_s": 0.5, "warm": 0, **options})
         self.cores: tuple[int, ...] = cores
 
         async def make() -> SandboxExecutor:
-            return SandboxExecutor(self, self.store, self.scratch, cores, settings, pinned=pinned)
+            return SandboxExecutor(self, self.store, self.scratch, cores, settings, pinned=pinned,
+                                   gpu_mask=gpu_mask)
 
         self.executor = self.loop.run_until_complete(make())
 

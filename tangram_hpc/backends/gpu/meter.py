@@ -1,16 +1,16 @@
 """What a lease's block of GPUs did while it ran: use, memory, and its part of the energy.
 
-Law: never keeps its caller waiting: a thread of its own reads NVML, each `EVERY_S` at most, and only
-while leases run or did just now. Without GPUs that NVML knows there is no thread and no cost. What
-was not seen is -1. A device's counters cover whatever ran on it, so energy is an estimate: of each
-moment's power, the leases that hold the device then have equal parts.
+Law: never keeps its caller waiting: a thread of its own reads NVML, every `EVERY_S` at most, and
+only while leases run or did just now. Without GPUs that NVML knows there is no thread and no cost.
+What was not seen is -1. A device's counters cover whatever ran on it, so energy is an estimate: of
+each moment's power, the leases that hold the device then have equal parts.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from .nvml import Reading, open_nvml
 EVERY_S = 0.5
 _LINGER_NS = 5_000_000_000  # reads on for so long: short leases follow each other
 _BEHIND_NS = 100_000_000  # what a GPU says of its use is about the time before
+_UNREAD = Reading()
 
 
 class GpuUsage(NamedTuple):
@@ -36,7 +37,7 @@ class _Gpu:
     """One device: its last reading, what it draws as far as is known, and who holds it."""
 
     uuid: str
-    read: Reading = Reading()
+    read: Reading = _UNREAD
     read_ns: int = 0
     power_mw: float = -1.0
     told_ns: int = 0  # up to here its energy is dealt out
@@ -101,6 +102,36 @@ class _Lease:
                         self.mem_mib, round(energy) if self.known else -1)
 
 
+class Tally:
+    """The sums alone: no thread, no clock. Times are ns of one clock, in order."""
+
+    def __init__(self, uuids: Iterable[str]) -> None:
+        self.gpus = {uuid: _Gpu(uuid) for uuid in uuids}
+        self.leases: dict[int, _Lease] = {}
+
+    def begin(self, token: int, uuids: Iterable[str], now: int) -> None:
+        """A lease on these devices begins."""
+        lease = self.leases[token] = _Lease([self.gpus[uuid] for uuid in uuids], now)
+        for gpu in lease.gpus:
+            gpu.deal(now)
+            gpu.holders[token] = lease
+
+    def end(self, token: int, now: int) -> GpuUsage:
+        """It ended; what it used. A token that is not known, or ended before: nothing known."""
+        lease = self.leases.pop(token, None)
+        for gpu in lease.gpus if lease is not None else ():
+            gpu.deal(now)
+            del gpu.holders[token]
+        return lease.usage() if lease is not None else GpuUsage()
+
+    def renew(self, readings: Mapping[str, Reading], now: int) -> None:
+        """All devices have been read."""
+        for uuid, reading in readings.items():
+            self.gpus[uuid].renew(reading, now)
+        for lease in self.leases.values():
+            lease.look(now)
+
+
 class GpuMeter:
     """Measures leases on the devices of one node. `begin` and `end` cost microseconds, from any
     thread.
@@ -108,15 +139,12 @@ class GpuMeter:
     Args:
         devices: what the node lends.
         read: how a device is read, by its UUID; None: NVML.
-        clock: monotonic ns.
     """
 
-    def __init__(self, devices: Devices, read: Callable[[str], Reading] | None = None,
-                 clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, devices: Devices, read: Callable[[str], Reading] | None = None) -> None:
         self._uuids = {d.index: d.uuid for d in devices.devices if d.uuid}
-        self._read, self._clock = read, clock
-        self._gpus = {uuid: _Gpu(uuid) for uuid in self._uuids.values()}
-        self._leases: dict[int, _Lease] = {}
+        self._read = read
+        self._tally = Tally(self._uuids.values())
         self._tokens = 0
         self._idle_since = 0
         self._closed = not self._uuids
@@ -129,13 +157,8 @@ class GpuMeter:
         if self._closed or not block or any(i not in self._uuids for i in block):
             return 0
         with self._change:
-            now = self._clock()
             self._tokens += 1
-            lease = _Lease([self._gpus[self._uuids[i]] for i in block], now)
-            self._leases[self._tokens] = lease
-            for gpu in lease.gpus:
-                gpu.deal(now)
-                gpu.holders[self._tokens] = lease
+            self._tally.begin(self._tokens, (self._uuids[i] for i in block), time.monotonic_ns())
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="gpu-meter", daemon=True)
                 self._thread.start()
@@ -143,16 +166,10 @@ class GpuMeter:
             return self._tokens
 
     def end(self, token: int) -> GpuUsage:
-        """It ended; what it used. A token that is not known, or ended before: nothing known."""
+        """The lease ended; what it used. Nothing is known of 0, nor of a token twice."""
         with self._change:
-            lease = self._leases.pop(token, None)
-            if lease is None:
-                return GpuUsage()
-            now = self._idle_since = self._clock()
-            for gpu in lease.gpus:
-                gpu.deal(now)
-                del gpu.holders[token]
-            return lease.usage()
+            self._idle_since = time.monotonic_ns()
+            return self._tally.end(token, self._idle_since)
 
     def close(self) -> None:
         """Ends the thread; what is measured now stays unknown."""
@@ -160,22 +177,22 @@ class GpuMeter:
             self._closed = True
             self._change.notify()
         if self._thread is not None:
-            self._thread.join(2 * EVERY_S)
+            self._thread.join()
 
     # ---- the thread ----
 
     def _watch(self) -> None:
-        nvml = None
-        if self._read is None:
+        nvml, read = None, self._read
+        if read is None:
             nvml, _ = open_nvml()
             if nvml is None:  # it was there when the node began
                 self._closed = True
                 return
-        read = nvml.read if nvml is not None else self._read
-        assert read is not None
+            read = nvml.read
         while self._wanted():
-            self.sample(read)
+            told = {uuid: read(uuid) for uuid in self._uuids.values()}
             with self._change:
+                self._tally.renew(told, time.monotonic_ns())
                 self._change.wait_for(lambda: self._closed, EVERY_S)
         if nvml is not None:
             nvml.close()
@@ -183,16 +200,6 @@ class GpuMeter:
     def _wanted(self) -> bool:
         """Waits while nobody has held a device for a while; False: it is over."""
         with self._change:
-            if not self._leases and self._clock() - self._idle_since > _LINGER_NS:
-                self._change.wait_for(lambda: self._closed or bool(self._leases))
+            if time.monotonic_ns() - self._idle_since > _LINGER_NS:
+                self._change.wait_for(lambda: self._closed or bool(self._tally.leases))
             return not self._closed
-
-    def sample(self, read: Callable[[str], Reading]) -> None:
-        """Reads every device once."""
-        told = [(uuid, read(uuid)) for uuid in self._gpus]
-        with self._change:
-            now = self._clock()
-            for uuid, reading in told:
-                self._gpus[uuid].renew(reading, now)
-            for lease in self._leases.values():
-                lease.look(now)

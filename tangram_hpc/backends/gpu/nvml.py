@@ -8,7 +8,6 @@ line, or -1 for a value), never exceptions.
 from __future__ import annotations
 
 import ctypes
-import importlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -178,10 +177,11 @@ def open_nvml(lib: Any = None) -> tuple[Nvml | None, str]:
         except OSError:
             return None, _REMEDIES["NVMLError_LibraryNotFound"]
         try:
-            lib = importlib.import_module("pynvml")
+            import pynvml
         except ImportError:
             return None, "there is an NVIDIA driver, but nvidia-ml-py is not installed: install " \
                          "tangram-hpc with its extra `gpu`"
+        lib = pynvml
     try:
         lib.nvmlInit()
     except lib.NVMLError as error:
