@@ -1,4 +1,4 @@
-"""On a real NVIDIA GPU: NVML against nvidia-smi, masks against CUDA itself, the meter, the bench."""
+"""On a real NVIDIA GPU: NVML against nvidia-smi, masks against CUDA, the meter and the bench."""
 
 from __future__ import annotations
 
