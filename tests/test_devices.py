@@ -129,7 +129,8 @@ def test_slurm_without_a_mask() -> None:
 
 @pytest.mark.parametrize("environ", [
     {}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"},
-    {"CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_GPUS": "0,1"}])
+    {"CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_GPUS": "0,1"},
+    {"SLURM_STEP_ID": "2", "SLURM_JOB_GPUS": "0,1"}])
 def test_what_slurm_did_not_give_is_not_lent(environ: dict[str, str]) -> None:
     devices = found(fake.two(), SLURM_JOB_ID="7", **environ)
     assert devices.devices == () and "--gres=gpu:N" in devices.why

@@ -50,15 +50,16 @@ def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
     """The GPUs of this step by Slurm's own numbers. CUDA_VISIBLE_DEVICES says how many: where
-    cgroups hide the others it counts from 0, and a list of the whole job may be inherited."""
-    listed = [_numbers(environ.get(name, "")) for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")]
+    cgroups hide the others it counts from 0, and steps inherit the list of their whole job."""
+    step, job = (_numbers(environ.get(f"SLURM_{of}_GPUS", "")) for of in ("STEP", "JOB"))
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return listed[0] or listed[1] or tuple(range(_int(environ.get("SLURM_GPUS_ON_NODE"))))
+        own = step if "SLURM_STEP_ID" in environ else step or job
+        return own or tuple(range(_int(environ.get("SLURM_GPUS_ON_NODE"))))
     words = [word.strip() for word in visible.split(",")] if visible.strip() else []
     if not words or words[0] in ("-1", "NoDevFiles"):
         return ()
-    for numbers in listed:
+    for numbers in (step, job):
         if len(numbers) == len(words):
             return numbers
     return _numbers(visible) or tuple(range(len(words)))
