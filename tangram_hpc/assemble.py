@@ -21,6 +21,7 @@ from .backends.access import Access, mark_ended, read_access, write_access
 from .backends.clock import SystemClock
 from .backends.cpu import affinity, enforce, memory
 from .backends.gpu.devices import Devices, find_devices
+from .backends.gpu.meter import GpuMeter
 from .backends.journal import FileJournal
 from .backends.loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
 from .backends.rundir import home, job_dir, make_job_dir, make_scratch
@@ -263,6 +264,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     access = await_access(plan.access, _SHARED_FS_S)
     backends = Backends.probed(config.isolation, config.read_paths)
     devices = lent_devices(config, environ)
+    meter = GpuMeter(devices)
     spec = node_spec(config, environ, backends, plan.component, plan.name, devices)
     enforce.sweep()  # what workers that were killed here left; `make_scratch` does so for its own
     scratch = make_scratch(environ, config.scratch, "worker")
@@ -272,7 +274,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     def make_executor(reports: Reports, welcome: WorkerWelcome) -> Executor:
         return SandboxExecutor(reports, FolderStore(welcome.store), scratch, spec.cores,
                                sandbox_settings(config, welcome), backends=backends,
-                               pinned=spec.pinned, gpu_mask=devices.mask)
+                               pinned=spec.pinned, gpus=meter)
 
     lost = False
 
@@ -293,6 +295,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         driver.start()
         reason = await ended
     finally:
+        meter.close()
         shutil.rmtree(scratch, ignore_errors=True)
     if lost:
         raise BrokerUnreachable(f"job {access.job}: the broker is gone ({reason})")

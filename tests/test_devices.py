@@ -146,6 +146,8 @@ def test_slurms_word_is_enough_without_nvml() -> None:
     assert told(devices) == {2: "0", 3: "1"}
     assert devices.summary() == ("2 x GPU (cuda); known by Slurm's word only: no NVIDIA driver "
                                  "here")
+    swapped = found(SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="3,2")
+    assert told(swapped) == {2: "2", 3: "3"}
     named = found(SLURM_JOB_ID="7", SLURM_STEP_GPUS="2", CUDA_VISIBLE_DEVICES="GPU-22")
     assert [(d.index, d.uuid, d.selector) for d in named.devices] == [(2, "GPU-22", "GPU-22")]
 
@@ -185,7 +187,7 @@ def test_actions_get_names_not_numbers(tmp_path: Path) -> None:
     """Behind a mask or a cgroup a lent number is some other GPU to the process, or none."""
     devices = found(four(4), SLURM_JOB_ID="7", SLURM_STEP_GPUS="4,5,6,7",
                     CUDA_VISIBLE_DEVICES="0,1,2,3")
-    rig = Rig(tmp_path, gpu_mask=devices.mask)
+    rig = Rig(tmp_path, devices=devices)
     try:
         _, back = rig.shell("echo $CUDA_VISIBLE_DEVICES", gpus=(5, 7))
         assert back.stdout == b"GPU-55,GPU-77\n"

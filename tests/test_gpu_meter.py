@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import fake_nvml as fake
 import pytest
+from executor_rig import Rig
 
 from tangram_hpc.accounting.fields import FIELDS, as_json
 from tangram_hpc.accounting.record import ActionRecord
@@ -167,6 +169,24 @@ def test_a_gpu_that_dies_meanwhile_ends_nothing(monkeypatch: pytest.MonkeyPatch)
         time.sleep(0.005)
     assert meter.end(token) == GpuUsage() and meter_threads()
     meter.close()
+
+
+def test_an_action_that_holds_gpus_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                               ) -> None:
+    monkeypatch.setattr(metering, "EVERY_S", 0.01)
+    lib = fake.two()
+    lib.gpus[0].util = lib.gpus[1].util = 40
+    monkeypatch.setattr(metering, "open_nvml", lambda: open_nvml(lib))
+    rig = Rig(tmp_path, devices=lent())
+    try:
+        both, _ = rig.shell("sleep 0.5", gpus=(0, 1))
+        none, _ = rig.shell("true")
+    finally:
+        rig.close()
+        rig.executor._gpus.close()
+    assert (both.gpu_util_pct, both.gpu_max_mem_mib) == (40, 2048) and both.energy_mj >= 0
+    assert (none.gpu_util_pct, none.gpu_max_mem_mib, none.energy_mj) == (-1, -1, -1)
+    assert lib.open == 0
 
 
 # ---- accounting --------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def test_mig_slices_are_seen_with_their_own_uuids_and_memory() -> None:
 
 
 @pytest.mark.parametrize(("error", "why"), [
-    (fake.NVMLError_LibraryNotFound(), "no NVIDIA driver here (libnvidia-ml.so.1 is not found)"),
+    (fake.NVMLError_LibraryNotFound(), "no NVIDIA driver here: libnvidia-ml.so.1 is not found"),
     (fake.NVMLError_DriverNotLoaded(), "the NVIDIA driver is not loaded"),
     (fake.NVMLError_Unknown(), "NVML does not start (Unknown Error)"),
 ])

@@ -55,6 +55,8 @@ class Devices:
         Raises:
             KeyError: a number is not lent here.
         """
+        if not block:
+            return ""
         by_index = {d.index: d.selector for d in self.devices}
         return ",".join(name for name in (by_index[i] for i in block) if name)
 
@@ -124,6 +126,8 @@ def _by_slurms_word(mask: str | None, numbers: tuple[int, ...], why: str) -> Dev
     words = _words(mask) if mask is not None else [str(i) for i in numbers]
     if not numbers or len(words) != len(numbers):
         return Devices(why=why)
+    if set(words) == {str(i) for i in numbers}:
+        words = [str(i) for i in numbers]
     return Devices(tuple(Device(i, "" if w.isdigit() else w, kind=CUDA, selector=w)
                          for i, w in zip(numbers, words, strict=True)), CUDA,
                    f"known by Slurm's word only: {why}")

@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
+from ...domain.outcome import Outcome
 from .devices import Devices
 from .nvml import Reading, open_nvml
 
@@ -142,6 +145,7 @@ class GpuMeter:
     """
 
     def __init__(self, devices: Devices, read: Callable[[str], Reading] | None = None) -> None:
+        self.devices = devices
         self._uuids = {d.index: d.uuid for d in devices.devices if d.uuid}
         self._read = read
         self._tally = Tally(self._uuids.values())
@@ -170,6 +174,14 @@ class GpuMeter:
         with self._change:
             self._idle_since = time.monotonic_ns()
             return self._tally.end(token, self._idle_since)
+
+    def measured(self, token: int, outcome: Outcome) -> Outcome:
+        """Ends the lease; its outcome with what it used."""
+        if not token:
+            return outcome
+        util, mem, energy = self.end(token)
+        return msgspec.structs.replace(outcome, gpu_util_pct=util, gpu_max_mem_mib=mem,
+                                       energy_mj=energy)
 
     def close(self) -> None:
         """Ends the thread; what is measured now stays unknown."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 _LIBRARY = "libnvidia-ml.so.1"
 _REMEDIES = {
-    "NVMLError_LibraryNotFound": f"no NVIDIA driver here ({_LIBRARY} is not found)",
+    "NVMLError_LibraryNotFound": f"no NVIDIA driver here: {_LIBRARY} is not found",
     "NVMLError_DriverNotLoaded": "the NVIDIA driver is not loaded",
     "NVMLError_LibRmVersionMismatch": "the NVIDIA driver was changed while it ran: its library and "
                                       "its kernel module differ; reload the module",

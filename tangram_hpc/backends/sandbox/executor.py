@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -21,6 +20,8 @@ from ...wire.message import INLINE_MAX, Start
 from ...wire.payload import ErrorReturn, FunctionCall, decode, encode
 from ..cpu import affinity
 from ..cpu.enforce import probe
+from ..gpu.devices import Devices
+from ..gpu.meter import GpuMeter
 from .backends import Backends
 from .hosts import Host
 from .hostwire import FRAME_MAX, RUNNER, Ended, Gone, Kill, Piece, Run, Setup, Units
@@ -48,7 +49,7 @@ class SandboxExecutor:
         settings: what a site or a user chose.
         backends: what can build sandboxes here; None: found out.
         pinned: bind to the units; None: when they are all cores of this process.
-        gpu_mask: what CUDA_VISIBLE_DEVICES says of these lent GPUs; None: their numbers.
+        gpus: names the lent GPUs to what runs on them, and measures them; None: there are none.
 
     Raises:
         InvalidInput: `scratch` or a setting cannot be used.
@@ -64,10 +65,10 @@ class SandboxExecutor:
         *,
         backends: Backends | None = None,
         pinned: bool | None = None,
-        gpu_mask: Callable[[tuple[int, ...]], str] | None = None,
+        gpus: GpuMeter | None = None,
     ) -> None:
         self.pinned = pinned = affinity.describe(cores) == "affinity" if pinned is None else pinned
-        self._gpu_mask = gpu_mask or (lambda gpus: ",".join(map(str, gpus)))
+        self._gpus = gpus or GpuMeter(Devices())
         self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._vault = Vault(store)
@@ -240,7 +241,8 @@ class SandboxExecutor:
         if units:
             job.held = group.bind(job.cores if self.pinned else (), units)
         most = max(units, action.degrees[-1]) if action.resizable else units
-        run = Run(order.lease, job.payload, self._gpu_mask(order.gpus), units, most, limit,
+        job.gpu_token = self._gpus.begin(order.gpus)
+        run = Run(order.lease, job.payload, self._gpus.devices.mask(order.gpus), units, most, limit,
                   spec is not None, spec.background if spec is not None else "end", limits)
         job.payload = b""
         job.started_ns = time.monotonic_ns()
@@ -447,6 +449,7 @@ class SandboxExecutor:
         job.live = False
         job.end_timer()
         job.gone = clean
+        outcome = self._gpus.measured(job.gpu_token, outcome)
         if payload is not None and len(payload) > INLINE_MAX:
             job.storing = True
             self._vault.keep(payload, lambda data, why: self._kept(job, outcome, data, why))
