@@ -24,9 +24,12 @@ from .backends.gpu.devices import Devices, find_devices
 from .backends.gpu.meter import GpuMeter
 from .backends.journal import FileJournal
 from .backends.loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
+from .backends.node_executor import NodeExecutor
 from .backends.rundir import home, job_dir, make_job_dir, make_scratch
 from .backends.sandbox.backends import Backends
 from .backends.sandbox.executor import SandboxExecutor
+from .backends.services.executor import ServiceExecutor
+from .backends.services.registry import make_backend
 from .backends.slurm.environ import slurm_place
 from .backends.store import FolderStore
 from .backends.transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
@@ -40,10 +43,20 @@ from .config import Config, load_config
 from .core.placers.registry import make_placer
 from .core.scheduler import Scheduler
 from .domain.node import NodeSpec
+from .domain.service import ServiceSpec
 from .errors import AccessError, BrokerUnreachable, InvalidInput, TangramError
 from .gateway.driver import Gateway
 from .gateway.watchdog import watch
-from .ports import Dial, Executor, Reports, SandboxSettings
+from .ports import (
+    Dial,
+    Executor,
+    Reports,
+    SandboxSettings,
+    ServiceBackend,
+    ServicePlace,
+    ServiceRefused,
+)
+from .services import service_spec
 from .version import VERSION
 from .wire.message import WorkerWelcome
 from .worker.driver import AHEAD, WorkerDriver
@@ -76,7 +89,8 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     settings = Settings(
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
-        user=getpass.getuser(), version=VERSION, gap_s=_GAP_S)
+        user=getpass.getuser(), version=VERSION, gap_s=_GAP_S,
+        services=tuple(service_spec(name, told) for name, told in config.services.items()))
     broker = Broker(Scheduler(make_placer(config.placer)), journal, SystemClock(),
                     LoopTimer(loop), settings, ended.set)
     key = os.urandom(32)
@@ -245,6 +259,21 @@ def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
         welcome.output_max)
 
 
+def service_maker(spec: NodeSpec, devices: Devices, scratch: Path
+                  ) -> Callable[[ServiceSpec, int], ServiceBackend]:
+    """What makes a copy of a service on this node."""
+    def make(service: ServiceSpec, number: int) -> ServiceBackend:
+        if why := devices.refusal(service.backend):
+            raise ServiceRefused(f"service {service.name}: {why}")
+        folder = scratch / str(number)
+        folder.mkdir(parents=True, mode=0o700)
+        threads = max(1, len(spec.cores) // max(1, len(spec.gpus)))
+        env = tuple(devices.visible(spec.gpus).items())
+        place = ServicePlace(spec.gpus, devices.kind, str(folder), env, threads)
+        return make_backend(service, place)
+    return make
+
+
 @dataclass(frozen=True)
 class WorkerPlan:
     """What `serve_worker` starts: whose worker, what it lends, and who holds its life."""
@@ -271,10 +300,17 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     ended: asyncio.Future[str] = loop.create_future()
     timer = LoopTimer(loop)
 
+    node: NodeExecutor | None = None
+
     def make_executor(reports: Reports, welcome: WorkerWelcome) -> Executor:
-        return SandboxExecutor(reports, FolderStore(welcome.store), scratch, spec.cores,
-                               sandbox_settings(config, welcome), backends=backends,
-                               pinned=spec.pinned, gpus=meter)
+        nonlocal node
+        store = FolderStore(welcome.store)
+        sandboxes = SandboxExecutor(reports, store, scratch, spec.cores,
+                                    sandbox_settings(config, welcome), backends=backends,
+                                    pinned=spec.pinned, gpus=meter)
+        make = service_maker(spec, devices, scratch / "services")
+        node = NodeExecutor(sandboxes, ServiceExecutor(reports, store, make, spec.gpus))
+        return node
 
     lost = False
 
@@ -295,6 +331,8 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         driver.start()
         reason = await ended
     finally:
+        if node is not None:
+            await node.closed()
         meter.close()
         shutil.rmtree(scratch, ignore_errors=True)
     if lost:

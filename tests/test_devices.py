@@ -9,12 +9,14 @@ import pytest
 from executor_rig import Rig
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.assemble import node_spec
+from tangram_hpc.assemble import node_spec, service_maker
 from tangram_hpc.backends.gpu.devices import Devices, find_devices
 from tangram_hpc.backends.gpu.nvml import Seen, look
 from tangram_hpc.backends.sandbox.backends import Backends
 from tangram_hpc.backends.slurm.environ import slurm_place
 from tangram_hpc.config import load_config
+from tangram_hpc.domain.service import ServiceSpec
+from tangram_hpc.ports import ServiceRefused
 from tangram_hpc.wire.value import decode_value
 
 A, B = "GPU-aaaa1111-0", "GPU-aabb2222-0"
@@ -173,6 +175,19 @@ def test_stand_ins_for_what_slurm_gave() -> None:
     assert found(None, "cpu", **environ).summary() == "2 slots of CPU (cpu)"
     for nothing in (found(None, "fake"), found(None, "cpu", SLURM_JOB_ID="7")):
         assert nothing.devices == () and "Slurm gave, and it gave none" in nothing.why
+
+
+def test_services_that_cannot_run_on_them_are_refused(tmp_path: Path) -> None:
+    assert "say devices = \"cpu:N\"" in found(None, "fake:2").refusal("torch")
+    assert "one MIG slice" in found(fake.sliced()).refusal("torch")
+    for fine in (found(fake.two()), found(None, "cpu:2"), found(None, "none"),
+                 found(fake.sliced(), CUDA_VISIBLE_DEVICES="MIG-11")):
+        assert fine.refusal("torch") == ""
+    assert found(None, "fake:2").refusal("fake") == ""
+    spec = node_spec(load_config({}, {"devices": "fake:2"}), {}, Backends((), ()))
+    make = service_maker(spec, found(None, "fake:2"), tmp_path)
+    with pytest.raises(ServiceRefused, match="service judge: backend: torch does not run on fake"):
+        make(ServiceSpec("judge", backend="torch"), 1)
 
 
 def test_a_node_lends_them() -> None:

@@ -64,6 +64,15 @@ class Devices:
         """What the environment of a process on this block must hold. Raises as `mask`."""
         return {MASK: self.mask(block)}
 
+    def refusal(self, backend: str) -> str:
+        """Why services of this backend cannot run on them, with the remedy; empty when they can."""
+        if self.kind == FAKE and backend != "fake":
+            return f"backend: {backend} does not run on fake GPUs: say devices = \"{CPU}:N\""
+        if len(self.devices) > 1 and any(d.uuid.startswith("MIG-") for d in self.devices):
+            return "a process sees one MIG slice only, and this node lends several: give each " \
+                   "worker one of them"
+        return ""
+
     def summary(self) -> str:
         """One line for people: how many of what, "fake" and "cpu" said plainly."""
         n, s = len(self.devices), "s" * (len(self.devices) != 1)
