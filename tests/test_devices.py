@@ -183,7 +183,8 @@ def test_services_that_cannot_run_on_them_are_refused(tmp_path: Path) -> None:
     for fine in (found(fake.two()), found(None, "cpu:2"), found(None, "none"),
                  found(fake.sliced(), CUDA_VISIBLE_DEVICES="MIG-11")):
         assert fine.refusal("torch") == ""
-    assert found(None, "fake:2").refusal("fake") == ""
+    for backend in ("fake", "http", "vllm", "sglang"):
+        assert found(None, "fake:2").refusal(backend) == ""
     spec = node_spec(load_config({}, {"devices": "fake:2"}), {}, Backends((), ()))
     make = service_maker(spec, found(None, "fake:2"), tmp_path)
     with pytest.raises(ServiceRefused, match="service judge: backend: torch does not run on fake"):

@@ -17,6 +17,7 @@ from .nvml import Gpu, Seen, look
 
 MASK = "CUDA_VISIBLE_DEVICES"
 CUDA, CPU, FAKE = "cuda", "cpu", "fake"
+_ELSEWHERE = ("fake", "http", "vllm", "sglang")  # backends that start nothing on a device
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,9 @@ class Devices:
 
     def refusal(self, backend: str) -> str:
         """Why services of this backend cannot run on them, with the remedy; empty when they can."""
-        if self.kind == FAKE and backend != "fake":
+        if backend in _ELSEWHERE:
+            return ""
+        if self.kind == FAKE:
             return f"backend: {backend} does not run on fake GPUs: say devices = \"{CPU}:N\""
         if len(self.devices) > 1 and any(d.uuid.startswith("MIG-") for d in self.devices):
             return "a process sees one MIG slice only, and this node lends several: give each " \
