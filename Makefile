@@ -6,17 +6,19 @@ STAMP := $(VENV)/.installed
 TORCH := .venv-torch
 TORCH_TESTS := $(wildcard tests/test_service_*.py)
 
-.PHONY: install run test test-long lint bench clean system
+.PHONY: install python run test test-long test-gpu lint bench clean system
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml setup.py
+python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "tangram: error: $(PYTHON) is older than 3.10; set PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { [ "$$(id -u)" = 0 ] && \
 	  command -v apt-get >/dev/null && apt-get update -q && \
 	  apt-get install -q -y --no-install-recommends python3-venv; } || \
 	  { echo "tangram: error: $(PYTHON) has no ensurepip; install python3-venv" >&2; exit 2; }
+
+$(STAMP): pyproject.toml setup.py | python
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
 	$(BIN)/pip install -q -e '.[dev]'
@@ -49,6 +51,22 @@ test-long: install system lint $(TORCH)/.installed
 	$(BIN)/python -m pytest -m "long" $(TORCH_TESTS:%=--ignore=%)
 	$(TORCH)/bin/python -m pytest -m "long" $(TORCH_TESTS)
 
+# What needs an NVIDIA GPU, in a venv of its own that uses a torch which is there already. Without
+# a GPU torch is not fetched: all is skipped, and the reason printed. GPU_PYTHON=python3 takes an
+# interpreter as it is, where nothing can be fetched.
+GPU_VENV := .venv-gpu
+GPU_PYTHON ?= $(GPU_VENV)/bin/python
+GPU_EXTRAS := $(shell [ -e /dev/nvidiactl ] || [ -e /dev/dxg ] || command -v nvidia-smi \
+  >/dev/null && echo dev,gpu,torch || echo dev,gpu)
+
+$(GPU_VENV)/.$(GPU_EXTRAS): pyproject.toml setup.py | python
+	$(PYTHON) -m venv --system-site-packages $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install -q -e '.[$(GPU_EXTRAS)]'
+	@touch $@
+
+test-gpu: $(if $(filter $(GPU_VENV)/%,$(GPU_PYTHON)),$(GPU_VENV)/.$(GPU_EXTRAS))
+	$(GPU_PYTHON) -m pytest -m gpu
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -57,5 +75,5 @@ bench: install
 	@for b in bench/bench_*.py; do $(BIN)/python $$b || exit 1; done
 
 clean:
-	rm -rf $(VENV) $(TORCH) .vm build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(TORCH) $(GPU_VENV) .vm build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -20,6 +20,8 @@ from pathlib import Path
 from .backends.access import Access, mark_ended, read_access, write_access
 from .backends.clock import SystemClock
 from .backends.cpu import affinity, enforce, memory
+from .backends.gpu.devices import Devices, find_devices
+from .backends.gpu.meter import GpuMeter
 from .backends.journal import FileJournal
 from .backends.loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
 from .backends.node_executor import NodeExecutor
@@ -52,6 +54,7 @@ from .ports import (
     SandboxSettings,
     ServiceBackend,
     ServicePlace,
+    ServiceRefused,
 )
 from .services import service_spec
 from .version import VERSION
@@ -223,9 +226,17 @@ _SHARED_FS_S = 10.0  # a shared file system may show a new file so much later
 # ---- worker ------------------------------------------------------------------------------------
 
 
+def lent_devices(config: Config, environ: Mapping[str, str]) -> Devices:
+    """The GPUs that this process may lend, or what stands in for them."""
+    place = slurm_place(environ)
+    return find_devices(environ, config.devices, place.gpus if place is not None else None)
+
+
 def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
-              component: str = "", name: str = "") -> NodeSpec:
-    """What this process may lend: Slurm's word where there is one, the machine's otherwise."""
+              component: str = "", name: str = "", devices: Devices | None = None) -> NodeSpec:
+    """What this process may lend: Slurm's word where there is one, the machine's otherwise.
+    `devices`: None: looked for."""
+    devices = lent_devices(config, environ) if devices is None else devices
     place, real = slurm_place(environ), affinity.usable()
     host = socket.gethostname()
     count = config.cpus or (place.cpus if place is not None else 0) or len(real)
@@ -234,10 +245,10 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
     return NodeSpec(
         name=name or (place.node if place is not None else "") or host, host=host, cores=cores,
         mem_mib=int(mem * config.mem_overcommit),
-        gpus=place.gpus if place is not None else (), component=component,
+        gpus=devices.indices, component=component,
         pinned=count <= len(real), ahead=AHEAD,
         ends_at_ns=place.ends_at_s * 10**9 if place is not None else 0,
-        backends=backends.trusted, untrusted=backends.untrusted)
+        backends=backends.trusted, untrusted=backends.untrusted, devices=devices.summary())
 
 
 def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
@@ -248,13 +259,17 @@ def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
         welcome.output_max)
 
 
-def service_maker(spec: NodeSpec, scratch: Path) -> Callable[[ServiceSpec, int], ServiceBackend]:
+def service_maker(spec: NodeSpec, devices: Devices, scratch: Path
+                  ) -> Callable[[ServiceSpec, int], ServiceBackend]:
     """What makes a copy of a service on this node."""
     def make(service: ServiceSpec, number: int) -> ServiceBackend:
+        if why := devices.refusal(service.backend):
+            raise ServiceRefused(f"service {service.name}: {why}")
         folder = scratch / str(number)
         folder.mkdir(parents=True, mode=0o700)
         threads = max(1, len(spec.cores) // max(1, len(spec.gpus)))
-        place = ServicePlace(spec.gpus, "cpu", str(folder), threads=threads)
+        env = tuple(devices.visible(spec.gpus).items())
+        place = ServicePlace(spec.gpus, devices.kind, str(folder), env, threads)
         return make_backend(service, place)
     return make
 
@@ -277,7 +292,9 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     die_on_broken_law(loop, "worker")
     access = await_access(plan.access, _SHARED_FS_S)
     backends = Backends.probed(config.isolation, config.read_paths)
-    spec = node_spec(config, environ, backends, plan.component, plan.name)
+    devices = lent_devices(config, environ)
+    meter = GpuMeter(devices)
+    spec = node_spec(config, environ, backends, plan.component, plan.name, devices)
     enforce.sweep()  # what workers that were killed here left; `make_scratch` does so for its own
     scratch = make_scratch(environ, config.scratch, "worker")
     ended: asyncio.Future[str] = loop.create_future()
@@ -290,8 +307,8 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         store = FolderStore(welcome.store)
         sandboxes = SandboxExecutor(reports, store, scratch, spec.cores,
                                     sandbox_settings(config, welcome), backends=backends,
-                                    pinned=spec.pinned)
-        make = service_maker(spec, scratch / "services")
+                                    pinned=spec.pinned, gpus=meter)
+        make = service_maker(spec, devices, scratch / "services")
         node = NodeExecutor(sandboxes, ServiceExecutor(reports, store, make, spec.gpus))
         return node
 
@@ -316,6 +333,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     finally:
         if node is not None:
             await node.closed()
+        meter.close()
         shutil.rmtree(scratch, ignore_errors=True)
     if lost:
         raise BrokerUnreachable(f"job {access.job}: the broker is gone ({reason})")

@@ -48,6 +48,10 @@ class Config(BaseModel):
     mem_overcommit: float = Field(
         1.0, ge=1, le=16, description="a worker lends so many times its memory: sessions may "
                                       "declare more than there is, as most never use it")
+    devices: str = Field(
+        "", description="devices a worker lends: empty for the GPUs that Slurm gave or that are "
+                        "there; `none`; `cpu:N` or `fake:N` stand-ins, without N as many as Slurm "
+                        "gave")
     disk_mib: int = Field(10240, ge=0, description="disk of a session that names none; 0: no limit")
     session_pids: int = Field(1024, ge=16, le=1 << 22, description="processes of one sandbox")
     starts_max: int = Field(0, ge=0, le=4096,
@@ -66,6 +70,13 @@ class Config(BaseModel):
 
     services: dict[str, dict[str, Any]] = Field(
         {}, description="GPU services by name, as for `register_service`")
+
+    @field_validator("devices")
+    @classmethod
+    def _known_devices(cls, value: str) -> str:
+        if not re.fullmatch(r"|none|(cpu|fake)(:[1-9]\d{0,2})?", value):
+            raise ValueError("empty, none, cpu, cpu:N, fake or fake:N, N from 1 to 999")
+        return value
 
     @field_validator("read_paths", mode="before")
     @classmethod

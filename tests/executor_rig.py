@@ -13,6 +13,8 @@ from typing import Any
 import cloudpickle
 
 from tangram_hpc.backends.cpu import affinity
+from tangram_hpc.backends.gpu.devices import Device, Devices
+from tangram_hpc.backends.gpu.meter import GpuMeter
 from tangram_hpc.backends.sandbox import tree
 from tangram_hpc.backends.sandbox.executor import SandboxExecutor
 from tangram_hpc.backends.store import FolderStore
@@ -35,6 +37,7 @@ from tangram_hpc.wire.payload import (
 from tangram_hpc.wire.value import decode_value
 
 DEADLINE_S = 40.0
+FOUR = Devices(tuple(Device(n, selector=str(n)) for n in range(4)), "cuda")  # by Slurm's word
 SECRETS = {"SLURM_JOB_ID": "7", "TANGRAM_ACCESS": "/secret", "PMI_FD": "9", "MY_API_KEY": "k"}
 
 
@@ -71,11 +74,13 @@ class Rig:
         cores = options.pop("cores")
         self.trusted = options.pop("trusted", True)
         pinned = options.pop("pinned", None)
+        meter = GpuMeter(options.pop("devices", FOUR))
         settings = SandboxSettings(**{"kill_wait_s": 0.5, "warm": 0, **options})
         self.cores: tuple[int, ...] = cores
 
         async def make() -> SandboxExecutor:
-            return SandboxExecutor(self, self.store, self.scratch, cores, settings, pinned=pinned)
+            return SandboxExecutor(self, self.store, self.scratch, cores, settings, pinned=pinned,
+                                   gpus=meter)
 
         self.executor = self.loop.run_until_complete(make())
 

@@ -33,6 +33,8 @@ def test_precedence(tmp_path: Path) -> None:
         ("mem_overcommit = 0.5", {}, r"`mem_overcommit` .*greater than or equal to 1"),
         ("", {"TANGRAM_ISOLATION": "docker"}, r"`isolation` \(TANGRAM_ISOLATION\)"),
         ("", {"TANGRAM_READ_PATHS": "opt"}, r"`read_paths` .*begin with /"),
+        ("", {"TANGRAM_DEVICES": "cpu:0"}, r"`devices` \(TANGRAM_DEVICES\).*cpu:N, fake"),
+        ('devices = "gpu"', {}, r"`devices` .*tangram.toml.*empty, none, cpu"),
         ("", {"TANGRAM_CPUS": "many"}, r"`cpus` \(TANGRAM_CPUS\).*'many'"),
         ("grace_s = ", {}, r"config file .*tangram.toml"),
     ],

@@ -30,7 +30,7 @@ BLIND = {("sim", "backends")}  # models need no MPI, no Slurm, no processes
 DOORS = {
     "mpi4py": ("backends/transport/mpi.py",),
     "pyslurm": ("backends/slurm/",),
-    "pynvml": ("backends/gpu/",),
+    "pynvml": ("backends/gpu/nvml.py",),
     "pydantic": ("config.py", "services.py", "sim/workload.py"),
     "tomllib": ("config.py",),
     "tomli": ("config.py",),

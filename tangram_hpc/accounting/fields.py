@@ -57,6 +57,25 @@ def _tres(cpus: int, mem: int, gpus: int) -> str:
     return ",".join(parts)
 
 
+def _measure(r: ActionRecord, name: str) -> int | None:
+    """A measure of its GPUs; None where it was not taken."""
+    value: int = getattr(r.outcome, name) if r.outcome is not None else -1
+    return value if value >= 0 else None
+
+
+def _shown(r: ActionRecord, name: str, unit: str = "") -> str:
+    value = _measure(r, name)
+    return "" if value is None else f"{value}{unit}"
+
+
+def _energy(r: ActionRecord) -> str:
+    """As sacct: J, thousands as K; always an estimate, which the ~ says."""
+    mj = _measure(r, "energy_mj")
+    if mj is None:
+        return ""
+    return f"~{mj / 1e6:.2f}K" if mj >= 10**6 else f"~{round(mj / 1000)}"
+
+
 def _of(r: ActionRecord, name: str) -> Any:
     return getattr(r.outcome, name) if r.outcome is not None else 0
 
@@ -94,6 +113,11 @@ FIELDS = (
     Field("Rank", 5, lambda r: str(r.rank) if r.rank >= 0 else "", "MPI rank of its client"),
     Field("Isolation", 10, lambda r: str(_of(r, "isolation") or ""), "isolation it really had"),
     Field("Enforcement", 12, lambda r: str(_of(r, "enforcement") or ""), "how units were enforced"),
+    Field("GPUUtil", 8, lambda r: _shown(r, "gpu_util_pct"),
+          "mean use of its GPUs, %; sacct: gres/gpuutil in TRESUsageInAve"),
+    Field("GPUMaxMem", 10, lambda r: _shown(r, "gpu_max_mem_mib", "M"),
+          "the most taken on its GPUs; sacct: gres/gpumem in TRESUsageInMax"),
+    Field("ConsumedEnergy", 14, _energy, "J its GPUs drew for it; ~: an estimate"),
 )
 DEFAULT = "JobID,JobName,NodeList,NCPUS,State,ExitCode,Planned,Elapsed,TotalCPU"
 _BY_NAME = {f.name.lower(): f for f in FIELDS}
@@ -136,4 +160,7 @@ def as_json(r: ActionRecord) -> dict[str, Any]:
         "gpus": list(r.gpus), "attempt": r.attempt,
         "grants": [[at, list(cores)] for at, cores in r.grants],
         "isolation": o.isolation if o else "", "enforcement": o.enforcement if o else "",
+        "gpu_util_pct": _measure(r, "gpu_util_pct"),
+        "gpu_max_mem_mib": _measure(r, "gpu_max_mem_mib"),
+        "energy_estimated_mj": _measure(r, "energy_mj"),
     }

@@ -44,7 +44,7 @@ def nodes(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
                 "node": n.node, "name": n.spec.name, "host": n.spec.host, "state": n.state.value,
                 "component": n.spec.component, "cpus": len(n.cores.units),
                 "cpus_free": n.cores.free if n.state is NodeState.UP else 0,
-                "gpus": len(n.gpus.units), "mem_mib": n.spec.mem_mib,
+                "gpus": len(n.gpus.units), "devices": n.spec.devices, "mem_mib": n.spec.mem_mib,
                 "sessions": len(n.sessions), "leases": len(n.leases),
                 "enforcement": "affinity" if n.spec.pinned else "counted",
                 "backends": list(n.spec.backends), "untrusted": list(n.spec.untrusted),

@@ -30,7 +30,7 @@ def go(args: argparse.Namespace) -> int:
 
     if args.helpformat:
         for f in FIELDS:
-            print(f"{f.name:<12} {f.about}")
+            print(f"{f.name:<14} {f.about}")
         return 0
     columns = choose(args.format or os.environ.get("TANGRAM_ACCT_FORMAT") or DEFAULT)
     job = args.jobs or last_job(os.environ)

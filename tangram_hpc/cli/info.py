@@ -43,6 +43,9 @@ def go(args: argparse.Namespace) -> int:
         lent = f"{n['cpus'] - n['cpus_free']}/{n['cpus']}" if n["state"] == "UP" else "-"
         print(f"{n['name']:<16}{n['state']:<10}{n['component']:<12}{lent:>9}{n['gpus']:>6}"
               f"{n['sessions']:>10}  {n['enforcement']:<13}{', '.join(n['untrusted']) or 'none'}")
+    for n in told["nodes"]:
+        if n["gpus"]:
+            print(f"DEVICES  {n['name']:<16}{n['devices']}")
     for p in told["pending"][:20]:
         print(f"PENDING  {p['id']:<12}{p['name']:<20}{p['waited_s']:8.1f} s  {p['reason']}")
     if len(told["pending"]) > 20:

@@ -20,6 +20,7 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
         backends: isolation backends that work here for code that its user trusts, best first.
         untrusted: those that keep code from its user's files and the broker's key, best first.
         ahead: how many short leases it takes on one unit before those in front of them have ended.
+        devices: what the GPUs that it lends are, for people ("2 x NVIDIA H200 140 GiB (cuda)").
     """
 
     name: str
@@ -33,3 +34,4 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     backends: tuple[str, ...] = ()
     untrusted: tuple[str, ...] = ()
     ahead: int = 0
+    devices: str = ""

@@ -22,6 +22,9 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
         enforcement: how its units were really enforced (`affinity`, `counted`, ...).
         restore_ns: what bringing its service onto the GPUs took, before `exec_ns`.
         batch: how many calls ran as one with it, itself included.
+        gpu_util_pct: mean use of its GPUs; -1: not known, as for the next two.
+        gpu_max_mem_mib: the most memory that was taken on its GPUs, by whomever.
+        energy_mj: its part of what its GPUs drew: an estimate, counters are per device.
     """
 
     state: ActionState
@@ -35,3 +38,6 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     enforcement: str = ""
     restore_ns: int = 0
     batch: int = 1
+    gpu_util_pct: int = -1
+    gpu_max_mem_mib: int = -1
+    energy_mj: int = -1

@@ -58,11 +58,12 @@ def hints(units: int, most: int = 0) -> tuple[tuple[str, str], ...]:
     )
 
 
-def grant(env: MutableMapping[str, str], units: int, most: int, gpus: tuple[int, ...],
+def grant(env: MutableMapping[str, str], units: int, most: int, gpus: str,
           cpus_file: str = "") -> None:
-    """Writes what was granted, over whatever stands there. `cpus_file`: see `UnitsFile`."""
+    """Writes what was granted, over whatever stands there. `gpus`: by the names that CUDA knows
+    here, empty for none; `cpus_file`: see `UnitsFile`."""
     env["TANGRAM_CPUS"] = str(max(1, units))
     env["TANGRAM_CPUS_MAX"] = str(max(1, units, most))
     if cpus_file:
         env[CPUS_FILE] = cpus_file
-    env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+    env["CUDA_VISIBLE_DEVICES"] = gpus

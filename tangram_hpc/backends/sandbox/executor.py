@@ -20,16 +20,18 @@ from ...wire.message import INLINE_MAX, Start
 from ...wire.payload import ErrorReturn, FunctionCall, decode, encode
 from ..cpu import affinity
 from ..cpu.enforce import probe
+from ..gpu.devices import Devices
+from ..gpu.meter import GpuMeter
 from .backends import Backends
 from .hosts import Host
-from .hostwire import FRAME_MAX, RUNNER, Ended, Gone, Kill, Load, Piece, Run, Setup, Units
+from .hostwire import FRAME_MAX, RUNNER, Ended, Gone, Kill, Piece, Run, Setup, Units
 from .jobs import Job, cause
 from .lodging import Lodging
 from .pools import Pool
 from .pressure import LOOK_S, Pressure
 from .sessions import Sessions
 from .stuck import StuckWatch
-from .vault import FUNCTIONS_MAX, Vault, is_stored
+from .vault import Vault, is_stored
 
 _EXEC = Kind.EXEC
 _FUNCTION = Kind.FUNCTION
@@ -47,6 +49,7 @@ class SandboxExecutor:
         settings: what a site or a user chose.
         backends: what can build sandboxes here; None: found out.
         pinned: bind to the units; None: when they are all cores of this process.
+        gpus: names the lent GPUs to what runs on them, and measures them; None: there are none.
 
     Raises:
         InvalidInput: `scratch` or a setting cannot be used.
@@ -62,8 +65,10 @@ class SandboxExecutor:
         *,
         backends: Backends | None = None,
         pinned: bool | None = None,
+        gpus: GpuMeter | None = None,
     ) -> None:
         self.pinned = pinned = affinity.describe(cores) == "affinity" if pinned is None else pinned
+        self._gpus = gpus or GpuMeter(Devices())
         self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._vault = Vault(store)
@@ -220,7 +225,8 @@ class SandboxExecutor:
         limit = action.timeout_ns
         spec = None
         if host.kind == RUNNER:
-            self._load(job, host)
+            host.load(job.digest, job.blob)
+            job.blob = b""
             if limit:
                 reason = f"it ran longer than its limit of {limit / 1e9:g} s"
                 job.timer = self._loop.call_later(limit / 1e9, self.kill, order.lease,
@@ -235,8 +241,9 @@ class SandboxExecutor:
         if units:
             job.held = group.bind(job.cores if self.pinned else (), units)
         most = max(units, action.degrees[-1]) if action.resizable else units
-        run = Run(order.lease, job.payload, order.gpus, units, most, limit, spec is not None,
-                  spec.background if spec is not None else "end", limits)
+        job.gpu_token = self._gpus.begin(order.gpus)
+        run = Run(order.lease, job.payload, self._gpus.devices.mask(order.gpus), units, most, limit,
+                  spec is not None, spec.background if spec is not None else "end", limits)
         job.payload = b""
         job.started_ns = time.monotonic_ns()
         (host.call if host.kind == RUNNER else host.send)(run)
@@ -252,16 +259,6 @@ class SandboxExecutor:
         self._pressure.look(running, self._sessions.idle_hosts)
         if running:
             self._looking = self._loop.call_later(LOOK_S, self._look)
-
-    def _load(self, job: Job, host: Host) -> None:
-        if job.digest not in host.functions:
-            drop = ""
-            if len(host.functions) >= FUNCTIONS_MAX:
-                drop = next(iter(host.functions))
-                del host.functions[drop]
-            host.functions[job.digest] = None
-            host.send(Load(job.digest, job.blob, drop))
-        job.blob = b""
 
     def kill(self, lease: int, state: ActionState, reason: str) -> None:
         """See `ports.Executor`."""
@@ -452,6 +449,7 @@ class SandboxExecutor:
         job.live = False
         job.end_timer()
         job.gone = clean
+        outcome = self._gpus.measured(job.gpu_token, outcome)
         if payload is not None and len(payload) > INLINE_MAX:
             job.storing = True
             self._vault.keep(payload, lambda data, why: self._kept(job, outcome, data, why))

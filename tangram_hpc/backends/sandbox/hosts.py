@@ -33,6 +33,7 @@ from .hostwire import (
     Forked,
     Frame,
     Gone,
+    Load,
     Piece,
     Ready,
     Setup,
@@ -43,6 +44,7 @@ from .hostwire import (
     frame,
     packet,
 )
+from .vault import FUNCTIONS_MAX
 
 _RECEIVE = 1 << 18
 _CLOSE_S = 12.0
@@ -156,6 +158,14 @@ class Host:
         """Sends or queues an order; after its death orders go nowhere."""
         self._call_now()
         self._send(frame(message))
+
+    def load(self, digest: str, blob: bytes) -> None:
+        """Gives a runner a function that it does not hold; its oldest makes room for it."""
+        if digest not in self.functions:
+            drop = next(iter(self.functions)) if len(self.functions) >= FUNCTIONS_MAX else ""
+            self.functions.pop(drop, None)
+            self.functions[digest] = None
+            self.send(Load(digest, blob, drop))
 
     def _send(self, data: bytes) -> None:
         if self.control is None:

@@ -77,13 +77,13 @@ class Setup(Frame, frozen=True, tag=1):
 
 
 class Run(Frame, frozen=True, tag=2):
-    """Carry a client's payload out. `units` are granted now, `most` at most while it runs. With
-    `keep` the files stay for the session's next action, and what its processes left behind may do
-    until then is `background`."""
+    """Carry a client's payload out. `gpus`: what CUDA_VISIBLE_DEVICES says of those it holds.
+    `units` are granted now, `most` at most while it runs. With `keep` the files stay for the
+    session's next action, and what its processes left behind may do until then is `background`."""
 
     lease: int
     payload: bytes
-    gpus: tuple[int, ...]
+    gpus: str
     units: int
     most: int
     timeout_ns: int

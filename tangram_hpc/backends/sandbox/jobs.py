@@ -20,12 +20,13 @@ class Job:
     """What the worker knows of a lease.
 
     `live` until its outcome is on its way up. `open` until nothing of it is left. `held`: its units
-    are enforced. `stop` is how it must be reported when someone ended it.
+    are enforced. `stop` is how it must be reported when someone ended it. `gpu_token` ends the
+    measuring of its GPUs.
     """
 
     __slots__ = (
-        "asked_mib", "blob", "cores", "digest", "gone", "held", "host", "live", "order", "payload",
-        "started_ns", "stop", "storing", "timer",
+        "asked_mib", "blob", "cores", "digest", "gone", "gpu_token", "held", "host", "live",
+        "order", "payload", "started_ns", "stop", "storing", "timer",
     )  # fmt: skip
 
     def __init__(self, order: Start) -> None:
@@ -40,6 +41,7 @@ class Job:
         self.held = False
         self.asked_mib = 0
         self.gone = False
+        self.gpu_token = 0
         self.started_ns = 0
         self.stop: tuple[ActionState, str] | None = None
         self.timer: TimerHandle | None = None

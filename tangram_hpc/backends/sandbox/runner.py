@@ -70,7 +70,7 @@ class Runner:
         self._inbox = HostInbox()
         self._functions: dict[str, bytes | Callable[..., Any]] = {}
         self._calls: deque[Run] = deque()
-        self._told: tuple[int, tuple[int, ...]] | None = None  # units and GPUs in the environment
+        self._told: tuple[int, str] | None = None  # units and GPUs in the environment
         self._enforcement = ""
         self._silent = False  # results were sent of which the worker does not know yet
         self._rung_ns = 0

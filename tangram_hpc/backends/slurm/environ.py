@@ -49,13 +49,31 @@ def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
-    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
-    if visible and all(part.strip().isdigit() for part in visible.split(",")):
-        return tuple(int(part) for part in visible.split(","))
-    listed = environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or ""
-    if listed and all(part.strip().isdigit() for part in listed.split(",")):
-        return tuple(range(len(listed.split(","))))
-    return tuple(range(_int(environ.get("SLURM_GPUS_ON_NODE"))))
+    """The GPUs of this step by Slurm's own numbers. CUDA_VISIBLE_DEVICES says how many: where
+    cgroups hide the others it counts from 0, and steps inherit the list of their whole job."""
+    step, job = (_numbers(environ.get(f"SLURM_{of}_GPUS", "")) for of in ("STEP", "JOB"))
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        own = step if "SLURM_STEP_ID" in environ else step or job
+        return own or tuple(range(_int(environ.get("SLURM_GPUS_ON_NODE"))))
+    words = [word.strip() for word in visible.split(",")] if visible.strip() else []
+    if not words or words[0] in ("-1", "NoDevFiles"):
+        return ()
+    for numbers in (step, job):
+        if len(numbers) == len(words):
+            return numbers
+    return _numbers(visible) or tuple(range(len(words)))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """`0,2-3` as (0, 2, 3); empty for what is no such list."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            return ()
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
 
 
 def _int(text: str | None) -> int:

@@ -1,0 +1,233 @@
+"""Which devices are lent, under which numbers, and by what name a process gets them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fake_nvml as fake
+import pytest
+from executor_rig import Rig
+
+from tangram_hpc import LocalCluster
+from tangram_hpc.assemble import node_spec, service_maker
+from tangram_hpc.backends.gpu.devices import Devices, find_devices
+from tangram_hpc.backends.gpu.nvml import Seen, look
+from tangram_hpc.backends.sandbox.backends import Backends
+from tangram_hpc.backends.slurm.environ import slurm_place
+from tangram_hpc.config import load_config
+from tangram_hpc.domain.service import ServiceSpec
+from tangram_hpc.ports import ServiceRefused
+from tangram_hpc.wire.value import decode_value
+
+A, B = "GPU-aaaa1111-0", "GPU-aabb2222-0"
+
+
+def found(lib: fake.FakeNvml | None = None, setting: str = "", **environ: str) -> Devices:
+    """What a worker with this environment lends."""
+    place = slurm_place(environ)
+    seen = look(lib) if lib is not None else Seen((), "no NVIDIA driver here")
+    return find_devices(environ, setting, place.gpus if place else None, lambda: seen)
+
+
+def told(devices: Devices) -> dict[int, str]:
+    return {i: devices.mask([i]) for i in devices.indices}
+
+
+def four(first: int = 0) -> fake.FakeNvml:
+    return fake.FakeNvml(*(fake.FakeGpu(f"GPU-{n}{n}") for n in range(first, first + 4)))
+
+
+# ---- outside Slurm -----------------------------------------------------------------------------
+
+
+def test_all_that_is_there_by_nvmls_numbers() -> None:
+    devices = found(fake.two())
+    assert told(devices) == {0: A, 1: B} and devices.kind == "cuda" and not devices.why
+    assert devices.summary() == "2 x Fake H200 140 GiB (cuda)"
+    assert devices.visible((0, 1)) == {"CUDA_VISIBLE_DEVICES": f"{A},{B}"}
+    assert devices.visible(()) == {"CUDA_VISIBLE_DEVICES": ""}
+    with pytest.raises(KeyError):
+        devices.mask((2,))
+
+
+@pytest.mark.parametrize(("mask", "lent", "why"), [
+    ("0,1", {0: A, 1: B}, ""),
+    ("1,0", {0: A, 1: B}, ""),
+    (" 1 ", {1: B}, ""),
+    (B, {1: B}, ""),
+    ("GPU-aabb", {1: B}, ""),
+    (f"{B},0", {0: A, 1: B}, ""),
+    ("GPU-aa", {}, "'GPU-aa' is no device here"),
+    ("1,-1,0", {1: B}, ""),
+    ("-1", {}, "CUDA_VISIBLE_DEVICES is '-1'"),
+    ("", {}, "CUDA_VISIBLE_DEVICES is ''"),
+    ("NoDevFiles", {}, "CUDA_VISIBLE_DEVICES is 'NoDevFiles'"),
+    ("1,7,0", {1: B}, "'7' is no device here"),
+    ("1,1", {}, "names a device twice"),
+    (f"1,{B}", {}, "names a device twice"),
+    ("MIG-11", {}, "'MIG-11' is no device here"),
+])
+def test_a_mask_is_read_as_cuda_reads_it(mask: str, lent: dict[int, str], why: str) -> None:
+    devices = found(fake.two(), CUDA_VISIBLE_DEVICES=mask)
+    assert told(devices) == lent and why in devices.why and bool(why) == bool(devices.why)
+    assert devices.kind == ("cuda" if lent else "") and "\n" not in devices.summary()
+
+
+@pytest.mark.parametrize(("mask", "lent"), [
+    (None, ["MIG-11", "MIG-33", B]), ("0", ["MIG-11", "MIG-33"]), (A, ["MIG-11", "MIG-33"]),
+    ("1", [B]), ("MIG-33", ["MIG-33"]), ("MIG-3", ["MIG-33"]), ("MIG-", []),
+    (f"MIG-{A}/3/0", ["MIG-33"]), (f"MIG-{A}/2/0", []), (f"{B},MIG-11", [B, "MIG-11"]),
+])
+def test_slices_are_devices_of_their_own(mask: str | None, lent: list[str]) -> None:
+    environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    devices = found(fake.sliced(), **environ)
+    assert sorted(told(devices).values()) == sorted(lent)
+    assert [d.uuid for d in devices.devices] == lent
+    if mask is None:
+        assert devices.summary() == ("1 x Fake H200 MIG 1g.18gb 18 GiB, 1 x Fake H200 MIG 3g.38gb "
+                                     "54 GiB, 1 x Fake H200 140 GiB (cuda)")
+
+
+def test_no_driver_is_an_answer() -> None:
+    devices = found()
+    assert (devices.devices, devices.kind) == ((), "")
+    assert devices.summary() == "none (no NVIDIA driver here)"
+    assert found(CUDA_VISIBLE_DEVICES="0,1").devices == ()
+
+
+# ---- in a Slurm step ---------------------------------------------------------------------------
+
+
+def test_cgroups_renumber_and_the_numbers_lent_stay_slurms() -> None:
+    """ConstrainDevices: CUDA and NVML count the step's own GPUs from 0."""
+    devices = found(four(4), SLURM_JOB_ID="7", SLURM_STEP_GPUS="4,5,6,7",
+                    CUDA_VISIBLE_DEVICES="0,1,2,3")
+    assert told(devices) == {4: "GPU-44", 5: "GPU-55", 6: "GPU-66", 7: "GPU-77"}
+    assert devices.mask((6, 7)) == "GPU-66,GPU-77"
+
+
+def test_without_cgroups_the_mask_has_slurms_numbers() -> None:
+    devices = found(four(), SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="2,3")
+    assert told(devices) == {2: "GPU-22", 3: "GPU-33"}
+    swapped = found(four(), SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="3,2")
+    assert told(swapped) == {2: "GPU-22", 3: "GPU-33"}
+
+
+def test_a_mask_of_uuids_keeps_slurms_numbers() -> None:
+    devices = found(four(), SLURM_JOB_ID="7", SLURM_STEP_GPUS="2-3",
+                    CUDA_VISIBLE_DEVICES="GPU-22,GPU-33")
+    assert told(devices) == {2: "GPU-22", 3: "GPU-33"}
+    sliced = found(fake.sliced(), SLURM_JOB_ID="7", SLURM_STEP_GPUS="4,6",
+                   CUDA_VISIBLE_DEVICES=f"MIG-{A}/1/0,MIG-33")
+    assert told(sliced) == {4: "MIG-11", 6: "MIG-33"}
+
+
+def test_slurm_without_a_mask() -> None:
+    other = found(four(), SLURM_JOB_ID="7", SLURM_JOB_GPUS="1,3")
+    assert told(other) == {1: "GPU-11", 3: "GPU-33"}
+    hidden = found(four(4), SLURM_JOB_ID="7", SLURM_JOB_GPUS="4-7")
+    assert told(hidden) == {4: "GPU-44", 5: "GPU-55", 6: "GPU-66", 7: "GPU-77"}
+
+
+@pytest.mark.parametrize("environ", [
+    {}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"},
+    {"CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_GPUS": "0,1"},
+    {"SLURM_STEP_ID": "2", "SLURM_JOB_GPUS": "0,1"}])
+def test_what_slurm_did_not_give_is_not_lent(environ: dict[str, str]) -> None:
+    devices = found(fake.two(), SLURM_JOB_ID="7", **environ)
+    assert devices.devices == () and "--gres=gpu:N" in devices.why
+
+
+def test_a_list_of_the_whole_job_is_not_the_steps() -> None:
+    devices = found(four(), SLURM_JOB_ID="7", SLURM_JOB_GPUS="0,1,2,3", CUDA_VISIBLE_DEVICES="3")
+    assert told(devices) == {3: "GPU-33"}
+
+
+def test_slurms_word_is_enough_without_nvml() -> None:
+    devices = found(SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="0,1")
+    assert told(devices) == {2: "0", 3: "1"}
+    assert devices.summary() == ("2 x GPU (cuda); known by Slurm's word only: no NVIDIA driver "
+                                 "here")
+    swapped = found(SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="3,2")
+    assert told(swapped) == {2: "2", 3: "3"}
+    named = found(SLURM_JOB_ID="7", SLURM_STEP_GPUS="2", CUDA_VISIBLE_DEVICES="GPU-22")
+    assert [(d.index, d.uuid, d.selector) for d in named.devices] == [(2, "GPU-22", "GPU-22")]
+
+
+# ---- stand-ins ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("setting", "lent", "summary"), [
+    ("none", (), 'none (the setting `devices` is "none")'),
+    ("cpu:1", (0,), "1 slot of CPU (cpu)"), ("cpu:3", (0, 1, 2), "3 slots of CPU (cpu)"),
+    ("fake:4", (0, 1, 2, 3), "4 fake GPUs (fake)")])
+def test_stand_ins_say_so_and_show_no_gpu(setting: str, lent: tuple[int, ...], summary: str
+                                          ) -> None:
+    devices = found(fake.two(), setting)
+    assert (devices.indices, devices.summary()) == (lent, summary)
+    assert devices.visible(lent) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert {d.kind for d in devices.devices} <= {setting.partition(":")[0]}
+
+
+def test_stand_ins_for_what_slurm_gave() -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"}
+    assert found(None, "fake", **environ).indices == (2, 3)
+    assert found(None, "cpu", **environ).summary() == "2 slots of CPU (cpu)"
+    for nothing in (found(None, "fake"), found(None, "cpu", SLURM_JOB_ID="7")):
+        assert nothing.devices == () and "Slurm gave, and it gave none" in nothing.why
+
+
+def test_services_that_cannot_run_on_them_are_refused(tmp_path: Path) -> None:
+    assert "say devices = \"cpu:N\"" in found(None, "fake:2").refusal("torch")
+    assert "one MIG slice" in found(fake.sliced()).refusal("torch")
+    for fine in (found(fake.two()), found(None, "cpu:2"), found(None, "none"),
+                 found(fake.sliced(), CUDA_VISIBLE_DEVICES="MIG-11")):
+        assert fine.refusal("torch") == ""
+    for backend in ("fake", "http", "vllm", "sglang"):
+        assert found(None, "fake:2").refusal(backend) == ""
+    spec = node_spec(load_config({}, {"devices": "fake:2"}), {}, Backends((), ()))
+    make = service_maker(spec, found(None, "fake:2"), tmp_path)
+    with pytest.raises(ServiceRefused, match="service judge: backend: torch does not run on fake"):
+        make(ServiceSpec("judge", backend="torch"), 1)
+
+
+def test_a_node_lends_them() -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1"}
+    spec = node_spec(load_config({}, {"devices": "fake"}), environ, Backends((), ()))
+    assert (spec.gpus, spec.devices) == ((2, 3), "2 fake GPUs (fake)")
+    spec = node_spec(load_config({}), environ, Backends((), ()), devices=found(fake.two()))
+    assert (spec.gpus, spec.devices) == ((0, 1), "2 x Fake H200 140 GiB (cuda)")
+
+
+def test_actions_get_names_not_numbers(tmp_path: Path) -> None:
+    """Behind a mask or a cgroup a lent number is some other GPU to the process, or none."""
+    devices = found(four(4), SLURM_JOB_ID="7", SLURM_STEP_GPUS="4,5,6,7",
+                    CUDA_VISIBLE_DEVICES="0,1,2,3")
+    rig = Rig(tmp_path, devices=devices)
+    try:
+        _, back = rig.shell("echo $CUDA_VISIBLE_DEVICES", gpus=(5, 7))
+        assert back.stdout == b"GPU-55,GPU-77\n"
+        _, back = rig.shell("echo [$CUDA_VISIBLE_DEVICES]", env={"CUDA_VISIBLE_DEVICES": "0"})
+        assert back.stdout == b"[]\n"
+        rig.open(1)
+        _, back = rig.shell("echo $CUDA_VISIBLE_DEVICES", session=1, gpus=(4,))
+        assert back.stdout == b"GPU-44\n"
+        for gpus, mask in (((6,), "GPU-66"), ((), ""), ((4, 5), "GPU-44,GPU-55")):
+            outcome, back, _ = rig.function(
+                lambda: __import__("os").environ["CUDA_VISIBLE_DEVICES"], gpus=gpus)
+            assert decode_value(back.data) == mask, outcome
+    finally:
+        rig.close()
+
+
+def test_info_says_what_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    from tangram_hpc.cli import main
+
+    with LocalCluster(cpus=1, home=tmp_path, devices="fake:2") as cluster:
+        told = cluster.submit(["sh", "-c", "echo [$CUDA_VISIBLE_DEVICES]"], gpus=2).result()
+        assert told.text == "[]\n"
+        monkeypatch.setenv("TANGRAM_ACCESS", str(cluster.access))
+        assert main(["info"]) == 0
+    said = capsys.readouterr().out
+    assert "gpus 0/2" in said and "2 fake GPUs (fake)" in said
