@@ -32,6 +32,7 @@ from ...ports import (
 from ...services import Service, options_of
 from ...wire.message import INLINE_MAX, Start
 from ...wire.payload import ErrorReturn, ServiceCall, Stored, ValueReturn, decode, encode
+from ..gpu.meter import GpuMeter
 from .copies import Block, Copies, Copy, Make
 
 DEATHS_MAX = 3  # copies that may die under one call
@@ -49,6 +50,7 @@ class Call:
     deaths: int = 0
     told: bool = False  # its outcome is known to the broker, but its batch still runs
     restore_ns: int = 0
+    metered: int = 0  # its token
 
     @property
     def timeout_s(self) -> float | None:
@@ -75,10 +77,12 @@ class ServiceExecutor:
         store: where large payloads lie.
         make: makes a backend for a copy of a service.
         gpus: what this node lends.
+        meter: tells what a call used of its GPUs, where it can be told.
     """
 
-    def __init__(self, reports: Reports, store: Store, make: Make, gpus: Block) -> None:
-        self._reports, self._store = reports, store
+    def __init__(self, reports: Reports, store: Store, make: Make, gpus: Block,
+                 meter: GpuMeter | None = None) -> None:
+        self._reports, self._store, self._meter = reports, store, meter
         self._copies = Copies(make, gpus)
         self._lanes: dict[tuple[str, Block], Lane] = {}
         self._of: dict[int, tuple[Lane, Call]] = {}  # by lease
@@ -166,7 +170,7 @@ class ServiceExecutor:
                 if batch:
                     batch[0].restore_ns = took_ns
                     for call in batch:
-                        self._reports.started(call.order.lease)
+                        self._begin(call, lane.block)
                     await self._call(lane, copy, batch)
         except ServiceDied as error:
             lane.deaths += not called
@@ -178,6 +182,11 @@ class ServiceExecutor:
             self._fail(batch, ActionState.OUT_OF_MEMORY, f"it does not fit on its GPUs: {error}")
         except ServiceRefused as error:
             self._fail(batch, ActionState.FAILED, str(error))
+
+    def _begin(self, call: Call, block: Block) -> None:
+        if self._meter is not None:
+            call.metered = self._meter.begin(block)
+        self._reports.started(call.order.lease)
 
     def _wanted(self, batch: list[Call]) -> list[Call]:
         """Those that were not cancelled while their copy was brought."""
@@ -248,6 +257,8 @@ class ServiceExecutor:
     def _end(self, call: Call, outcome: Outcome, payload: bytes | None = None) -> None:
         lease = call.order.lease
         del self._of[lease]
+        if self._meter is not None:
+            outcome = self._meter.measured(call.metered, outcome)
         if call.told:
             self._reports.released(lease)
         else:
