@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TORCH := .venv-torch
+TORCH_TESTS := $(wildcard tests/test_service_*.py)
 
 .PHONY: install run test test-long lint bench clean system
 
@@ -18,6 +20,13 @@ $(STAMP): pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
 	$(BIN)/pip install -q -e '.[dev]'
+	@touch $@
+
+# The extra `torch` is large and only the long tests need it: it has a venv of its own.
+$(TORCH)/.installed: $(STAMP)
+	$(PYTHON) -m venv $(TORCH)
+	$(TORCH)/bin/pip install -q --upgrade pip
+	$(TORCH)/bin/pip install -q -e '.[dev,torch]'
 	@touch $@
 
 run: install
@@ -36,8 +45,9 @@ system:
 test: install system lint
 	$(BIN)/python -m pytest -m "not long"
 
-test-long: install system lint
-	$(BIN)/python -m pytest -m "long"
+test-long: install system lint $(TORCH)/.installed
+	$(BIN)/python -m pytest -m "long" $(TORCH_TESTS:%=--ignore=%)
+	$(TORCH)/bin/python -m pytest -m "long" $(TORCH_TESTS)
 
 lint: install
 	$(BIN)/ruff check .
@@ -47,5 +57,5 @@ bench: install
 	@for b in bench/bench_*.py; do $(BIN)/python $$b || exit 1; done
 
 clean:
-	rm -rf $(VENV) .vm build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(TORCH) .vm build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

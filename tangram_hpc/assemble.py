@@ -22,9 +22,12 @@ from .backends.clock import SystemClock
 from .backends.cpu import affinity, enforce, memory
 from .backends.journal import FileJournal
 from .backends.loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
+from .backends.node_executor import NodeExecutor
 from .backends.rundir import home, job_dir, make_job_dir, make_scratch
 from .backends.sandbox.backends import Backends
 from .backends.sandbox.executor import SandboxExecutor
+from .backends.services.executor import ServiceExecutor
+from .backends.services.registry import make_backend
 from .backends.slurm.environ import slurm_place
 from .backends.store import FolderStore
 from .backends.transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
@@ -38,10 +41,19 @@ from .config import Config, load_config
 from .core.placers.registry import make_placer
 from .core.scheduler import Scheduler
 from .domain.node import NodeSpec
+from .domain.service import ServiceSpec
 from .errors import AccessError, BrokerUnreachable, InvalidInput, TangramError
 from .gateway.driver import Gateway
 from .gateway.watchdog import watch
-from .ports import Dial, Executor, Reports, SandboxSettings
+from .ports import (
+    Dial,
+    Executor,
+    Reports,
+    SandboxSettings,
+    ServiceBackend,
+    ServicePlace,
+)
+from .services import service_spec
 from .version import VERSION
 from .wire.message import WorkerWelcome
 from .worker.driver import AHEAD, WorkerDriver
@@ -74,7 +86,8 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     settings = Settings(
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
-        user=getpass.getuser(), version=VERSION, gap_s=_GAP_S)
+        user=getpass.getuser(), version=VERSION, gap_s=_GAP_S,
+        services=tuple(service_spec(name, told) for name, told in config.services.items()))
     broker = Broker(Scheduler(make_placer(config.placer)), journal, SystemClock(),
                     LoopTimer(loop), settings, ended.set)
     key = os.urandom(32)
@@ -235,6 +248,17 @@ def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
         welcome.output_max)
 
 
+def service_maker(spec: NodeSpec, scratch: Path) -> Callable[[ServiceSpec, int], ServiceBackend]:
+    """What makes a copy of a service on this node."""
+    def make(service: ServiceSpec, number: int) -> ServiceBackend:
+        folder = scratch / str(number)
+        folder.mkdir(parents=True, mode=0o700)
+        threads = max(1, len(spec.cores) // max(1, len(spec.gpus)))
+        place = ServicePlace(spec.gpus, "cpu", str(folder), threads=threads)
+        return make_backend(service, place)
+    return make
+
+
 @dataclass(frozen=True)
 class WorkerPlan:
     """What `serve_worker` starts: whose worker, what it lends, and who holds its life."""
@@ -259,10 +283,17 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     ended: asyncio.Future[str] = loop.create_future()
     timer = LoopTimer(loop)
 
+    node: NodeExecutor | None = None
+
     def make_executor(reports: Reports, welcome: WorkerWelcome) -> Executor:
-        return SandboxExecutor(reports, FolderStore(welcome.store), scratch, spec.cores,
-                               sandbox_settings(config, welcome), backends=backends,
-                               pinned=spec.pinned)
+        nonlocal node
+        store = FolderStore(welcome.store)
+        sandboxes = SandboxExecutor(reports, store, scratch, spec.cores,
+                                    sandbox_settings(config, welcome), backends=backends,
+                                    pinned=spec.pinned)
+        make = service_maker(spec, scratch / "services")
+        node = NodeExecutor(sandboxes, ServiceExecutor(reports, store, make, spec.gpus))
+        return node
 
     lost = False
 
@@ -283,6 +314,8 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         driver.start()
         reason = await ended
     finally:
+        if node is not None:
+            await node.closed()
         shutil.rmtree(scratch, ignore_errors=True)
     if lost:
         raise BrokerUnreachable(f"job {access.job}: the broker is gone ({reason})")

@@ -64,6 +64,9 @@ class Config(BaseModel):
     gateway_spin_us: int = Field(200, ge=0, le=100000,
                                  description="how long an MPI wait spins before it sleeps")
 
+    services: dict[str, dict[str, Any]] = Field(
+        {}, description="GPU services by name, as for `register_service`")
+
     @field_validator("read_paths", mode="before")
     @classmethod
     def _split_paths(cls, value: Any) -> Any:

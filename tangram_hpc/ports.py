@@ -120,8 +120,8 @@ class SandboxSettings:
     output_max: int = 1 << 20
 
 
-class Executor(Protocol):
-    """Runs actions on a node; orders come down. Never blocks; answers through `Reports`."""
+class Sandboxes(Protocol):
+    """Runs actions that are code; orders come down. Never blocks; answers through `Reports`."""
 
     def open_session(self, spec: SessionSpec) -> None:
         """Builds a sandbox; `session_up` or `session_down` follows."""
@@ -158,6 +158,14 @@ class Executor(Protocol):
         ...
 
 
+class Executor(Sandboxes, Protocol):
+    """Runs all of a node's actions."""
+
+    def prepare_service(self, spec: ServiceSpec) -> None:
+        """Actions may call this service from now on."""
+        ...
+
+
 # ---- services --------------------------------------------------------------------------------
 
 
@@ -176,10 +184,10 @@ class ServiceRefused(Exception):
 
 @dataclass(frozen=True)
 class ServicePlace:
-    """Where one copy runs. `gpus`: its block, by the numbers that the node lends; `device`: what
-    they are, "cuda", or "cpu" where slots of CPU stand in for GPUs; `env`: what its process gets
-    (`CUDA_VISIBLE_DEVICES` for its block); `threads`: for a copy on CPU; `scratch`: a folder of its
-    own."""
+    """Where one copy runs. `gpus`: all that the node lends, in the order in which its process sees
+    them; `device`: what they are, "cuda", or "cpu" where slots of CPU stand in for GPUs; `env`:
+    what its process gets (`CUDA_VISIBLE_DEVICES`); `threads`: for a copy on CPU; `scratch`: a
+    folder of its own."""
 
     gpus: tuple[int, ...]
     device: str
@@ -205,8 +213,9 @@ class ServiceReply:
 
 
 class ServiceBackend(Protocol):
-    """One copy of a service on its block, from `load` to `close`. One task awaits it, one thing at
-    a time: load, then any number of wake, call..., park. Each may raise ServiceDied."""
+    """One copy of a service, from `load` to `close`; parked or on one block of GPUs. One task
+    awaits it, one thing at a time: load, then any number of wake, call..., park. Each may raise
+    ServiceDied."""
 
     async def load(self) -> int:
         """Makes it ready, parked in host memory; returns how much of that it takes, in MiB.
@@ -216,8 +225,9 @@ class ServiceBackend(Protocol):
         """
         ...
 
-    async def wake(self) -> None:
-        """Brings it onto its block. Raises OutOfDeviceMemory."""
+    async def wake(self, gpus: tuple[int, ...]) -> None:
+        """Brings it onto this block, by the numbers that the node lends. Raises
+        OutOfDeviceMemory."""
         ...
 
     async def call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:

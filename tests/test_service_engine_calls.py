@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 import pytest
-from engine_rig import KINDS, MODELS, ask, engine_factory, one_line, options, run, value
-from fake_engines import BOS, MODEL, FakePlain, continuation, logprob, score, tokens
+from engine_rig import KINDS, MODELS, ask, engine_factory, one_line, run, value
+from fake_engines import BOS, MODEL, continuation, logprob, score, tokens
 
 from tangram_hpc.backends.services.engines import make_engine
 from tangram_hpc.backends.services.sglang import MARK
@@ -35,7 +35,7 @@ def test_logprobs_are_those_of_the_completions_own_tokens(kind: str) -> None:
     with engine_factory(kind) as (backend, _):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             replies = await backend.call([
                 ask("logprobs", prompts=[p], completions=[c]) for p, c in pairs]
                 + [ask("logprobs", prompts=[p for p, _ in pairs[:4]],
@@ -59,7 +59,7 @@ def test_generate_and_its_seed(kind: str) -> None:
     with engine_factory(kind, {"deterministic": True}) as (backend, _):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             prompts = ["one", "other"]
             greedy, first, again, third = await backend.call([
                 ask("generate", prompts=prompts, max_new_tokens=2),
@@ -79,7 +79,7 @@ def test_calls_that_are_alike_are_one_request(kind: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             before = len(control.seen)
             replies = await backend.call([
                 ask("score", texts=["a", "b"]), ask("generate", prompts=["a"], max_new_tokens=1),
@@ -101,7 +101,7 @@ def test_a_seed_that_sglang_would_not_heed_is_told() -> None:
     with engine_factory("sglang") as (backend, _):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             warm, cold = await backend.call([
                 ask("generate", prompts=["x"], temperature=t, seed=1) for t in (1.0, 0.0)])
             assert "seed" in warm.error and "--enable-deterministic-inference" in warm.error
@@ -116,7 +116,7 @@ def test_more_classes_are_a_list_for_each_text(kind: str) -> None:
     with engine_factory(kind, {"classes": 3}) as (backend, _):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             [reply, ids] = await backend.call([ask("score", texts=["x"]),
                                                ask("score", texts=[[4, 5]])])
             first = score(tokens("x", True))
@@ -144,7 +144,7 @@ def test_what_is_wrong_with_a_call_is_named(method: str, arguments: Any, told: s
     with engine_factory("vllm") as (backend, control):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             before = len(control.seen)
             [reply] = await backend.call([ServiceRequest(method, encode_value(arguments))])
             assert told in reply.error and len(control.seen) == before
@@ -161,7 +161,7 @@ def test_a_sleep_of_level_two_reads_the_weights_again() -> None:
         async def life() -> None:
             assert await backend.load() == 0
             assert not control.weights
-            await backend.wake()
+            await backend.wake((0,))
             [reply] = await backend.call([ask("logprobs", prompts=["a"], completions=["bc"])])
             assert value(reply) == [following("a", "bc")]
             await backend.close()
@@ -210,11 +210,11 @@ def test_older_paths_of_sglang_are_found_and_its_version_comes_back() -> None:
             control.version = "step-7"
             await backend.load()
             assert control.version == MARK + "step-7"
-            await backend.wake()
+            await backend.wake((0,))
             assert control.version == "step-7"
             control.version = "step-8"  # a trainer's new weights
             await backend.park()
-            await backend.wake()
+            await backend.wake((0,))
             assert control.version == "step-8"
             await backend.close()
 
@@ -226,7 +226,7 @@ def test_plain_http_carries_what_json_holds() -> None:
     with engine_factory("http") as (backend, _):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             replies = await backend.call([
                 ask("score", texts=["x"]), ask("score", texts=numpy.zeros(2)),
                 ask("score", texts=[b"x"]), ask("score", texts=[float("inf")]),
@@ -256,7 +256,7 @@ def test_plain_http_without_paths_stays_where_it_is() -> None:
     with engine_factory("http", wake_path="", park_path="", health_path="") as (backend, control):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             await backend.call([ask("score", texts=["x"])])
             await backend.park()
             await backend.close()
@@ -270,28 +270,14 @@ def test_plain_http_without_paths_stays_where_it_is() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("url", [
-    "localhost:8000", "ftp://host", "http://two hosts:1", "http://", "http://host:99999", "http://u:secret@host:1",
+    "localhost:8000", "ftp://host", "http://two hosts:1", "http://host:80{gpu}",
+    "http://", "http://host:99999", "http://u:secret@host:1",
     "http://host:1/?key=secret"])
 def test_a_wrong_url_is_named_without_its_secret(kind: str, url: str) -> None:
     own = {} if kind == "http" else {"model": MODEL}
     with pytest.raises(InvalidInput, match="judge: url: must") as wrong:
         service_spec("judge", {"backend": kind, "url": url, **own})
     assert "secret" not in str(wrong.value)
-
-
-def test_a_url_may_name_the_blocks_first_gpu() -> None:
-    fake = FakePlain()
-    url = fake.url[:-1] + "{gpu}"
-    spec = service_spec("judge", {**options("http", fake), "url": url})
-    backend = make_engine(spec, ServicePlace((int(fake.url[-1]), 9), "cuda", ""))
-
-    async def life() -> None:
-        await backend.load()
-        await backend.close()
-
-    run(life)
-    assert fake.asleep
-    fake.die()
 
 
 def test_a_missing_httpx_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def test_it_is_parked_by_load_and_lives_through_many_rounds(kind: str) -> None:
             assert await backend.load() == 7
             for _ in range(3):
                 assert control.asleep
-                await backend.wake()
+                await backend.wake((0,))
                 assert not control.asleep
                 for _ in range(2):
                     [reply] = await backend.call([ask("score", texts=["one", "other"])])
@@ -49,7 +49,7 @@ def test_an_engine_that_was_left_parked_is_taken_over(kind: str) -> None:
             other = anew(kind, control)
             await other.load()
             assert control.alive and control.asleep
-            await other.wake()
+            await other.wake((0,))
             assert value((await other.call([ask("score", texts=["x"])]))[0]) == [
                 score(tokens("x", True))]
             await other.park()
@@ -63,7 +63,7 @@ def test_a_batch_is_answered_in_its_order_and_a_wrong_call_is_wrong_alone(kind: 
     with engine_factory(kind) as (backend, _):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             requests = [ask("score", texts=[f"text {i}"]) for i in range(40)]
             requests[7] = ask("sing", song="a")
             requests[20] = ServiceRequest("score", b"\xc1 no value")
@@ -85,7 +85,8 @@ def test_a_batch_is_answered_in_its_order_and_a_wrong_call_is_wrong_alone(kind: 
 def test_an_engine_that_dies_says_so_in_one_line(kind: str, phase: str, how: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
-            steps = {"load": backend.load, "wake": backend.wake, "park": backend.park}
+            steps = {"load": backend.load, "wake": lambda: backend.wake((0,)),
+                     "park": backend.park}
             for name, step in steps.items():
                 if name == phase:
                     control.fail(phase, how)
@@ -104,7 +105,7 @@ def test_a_death_in_a_call_a_dead_port_and_a_new_life(kind: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             control.fail("call", "die")
             with pytest.raises(ServiceDied, match="cannot be reached"):
                 await backend.call([ask("generate", prompts=["x"])] * 3)
@@ -125,7 +126,7 @@ def test_a_failed_call_is_its_own_while_the_health_check_answers(kind: str) -> N
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             for how in ("500", "422", "shape"):
                 control.fail("call", how)
                 replies = await backend.call([ask("generate", prompts=["x"])] * 2)
@@ -146,14 +147,14 @@ def test_out_of_memory_leaves_it_as_it_was(kind: str) -> None:
             await backend.load()
             control.fail("wake", "oom")
             with pytest.raises(OutOfDeviceMemory, match="out of memory"):
-                await backend.wake()
+                await backend.wake((0,))
             assert control.asleep
             control.fail("wake", "")
             other = anew(kind, control)
             await other.load()  # whoever comes finds it parked
             await other.close()
             assert control.alive and control.asleep
-            await backend.wake()
+            await backend.wake((0,))
             for how in ("oom", "507"):
                 control.fail("call", how)
                 with pytest.raises(OutOfDeviceMemory):
@@ -173,7 +174,7 @@ def test_a_text_that_speaks_of_memory_is_not_out_of_memory(kind: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             control.wrong = lambda status, text: (status, {"error": "in 'CUDA out of memory'"})
             control.fail("call", "422")
             [reply] = await backend.call([ask("generate", prompts=["CUDA out of memory"])])
@@ -191,9 +192,9 @@ def test_kill_ends_what_is_awaited_and_the_engine_serves_on(kind: str, phase: st
             if phase != "load":
                 await backend.load()
             if phase in ("call", "park"):
-                await backend.wake()
+                await backend.wake((0,))
             control.fail(phase, "hang")
-            call = {"load": backend.load, "wake": backend.wake, "park": backend.park,
+            call = {"load": backend.load, "wake": lambda: backend.wake((0,)), "park": backend.park,
                     "call": lambda: backend.call([ask("generate", prompts=["x"])])}[phase]
             awaited = asyncio.ensure_future(call())
             assert await asyncio.to_thread(control.arrived.wait, 10)
@@ -231,7 +232,7 @@ def test_nothing_is_left_open_and_a_cancelled_caller_stays_cancelled(kind: str) 
         async def life() -> None:
             others = asyncio.all_tasks()
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             await backend.call([ask("score", texts=["x"])] * 30)
             await drained(control)
             control.fail("call", "hang")
@@ -273,7 +274,7 @@ def test_the_token_is_sent_and_never_told(
     with engine_factory(kind, {"key": TOKEN}, token_env="JUDGE_KEY") as (backend, control):
         async def life() -> None:
             await backend.load()
-            await backend.wake()
+            await backend.wake((0,))
             control.key = "another"
             control.wrong = lambda status, text: (status, {"error": f"{text} {TOKEN}"})
             replies = await backend.call([ask("generate", prompts=["x"])])

@@ -15,6 +15,7 @@ from ..core.admission import refusal, refusal_of_session
 from ..core.ledger import SessionEntry
 from ..core.liveness import Liveness
 from ..core.scheduler import Scheduler
+from ..core.service_facts import refusal_of_service
 from ..domain import decision as de
 from ..domain import event as ev
 from ..domain.ids import client_of, show
@@ -24,7 +25,7 @@ from ..domain.states import SessionState
 from ..ports import Buffer, Clock, Journal, Link, Timer
 from ..wire import message as ms
 from .explain import explain
-from .status import info, nodes, pending
+from .status import info, nodes, pending, services
 
 SILENCE_S = 30.0  # a worker that says nothing for so long is lost
 _WATCH_S = 2.0
@@ -180,8 +181,8 @@ class Broker:
         talk.node = self.scheduler.ledger.next_node
         self._workers[talk.node] = talk
         self._liveness.hear(talk.node, now)
-        self._happen(ev.NodeJoined(now, talk.node, hello.spec))
         self._tell(talk.node, ms.WorkerWelcome(talk.node, s.store, s.kill_wait_s, s.output_max))
+        self._happen(ev.NodeJoined(now, talk.node, hello.spec))
         if len(self._workers) >= s.nodes:
             self._stop_waiting_for_nodes()
 
@@ -212,6 +213,8 @@ class Broker:
                         self._happen(ev.ActionCancelled(self._now(), action, "by its client"))
             case ms.Ask():
                 self._answer(talk, message)
+            case ms.DeclareService():
+                self._declare(talk, message)
             case ms.Ping(stamp=stamp):
                 self._say(talk.client, ms.Pong(stamp))
             case ms.Bye():
@@ -233,6 +236,14 @@ class Broker:
         assert payload is not None
         self._payloads[action.id] = payload
         self._happen(ev.ActionSubmitted(self._now(), action))
+
+    def _declare(self, talk: Talk, message: ms.DeclareService) -> None:
+        ledger, spec = self.scheduler.ledger, message.spec
+        why = refusal_of_service(ledger, spec)
+        if not why and spec.name not in ledger.services:
+            self._happen(ev.ServiceDeclared(self._now(), spec))
+        self._say(talk.client, ms.Answer(message.request),
+                  json.dumps({"refused": why} if why else {}).encode())
 
     def _request_session(self, talk: Talk, spec: SessionSpec, again: bool) -> None:
         entry = self.scheduler.ledger.sessions.get(spec.id)
@@ -288,7 +299,7 @@ class Broker:
         return entry is not None and entry.node == talk.node
 
     def _answer(self, talk: Talk, ask: ms.Ask) -> None:
-        views = {"info": info, "nodes": nodes, "pending": pending}
+        views = {"info": info, "nodes": nodes, "pending": pending, "services": services}
         view, now = views.get(ask.what), self._now()
         if view is not None:
             told = view(self.scheduler, self.settings.job, now)
@@ -327,6 +338,8 @@ class Broker:
                 self._tell(order.node, ms.OpenSandbox(order.spec))
             case de.CloseSession():
                 self._tell(order.node, ms.CloseSandbox(order.session))
+            case de.PrepareService():
+                self._tell(order.node, ms.PrepareService(order.spec))
             case de.AnnounceSession():
                 self._say_up(self.scheduler.ledger.sessions[order.session])
             case de.AnnounceSessionEnd():

@@ -54,6 +54,24 @@ def nodes(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
     }
 
 
+def services(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
+    """Every service that was declared, and where it stands."""
+    ledger = scheduler.ledger
+    standing: dict[str, list[str]] = {}
+    for node in ledger.up_nodes():
+        for there in dict.fromkeys(node.gpus.resident.values()):
+            block = ",".join(map(str, there.gpus))
+            standing.setdefault(there.service, []).append(f"{node.spec.name}:{block}")
+    return {
+        "services": [
+            {"name": s.name, "backend": s.backend, "degrees": list(s.degrees), "batch": s.batch,
+             "parked_mib": s.weights_mib, "restore_s": s.restore_ns / 1e9,
+             "stands_on": standing.get(s.name, [])}
+            for s in ledger.services.values()
+        ]
+    }
+
+
 def pending(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
     """Every action and every session that waits, why, and for how long."""
     ledger, reserve = scheduler.ledger, scheduler.placer.reserve

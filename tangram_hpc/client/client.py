@@ -39,13 +39,14 @@ from .request import (
     session_spec,
 )
 from .results import Pending, Streams, conclude, refuse
+from .service_calls import ServiceCalls
 from .session import Session
 
 _PING_S = 2.0
 _ACK_AFTER = 128
 
 
-class Client:
+class Client(ServiceCalls):
     """A way to a broker; see `tangram_hpc.connect`. Use it as a context manager, or `close()`.
 
     Args:
@@ -68,6 +69,7 @@ class Client:
         self._sessions: dict[int, Session] = {}
         self._opening: set[int] = set()  # sessions whose admission is awaited
         self._answers: dict[int, concurrent.futures.Future[Any]] = {}
+        ServiceCalls.__init__(self)
         self._acks: list[int] = []
         self._closing = False
         self._failure: TangramError | None = None
@@ -194,11 +196,14 @@ class Client:
     def ask(self, what: str, argument: str = "", timeout_s: float = 10.0) -> Any:
         """The broker's answer to a question (`info`, `nodes`, `pending`; `explain` with an
         action's id as its argument), as plain values."""
+        return self._request(lambda number: ms.Ask(number, what, argument), timeout_s)
+
+    def _request(self, asks: Callable[[int], ms.Message], timeout_s: float = 10.0) -> Any:
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._lock:
-            request = self._mint()
-            self._answers[request] = answer
-            self._put(ms.Ask(request, what, argument))
+            number = self._mint()
+            self._answers[number] = answer
+            self._put(asks(number))
         try:
             return answer.result(timeout_s)
         except (TimeoutError, concurrent.futures.TimeoutError):
@@ -234,9 +239,10 @@ class Client:
 
     def _send_action(self, kind: Kind, options: Options, session: Session | None, what: str,
                      call: pl.Payload, trusted: bool = False,
-                     on_output: Callable[[int, bytes], None] | None = None) -> Future:
+                     on_output: Callable[[int, bytes], None] | None = None,
+                     key: str = "cpu") -> Future:
         in_session = session.spec.id if session is not None else 0
-        action = make_action(self._mint(), kind, options, in_session, what)
+        action = make_action(self._mint(), kind, options, in_session, what, key)
         payload = pl.encode(call)
         if len(payload) > ms.INLINE_MAX:
             payload = pl.encode(pl.Stored(self._store.put(payload), len(payload)))

@@ -122,7 +122,8 @@ def mib_of(mem: int | str, field: str = "mem") -> int:
     return mib
 
 
-def make_action(action: int, kind: Kind, options: Options, session: int, what: str) -> Action:
+def make_action(action: int, kind: Kind, options: Options, session: int, what: str,
+                key: str = "cpu") -> Action:
     """The action for these options; `what` names it when the caller did not."""
     timeout = options.timeout
     if timeout is not None and not timeout > 0:
@@ -132,7 +133,7 @@ def make_action(action: int, kind: Kind, options: Options, session: int, what: s
     retries = options.retries if options.retries is not None else (0 if session else 2)
     return Action(
         id=action, name=options.name or what, kind=kind,
-        degrees=(0,) if kind is Kind.FILE else degrees_of(options.cpus),
+        degrees=(0,) if kind is Kind.FILE else degrees_of(options.cpus), key=key,
         mem_mib=mib_of(options.mem), gpus=options.gpus, session=session,
         timeout_ns=round(timeout * 1e9) if timeout is not None else 0,
         attempts_max=1 + retries, resizable=options.resizable, component=options.component,

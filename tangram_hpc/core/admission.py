@@ -74,7 +74,7 @@ def misfit_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str:
     if why := _no_backend(nodes, spec):
         return why
     nodes = [n for n in nodes if backend_for(n.spec, spec)]
-    largest = max(n.spec.mem_mib for n in nodes)
+    largest = max(n.spec.mem_mib - n.parked_mib for n in nodes)
     if mem > largest:
         return f"mem: {mem} MiB asked for, the largest node has {largest} MiB"
     reserve = placer.reserve
@@ -146,7 +146,7 @@ def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:
     most = max(len(n.cores.units) for n in nodes)
     if need > most:
         return f"cpus: {need} asked for, the largest node has {most}"
-    most = max(n.spec.mem_mib for n in nodes)
+    most = max(n.spec.mem_mib - n.parked_mib for n in nodes)
     if action.mem_mib > most:
         return f"mem: {action.mem_mib} MiB asked for, the largest node has {most} MiB"
     most = max(len(n.gpus.units) for n in nodes)
@@ -159,7 +159,7 @@ def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:
 
 
 def _holds(n: NodeEntry, action: Action, cpus: int) -> bool:
-    return (cpus <= len(n.cores.units) and action.mem_mib <= n.spec.mem_mib
+    return (cpus <= len(n.cores.units) and action.mem_mib <= n.spec.mem_mib - n.parked_mib
             and action.gpus <= len(n.gpus.units)
             and action.component in ("", n.spec.component)
             and (bool(n.spec.untrusted) or not action.guarded))
@@ -172,6 +172,8 @@ def _unknown_key(ledger: Ledger, action: Action) -> str:
             return f"key: no service {service!r} is declared"
         if not set(action.degrees) <= set(BLOCK_SIZES):
             return f"degrees: {action.degrees}: a service runs on 1, 2, 4 or 8 GPUs"
+        if action.mem_mib:
+            return "mem: a service's memory is its own; leave it out"
         return "gpus: a service's GPUs are its degrees" if action.gpus else ""
     if endpoint:
         if endpoint not in ledger.endpoints:

@@ -14,11 +14,13 @@ from .core_sets import CoreSet
 
 
 class Resident(NamedTuple):
-    """A service on its block; `used_at` is the start of its last call there."""
+    """A service on its block; `used_at` is the start of its last call there, `since` that of its
+    first."""
 
     service: str
     gpus: tuple[int, ...]
     used_at: int
+    since: int
 
 
 class GpuSet(CoreSet):
@@ -71,8 +73,10 @@ class GpuSet(CoreSet):
 
     def settle(self, service: str, block: tuple[int, ...], now: int) -> None:
         """The service stands on this block from now on; what overlapped is parked."""
+        old = self.resident.get(block[0])
+        same = old is not None and old.service == service and old.gpus == block
         self.evict(block)
-        there = Resident(service, block, now)
+        there = Resident(service, block, now, old.since if old is not None and same else now)
         for gpu in block:
             self.resident[gpu] = there
 

@@ -37,7 +37,7 @@ def session_reason(ledger: Ledger, session: SessionEntry, reserve: int) -> str:
     origin = ledger.sessions.get(spec.origin)
     if origin is not None and not may_fork(origin, spec.id):
         return "OriginBusy"
-    roomy = [n for n in homes(ledger, spec) if spec.mem_mib <= n.free_mem_mib]
+    roomy = [n for n in homes(ledger, spec) if spec.mem_mib <= n.room_mib]
     if not roomy:
         return "Memory"
     return "Priority" if any(reserve <= n.cores.free for n in roomy) else "Resources"

@@ -49,10 +49,16 @@ class NodeEntry:
     gpus: GpuSet
     free_mem_mib: int
     ahead: int = 0  # of its spec
+    parked_mib: int = 0  # what its parked services take of that
     state: NodeState = NodeState.UP
     sessions: dict[int, None] = field(default_factory=dict)
     leases: dict[int, None] = field(default_factory=dict)  # those that have begun
     news: int = 0  # grows when somebody comes to wait here, or when units come free
+
+    @property
+    def room_mib(self) -> int:
+        """Memory that may be given away: sessions may have been first, before services came."""
+        return max(0, self.free_mem_mib - self.parked_mib)
 
 
 @dataclass(slots=True)
@@ -174,6 +180,7 @@ class Ledger:
     news: int = 0  # grows when somebody comes to wait who may start on any node
     ahead: int = 0  # leases that have not begun
     short: dict[tuple[int, int], int] = field(default_factory=dict)  # (node, unit) -> see `ahead`
+    batching: dict[tuple[int, int], int] = field(default_factory=dict)  # (node, GPU) -> `batches`
     complete: bool = False  # all expected nodes have joined
     next_lease: int = 1
     next_node: int = 1
@@ -194,6 +201,9 @@ class Ledger:
             assert (entry.lease != 0) == (not pending and entry.state not in ENDED), f"{entry}"
         for lease in self.leases.values():
             assert lease.node in self.nodes, f"{lease} on no node"
+        for (node_id, gpu), head in self.batching.items():
+            lease = self.leases[head]
+            assert lease.begun and (lease.node, lease.gpus[0]) == (node_id, gpu), f"{lease}"
         assert self.ahead == sum(not x.begun for x in self.leases.values()), f"{self.ahead} ahead"
         for lease in self.leases.values():
             assert lease.begun == (next(iter(lease.chain)) == lease.lease), f"{lease} begins wrong"

@@ -24,12 +24,14 @@ from ..domain.service import endpoint_of, service_of
 from ..domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
 from .admission import misfit, misfit_of_session
 from .ahead import ahead, is_short
+from .batches import batches, forget, note
 from .carry_out import Carrier
 from .core_sets import CoreSet
 from .gpu_blocks import GpuSet
 from .ledger import ActionEntry, ClientEntry, LeaseEntry, Ledger, NodeEntry
 from .placers.base import Placement, Placer
 from .rate_limit import full
+from .service_facts import declare, load, prepare, restored
 from .session_facts import SessionFacts
 from .session_life import Away, lapsed, next_lapse
 from .snapshot import snapshot
@@ -90,7 +92,7 @@ class Scheduler(SessionFacts):
         if events:
             return events
         if not (self.dirty or 0 < self._place_due() <= now):
-            return ahead(self.ledger, now) if self.ledger.short else events
+            return self._follow(now)
         placement = self.placer.place(snapshot(self.ledger, now))
         if placement.openings:  # what waits in them competes in its turn where they stand at once
             placement = Placement(placement.openings)
@@ -99,7 +101,13 @@ class Scheduler(SessionFacts):
             self._placed_at = now
         events = Carrier(self.ledger, now).events(placement)
         self.dirty = False
-        return events or (ahead(self.ledger, now) if self.ledger.short else events)
+        return events or self._follow(now)
+
+    def _follow(self, now: int) -> list[ev.Event]:
+        """Leases behind others, on units that nobody else could have."""
+        ledger = self.ledger
+        events = ahead(ledger, now) if ledger.short else []
+        return events or (batches(ledger, now) if ledger.batching else events)
 
     def next_deadline(self) -> int:
         """When `plan` has something to do although nothing happens (epoch ns); 0 for never: a grace
@@ -174,7 +182,7 @@ class Scheduler(SessionFacts):
             event.node, spec, CoreSet(spec.cores), GpuSet(spec.gpus), spec.mem_mib, spec.ahead)
         self.ledger.next_node = max(self.ledger.next_node, event.node + 1)
         self.dirty = True
-        return []
+        return prepare(self.ledger, event)
 
     def _node_lost(self, event: ev.NodeLost) -> list[Decision]:
         node = self.ledger.nodes[event.node]
@@ -220,17 +228,14 @@ class Scheduler(SessionFacts):
     # ---- services and endpoints --------------------------------------------------------------
 
     def _service_declared(self, event: ev.ServiceDeclared) -> list[Decision]:
-        self.ledger.services[event.spec.name] = event.spec
-        return []
+        return declare(self.ledger, event.spec)
 
     def _endpoint_declared(self, event: ev.EndpointDeclared) -> list[Decision]:
         self.ledger.endpoints[event.spec.name] = full(event.spec, event.at)
         return []
 
     def _service_loaded(self, event: ev.ServiceLoaded) -> list[Decision]:
-        gpus, block = self.ledger.nodes[event.node].gpus, event.gpus
-        assert gpus.mask(block) & ~gpus.free_mask == 0, f"{event}: the block is busy"
-        gpus.settle(event.service, block, event.at)
+        load(self.ledger, event)
         self.dirty = True
         return []
 
@@ -337,7 +342,7 @@ class Scheduler(SessionFacts):
             self._begin(lease, node, event.at)
         else:
             ledger.ahead += 1
-            if 4 * len(chain) > 3 * node.ahead:
+            if event.cores and 4 * len(chain) > 3 * node.ahead:
                 ledger.short.pop((event.node, event.cores[0]), None)
         ledger.next_lease = event.lease + 1
         entry.state = move(ACTION_MOVES, entry.state, ActionState.CONFIGURING, event)
@@ -353,6 +358,7 @@ class Scheduler(SessionFacts):
         lease.granted_at = at
         lease.grants.append((at, units))
         node.leases[lease.lease] = None
+        note(self.ledger, lease, node)
         if 4 * len(lease.chain) <= 3 * node.ahead and not lease.reserved and is_short(
                 self.ledger, self.ledger.actions[lease.action].action):
             self.ledger.short[lease.node, lease.cores[0]] = lease.lease
@@ -393,9 +399,13 @@ class Scheduler(SessionFacts):
         if lease is None or lease.state not in (LeaseState.GRANTED, LeaseState.ACTIVE):
             return []  # fenced: a late word of an older attempt
         entry, outcome = self.ledger.actions[lease.action], event.outcome
+        if outcome.restore_ns:
+            restored(self.ledger, lease, outcome.restore_ns)
         begun, spans = lease.begun, lease.spans(event.at)
         if lease.ahead and begun:  # its node knows better: we hear of several at once
             spans = [(lease.units, outcome.exec_ns)]
+        if outcome.batch > 1:  # its share of what they took together
+            spans = [(units, ns // outcome.batch) for units, ns in spans]
         self.ledger.estimator.ended(entry.action, spans, outcome.state in _WHOLE)
         if event.clean:
             self._release(lease, event.at)
@@ -428,7 +438,8 @@ class Scheduler(SessionFacts):
             return []
         entry = self.ledger.actions[lease.action]
         self.ledger.estimator.ended(entry.action, (), False)
-        self.ledger.short.pop((lease.node, lease.cores[0]), None)
+        if lease.cores:
+            self.ledger.short.pop((lease.node, lease.cores[0]), None)
         session = self.ledger.sessions.get(lease.session)
         if entry.doomed is not None:
             self._release(lease, event.at)
@@ -466,6 +477,7 @@ class Scheduler(SessionFacts):
 
     def _pass_on(self, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
         """What a lease held goes to the next of its chain, or is free."""
+        forget(self.ledger, lease)
         if lease.chain:
             self.ledger.ahead -= 1
             self._begin(self.ledger.leases[next(iter(lease.chain))], node, at)

@@ -126,7 +126,7 @@ def snapshot(ledger: Ledger, now_ns: int) -> Snapshot:
     """The ledger's amounts as of now."""
     views = {
         n.node: NodeView(n.node, n.spec.component, len(n.cores.units), n.cores.free,
-                         n.free_mem_mib, len(n.sessions), n.gpus.copy() if n.gpus.units else n.gpus,
+                         n.room_mib, len(n.sessions), n.gpus.copy() if n.gpus.units else n.gpus,
                          bool(n.spec.untrusted))
         for n in ledger.up_nodes()
     }

@@ -10,6 +10,7 @@ from typing import Union
 import msgspec
 
 from .outcome import Outcome
+from .service import ServiceSpec
 from .session import SessionSpec
 from .states import ActionState
 
@@ -62,6 +63,13 @@ class CloseSession(Decision, frozen=True):
     session: int
 
 
+class PrepareService(Decision, frozen=True):
+    """Tell `node` of a service that it may be asked to bring to its GPUs."""
+
+    node: int
+    spec: ServiceSpec
+
+
 class AnnounceSession(Decision, frozen=True):
     """Tell the client that its session stands on `node`."""
 
@@ -99,6 +107,7 @@ AnyDecision = Union[  # noqa: UP007
     ResizeLease,
     OpenSession,
     CloseSession,
+    PrepareService,
     AnnounceSession,
     AnnounceSessionEnd,
     Reply,

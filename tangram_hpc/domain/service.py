@@ -42,6 +42,12 @@ class ServiceSpec(msgspec.Struct, frozen=True, array_like=True):
     stay_ns: int = 0
     shares: str = ""
 
+    def restored(self, took_ns: int) -> ServiceSpec:
+        """As it is believed to be after bringing it in once took so long."""
+        learned = self.restore_ns + (took_ns - self.restore_ns) // 4
+        believed = learned if self.restore_ns else took_ns
+        return msgspec.structs.replace(self, restore_ns=believed)
+
 
 class EndpointSpec(msgspec.Struct, frozen=True, array_like=True):
     """An external API and its quota.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..domain.outcome import Outcome
-from ..domain.service import endpoint_of, service_of
+from ..domain.service import ServiceSpec, endpoint_of, service_of
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 from ..ports import Reports
@@ -33,6 +33,9 @@ class Machine:
     def close_session(self, session: int) -> None:
         """See `ports.Executor`."""
         self._reports.session_down(session, "")
+
+    def prepare_service(self, spec: ServiceSpec) -> None:
+        """See `ports.Executor`."""
 
     def start(self, order: Start, payload: memoryview) -> None:
         """See `ports.Executor`."""

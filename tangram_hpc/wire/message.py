@@ -15,6 +15,7 @@ import msgspec
 from ..domain.action import Action
 from ..domain.node import NodeSpec
 from ..domain.outcome import Outcome
+from ..domain.service import ServiceSpec
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 
@@ -103,6 +104,14 @@ class Ask(Message, frozen=True, tag=16):
     request: int
     what: str
     argument: str = ""
+
+
+class DeclareService(Message, frozen=True, tag=21):
+    """Actions shall call this service from now on; answered by Answer, `{"refused": why}` when they
+    cannot."""
+
+    request: int
+    spec: ServiceSpec
 
 
 class Bye(Message, frozen=True, tag=17):
@@ -291,6 +300,12 @@ class OpenSandbox(Message, frozen=True, tag=74):
     spec: SessionSpec
 
 
+class PrepareService(Message, frozen=True, tag=76):
+    """Actions may call this service here from now on."""
+
+    spec: ServiceSpec
+
+
 class CloseSandbox(Message, frozen=True, tag=75):
     """Take a session's sandbox down."""
 
@@ -308,6 +323,7 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     ReleaseSession,
     Ack,
     Ask,
+    DeclareService,
     Bye,
     Shutdown,
     RenewSession,
@@ -331,4 +347,5 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     Resize,
     OpenSandbox,
     CloseSandbox,
+    PrepareService,
 ]

@@ -24,6 +24,7 @@ from ..wire.message import (
     Output,
     Ping,
     Pong,
+    PrepareService,
     Refused,
     Released,
     Resize,
@@ -98,6 +99,7 @@ class WorkerDriver:
             Resize: self._resize,
             OpenSandbox: self._open_sandbox,
             CloseSandbox: self._close_sandbox,
+            PrepareService: self._prepare_service,
         }
 
     @property
@@ -206,6 +208,10 @@ class WorkerDriver:
 
     def _open_sandbox(self, executor: Executor, order: OpenSandbox, _: memoryview | None) -> None:
         executor.open_session(order.spec)
+
+    def _prepare_service(self, executor: Executor, order: PrepareService,
+                         _: memoryview | None) -> None:
+        executor.prepare_service(order.spec)
 
     def _close_sandbox(self, executor: Executor, order: CloseSandbox, _: memoryview | None) -> None:
         for lease in self._chains.where(lambda held: held.action.session == order.session):

@@ -28,6 +28,7 @@ class Copy:
     node: NodeView
     gpus: tuple[int, ...]
     used_at: int
+    stays_until: int = 0  # it was promised to stay so long
     busy: Action | None = None
     began: int = 0
 
@@ -35,6 +36,12 @@ class Copy:
     def size(self) -> int:
         """How many GPUs."""
         return len(self.gpus)
+
+
+def stay(view: Snapshot, service: str) -> int:
+    """How long it is not parked once it was brought to a block, in ns."""
+    declared = view.ledger.services.get(service)
+    return declared.stay_ns if declared is not None else 0
 
 
 class Copies:
@@ -49,7 +56,8 @@ class Copies:
         for node in self.nodes:
             seen: dict[Resident, None] = dict.fromkeys(node.gpus.resident.values())
             for there in seen:
-                self._add(Copy(there.service, node, there.gpus, there.used_at))
+                self._add(Copy(there.service, node, there.gpus, there.used_at,
+                               there.since + stay(view, there.service)))
             self._mark_busy(node)
 
     def _mark_busy(self, node: NodeView) -> None:
@@ -120,7 +128,8 @@ class Copies:
                 self.of[old.service].remove(old)
                 for g in old.gpus:
                     del self.at[node.node, g]
-        copy = Copy(service, node, gpus, self.view.now_ns)
+        now = self.view.now_ns
+        copy = Copy(service, node, gpus, now, now + stay(self.view, service))
         self._add(copy)
         self.begin(copy, action, shape, self.view.ledger.services[service].restore_ns)
 

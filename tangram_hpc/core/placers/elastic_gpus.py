@@ -64,6 +64,7 @@ class _Pass:
         self._held: tuple[int, frozenset[int]] | None = None  # node, GPUs
         self._losses: dict[Copy, int] = {}
         self._crowded: dict[int, int] = {}
+        self._stays = 0  # when the first copy that had to be left where it is may be parked
 
     def go(self) -> int:
         oldest = [(o, want) for want, q in self._queues.items() if (o := q.oldest()) is not None]
@@ -78,6 +79,7 @@ class _Pass:
                 pass
         dues = [self._came(o) + OVERDUE_NS for q in self._queues.values()
                 if (o := q.oldest()) is not None]
+        dues += [self._stays] if self._stays else []
         return min((due for due in dues if due > self._now), default=0)
 
     def _use_idle(self, want: Shape) -> None:
@@ -165,13 +167,20 @@ class _Pass:
         best: Spot | None = None
         for node, gpus, over in self._copies.blocks(want, size):
             if node.node in self._kept or (not force and (
-                    self._is_held(node, gpus) or any(self._wanted(c, ignore) for c in over))):
+                    self._is_held(node, gpus) or any(self._keeps(c, ignore) for c in over))):
                 continue
             loss = sum(self._loss(c) for c in over)
             used = max((c.used_at for c in over), default=0)
             if best is None or (loss, used, node.node, gpus) < best[:4]:
                 best = (loss, used, node.node, gpus, node)
         return best
+
+    def _keeps(self, copy: Copy, ignore: Shape | None) -> bool:
+        if copy.stays_until > self._now and (ignore is None
+                                             or copy.service != service_of(ignore.key)):
+            self._stays = min(self._stays or copy.stays_until, copy.stays_until)
+            return True
+        return self._wanted(copy, ignore)
 
     def _wanted(self, copy: Copy, ignore: Shape | None) -> bool:
         return any(q.n and want != ignore and copy.size in want.degrees

@@ -1,0 +1,303 @@
+"""Owns: the calls of services that a node was given - in which batch each runs, again after a copy
+died, and how it ended. Must not know how a copy does it, or where it stands.
+
+Law: a call's outcome is told once, whatever happens to copies. Calls of one service on one block
+run in the order they came, as many as one as the service allows. One that a copy died under runs
+again: with others once, then alone, so that one bad call takes no others along for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ...domain.outcome import Outcome
+from ...domain.service import ServiceSpec, service_of
+from ...domain.states import ActionState
+from ...ports import (
+    OutOfDeviceMemory,
+    Reports,
+    ServiceDied,
+    ServiceRefused,
+    ServiceReply,
+    ServiceRequest,
+    Store,
+)
+from ...services import Service, options_of
+from ...wire.message import INLINE_MAX, Start
+from ...wire.payload import ErrorReturn, ServiceCall, Stored, ValueReturn, decode, encode
+from .copies import Block, Copies, Copy, Make
+
+DEATHS_MAX = 3  # copies that may die under one call
+DIED = "its copy died under it"
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that has no outcome yet."""
+
+    order: Start
+    payload: bytes
+    request: ServiceRequest = field(default_factory=lambda: ServiceRequest("", b""))
+    tokens: int = 0
+    deaths: int = 0
+    told: bool = False  # its outcome is known to the broker, but its batch still runs
+    restore_ns: int = 0
+
+    @property
+    def timeout_s(self) -> float | None:
+        """Its limit on run time."""
+        return self.order.action.timeout_ns / 1e9 if self.order.action.timeout_ns else None
+
+
+class Lane:
+    """The calls of one service on one block."""
+
+    def __init__(self, service: str, block: Block) -> None:
+        self.service, self.block = service, block
+        self.calls: deque[Call] = deque()
+        self.running: list[Call] = []
+        self.deaths = 0  # copies that died on their way to it, in a row
+        self.task: asyncio.Task[None] | None = None
+
+
+class ServiceExecutor:
+    """A node's services; see `ports.Executor` for what its calls mean.
+
+    Args:
+        reports: who is told.
+        store: where large payloads lie.
+        make: makes a backend for a copy of a service.
+        gpus: what this node lends.
+    """
+
+    def __init__(self, reports: Reports, store: Store, make: Make, gpus: Block) -> None:
+        self._reports, self._store = reports, store
+        self._copies = Copies(make, gpus)
+        self._lanes: dict[tuple[str, Block], Lane] = {}
+        self._of: dict[int, tuple[Lane, Call]] = {}  # by lease
+        self._tasks: list[asyncio.Task[None]] = []  # that were cancelled
+
+    def __contains__(self, lease: object) -> bool:
+        return lease in self._of
+
+    def prepare(self, spec: ServiceSpec) -> None:
+        """A service may be called from now on."""
+        self._copies.prepare(spec)
+
+    def start(self, order: Start, payload: memoryview) -> None:
+        """Runs a call, or lets it follow on those of its service on that block."""
+        call, service = Call(order, bytes(payload)), service_of(order.action.key)
+        lane = self._lanes.setdefault((service, order.gpus), Lane(service, order.gpus))
+        self._of[order.lease] = lane, call
+        why = self._read(call) if self._copies.spec(service) else (
+            f"key: service {service!r} is not known to this node")
+        if why:
+            return self._end(call, Outcome(ActionState.FAILED, reason=why))
+        lane.calls.append(call)
+        if lane.task is None:
+            lane.task = asyncio.ensure_future(self._serve(lane))
+            lane.task.add_done_callback(_check)
+
+    def take_back(self, lease: int) -> bool:
+        """Forgets a call that has not begun; says whether."""
+        lane, call = self._of[lease]
+        if call not in lane.calls:
+            return False
+        lane.calls.remove(call)
+        del self._of[lease]
+        return True
+
+    def kill(self, lease: int, state: ActionState, reason: str) -> None:
+        """Ends a call. One that is in a batch is over for its client at once; its block is busy
+        until the batch ends, as the others in it go on."""
+        if lease not in self._of:
+            return
+        lane, call = self._of[lease]
+        outcome = Outcome(state, reason=reason)
+        if call in lane.calls:
+            lane.calls.remove(call)
+            self._end(call, outcome)
+        elif not call.told:
+            call.told = True
+            self._reports.finished(lease, outcome, None, False)
+
+    def close(self) -> None:
+        """Ends all calls and copies; `closed` is to follow."""
+        self._tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        for task in self._tasks:
+            task.cancel()
+        self._copies.kill()
+        for _, call in list(self._of.values()):
+            self._end(call, Outcome(ActionState.CANCELLED, reason="its worker was closed"))
+
+    async def closed(self) -> None:
+        """Returns when nothing of them is left."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._copies.close()
+
+    # ---- one lane ----
+
+    async def _serve(self, lane: Lane) -> None:
+        spec = self._copies.spec(lane.service)
+        assert spec is not None
+        options: Service = options_of(spec)
+        if options.batch > 1 and options.batch_wait_ms and len(lane.calls) < options.batch:
+            await asyncio.sleep(options.batch_wait_ms / 1e3)
+        while lane.calls:
+            lane.running = _batch(lane.calls, options)
+            await self._run(lane, lane.running)
+            lane.running = []
+        lane.task = None
+        self._lanes.pop((lane.service, lane.block), None)
+
+    async def _run(self, lane: Lane, batch: list[Call]) -> None:
+        """Gives each call its outcome, or puts it back to the front."""
+        called = False
+        try:
+            async with self._copies.on(lane.service, lane.block) as (copy, took_ns):
+                batch, called, lane.deaths = self._wanted(batch), True, 0
+                if batch:
+                    batch[0].restore_ns = took_ns
+                    for call in batch:
+                        self._reports.started(call.order.lease)
+                    await self._call(lane, copy, batch)
+        except ServiceDied as error:
+            lane.deaths += not called
+            if lane.deaths >= DEATHS_MAX:
+                self._fail(batch, ActionState.FAILED, f"its copies die on their way: {error}")
+            else:
+                self._again(lane, batch, str(error), called)
+        except OutOfDeviceMemory as error:
+            self._fail(batch, ActionState.OUT_OF_MEMORY, f"it does not fit on its GPUs: {error}")
+        except ServiceRefused as error:
+            self._fail(batch, ActionState.FAILED, str(error))
+
+    def _wanted(self, batch: list[Call]) -> list[Call]:
+        """Those that were not cancelled while their copy was brought."""
+        for call in batch:
+            if call.told:
+                self._end(call, Outcome(ActionState.CANCELLED))
+        return [call for call in batch if not call.told]
+
+    async def _call(self, lane: Lane, copy: Copy, batch: list[Call]) -> None:
+        began = time.monotonic_ns()
+        limits = [call.timeout_s for call in batch if call.timeout_s is not None]
+        try:
+            replies = await _within(copy.backend.call([c.request for c in batch]),
+                                    min(limits, default=None), copy.backend.kill)
+        except OutOfDeviceMemory as error:
+            if len(batch) == 1:
+                raise
+            half = len(batch) // 2  # what does not fit as one may as two
+            for part in (batch[:half], batch[half:]):
+                try:
+                    await self._call(lane, copy, part)
+                except OutOfDeviceMemory:
+                    self._fail(part, ActionState.OUT_OF_MEMORY,
+                               f"it does not fit on its GPUs: {error}")
+            return
+        except TimeoutError:
+            spent = time.monotonic_ns() - began
+            self._time_out(lane, batch, spent)
+            raise ServiceDied("it was ended, as a call of it took too long") from None
+        self._tell(batch, replies, time.monotonic_ns() - began)
+
+    def _tell(self, batch: Sequence[Call], replies: Sequence[ServiceReply], spent_ns: int) -> None:
+        for call, reply in zip(batch, replies, strict=True):
+            state = ActionState.FAILED if reply.error else ActionState.COMPLETED
+            payload = encode(ErrorReturn("ServiceError", reply.error) if reply.error
+                             else ValueReturn(reply.value))
+            if len(payload) > INLINE_MAX:
+                payload = encode(Stored(self._store.put(payload), len(payload)))
+            self._end(call, Outcome(state, exec_ns=spent_ns, reason=reply.error,
+                                    restore_ns=call.restore_ns, batch=len(batch)), payload)
+
+    def _time_out(self, lane: Lane, batch: list[Call], spent_ns: int) -> None:
+        for call in list(batch):
+            limit = call.timeout_s
+            if limit is not None and spent_ns >= limit * 1e9:
+                batch.remove(call)
+                reason = f"it ran longer than its limit of {limit:g} s"
+                self._end(call, Outcome(ActionState.TIMEOUT, exec_ns=spent_ns, reason=reason,
+                                        restore_ns=call.restore_ns))
+        for call in batch:
+            call.deaths -= 1  # it was not theirs
+
+    def _again(self, lane: Lane, batch: list[Call], why: str, under_it: bool) -> None:
+        for call in reversed(batch):
+            if call.order.lease not in self._of:
+                continue  # its outcome is known
+            call.deaths += under_it
+            if call.deaths >= DEATHS_MAX or call.told:
+                self._end(call, Outcome(ActionState.FAILED, reason=f"{DIED}: {why}"))
+            else:
+                lane.calls.appendleft(call)
+
+    def _fail(self, batch: Sequence[Call], state: ActionState, why: str) -> None:
+        for call in batch:
+            if call.order.lease in self._of:
+                self._end(call, Outcome(state, reason=why))
+
+    def _end(self, call: Call, outcome: Outcome, payload: bytes | None = None) -> None:
+        lease = call.order.lease
+        del self._of[lease]
+        if call.told:
+            self._reports.released(lease)
+        else:
+            self._reports.finished(lease, outcome, payload, True)
+
+    def _read(self, call: Call) -> str:
+        """Decodes its payload; why it cannot, or an empty string."""
+        try:
+            told: Any = decode(call.payload)
+            if isinstance(told, Stored):
+                told = decode(self._store.get(told.digest))
+        except msgspec.DecodeError as error:
+            return f"payload: not in the protocol ({error})"
+        if not isinstance(told, ServiceCall):
+            return f"payload: a service cannot run a {type(told).__name__}"
+        call.request = ServiceRequest(told.method, told.arguments)
+        call.tokens = told.tokens
+        return ""
+
+
+def _batch(calls: deque[Call], options: Service) -> list[Call]:
+    """Takes the next batch; a call that a copy died under twice runs alone."""
+    batch = [calls.popleft()]
+    tokens = batch[0].tokens
+    while calls and len(batch) < options.batch and not _alone(batch[0]) and not _alone(calls[0]):
+        tokens += calls[0].tokens
+        if options.batch_tokens and tokens > options.batch_tokens:
+            break
+        batch.append(calls.popleft())
+    return batch
+
+
+def _alone(call: Call) -> bool:
+    return call.deaths >= DEATHS_MAX - 1
+
+
+def _check(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.result()  # a broken law must be heard
+
+
+async def _within(work: Awaitable[list[ServiceReply]], limit_s: float | None,
+                  kill: Callable[[], None]) -> list[ServiceReply]:
+    """Awaits it; after `limit_s` it is killed, and TimeoutError raised when it has ended."""
+    task = asyncio.ensure_future(work)
+    done, _ = await asyncio.wait([task], timeout=limit_s)
+    if done:
+        return task.result()
+    kill()
+    await asyncio.wait([task])
+    if task.cancelled() or task.exception() is not None:
+        raise TimeoutError
+    return task.result()  # it was done in that very moment

@@ -1,0 +1,52 @@
+"""Owns: which filling serves a service, by the name of its backend. Must not import one that is
+not asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+
+from ...domain.service import ServiceSpec
+from ...errors import InvalidInput
+from ...ports import ServiceBackend, ServicePlace, ServiceRefused
+from ...services import FakeService, TorchService, options_of
+
+_TORCH = ("torch", "transformers", "safetensors", "tokenizers")
+_ENGINES = ("http", "vllm", "sglang")
+
+
+def make_backend(spec: ServiceSpec, place: ServicePlace) -> ServiceBackend:
+    """A copy of a service for its place (`ports.MakeServiceBackend`); nothing runs before `load`.
+
+    Raises:
+        ServiceRefused: what it needs is not installed, it cannot run on such a place, or its
+            options are not understood.
+    """
+    if spec.backend in _ENGINES:
+        engine: ServiceBackend = import_module(".engines", __package__).make_engine(spec, place)
+        return engine
+    try:
+        options = options_of(spec)
+    except InvalidInput as error:
+        raise ServiceRefused(str(error)) from None
+    if isinstance(options, FakeService):
+        from .fake import FakeBackend
+
+        return FakeBackend(options)
+    assert isinstance(options, TorchService)
+    return _torch(options, place)
+
+
+def _torch(options: TorchService, place: ServicePlace) -> ServiceBackend:
+    if not all(find_spec(name) for name in _TORCH):
+        raise ServiceRefused("backend: torch needs pip install 'tangram-hpc[torch]'")
+    if options.degrees != (1,):
+        raise ServiceRefused(f"degrees: torch serves on one GPU, not {options.degrees}; say (1,), "
+                             "or use vllm or sglang")
+    from .frames import Load
+    from .process import ProcessBackend
+
+    load = Load(options.model, options.task, options.dtype, options.max_len, place.device,
+                place.threads)
+    return ProcessBackend(load, place, options.load_s)

@@ -1,0 +1,55 @@
+"""Owns: how much a "device" of CPU memory holds, so that a slot of CPU that stands in for a GPU can
+be full as a GPU is. Must not be used where a real device counts for itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Meter(TorchDispatchMode):
+    """Counts every byte that is allocated for tensors while it is active, until that is freed.
+
+    Args:
+        limit: bytes that the device has.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+        self.used = 0
+        self._live: dict[int, int] = {}  # storage -> bytes
+
+    def __torch_dispatch__(self, func: Callable[..., Any], types: Sequence[type],
+                           args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+                           ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {_key(leaf) for leaf in tree_leaves((args, kwargs))
+                 if isinstance(leaf, torch.Tensor)}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and _key(leaf) not in given:
+                self._add(leaf.untyped_storage())
+        if self.used > self.limit:
+            raise torch.OutOfMemoryError(
+                f"{self.used >> 20} MiB are wanted, the slot has {self.limit >> 20}")
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._live:
+            self._live[key] = storage.nbytes()
+            self.used += storage.nbytes()
+            weakref.finalize(storage, self._drop, key)
+
+    def _drop(self, key: int) -> None:
+        self.used -= self._live.pop(key)
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

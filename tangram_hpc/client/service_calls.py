@@ -1,0 +1,85 @@
+"""What a client may do with services: declare one, call one.
+
+Law: what a service is told and answers is `wire.value`; nothing here pickles or unpickles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..domain.action import Kind
+from ..errors import InfeasibleRequest, InvalidInput
+from ..services import Service, service_spec
+from ..wire import message as ms
+from ..wire import payload as pl
+from ..wire.value import encode_value
+from .future import Future
+from .request import Options
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+class ServiceCalls:
+    """A part of `Client`."""
+
+    def __init__(self) -> None:
+        self._degrees: dict[str, tuple[int, ...]] = {}  # of services
+
+    # what the rest of the client gives
+    def _request(self, asks: Callable[[int], ms.Message], timeout_s: float = 10.0) -> Any:
+        raise NotImplementedError
+
+    def _send_action(self, kind: Kind, options: Options, session: Session | None, what: str,
+                     call: pl.Payload, trusted: bool = False,
+                     on_output: Callable[[int, bytes], None] | None = None,
+                     key: str = "cpu") -> Future:
+        raise NotImplementedError
+
+    def register_service(self, name: str, service: Service | Mapping[str, Any]) -> None:
+        """Declares a GPU service (reward model, judge, teacher): loaded once and parked in host
+        memory, brought to GPUs when `call` wants it. The same again is harmless.
+
+        Raises:
+            InvalidInput: a field is wrong; names it.
+            InfeasibleRequest: no node can serve it, or there are too many.
+        """
+        spec = service_spec(name, service)
+        told = self._request(lambda number: ms.DeclareService(number, spec))
+        if why := told.get("refused"):
+            raise InfeasibleRequest(f"service {name}: {why}")
+        self._degrees[name] = spec.degrees
+
+    def call(self, service: str, method: str, *, tokens: int = 0, timeout: float | None = None,
+             retries: int | None = None, name: str = "", component: str = "",
+             **arguments: Any) -> Future:
+        """Calls a service; returns at once.
+
+        Args:
+            method: what it offers: `score(texts=...)`, `logprobs(prompts=..., completions=...)`,
+                `generate(prompts=..., max_new_tokens=...)`, or what its engine does.
+            tokens: how many tokens that is, for the budget of a batch; guessed without.
+            timeout: seconds of run time; waiting and bringing it in never count.
+            retries: how often to start again when nodes fail (2).
+
+        Returns:
+            A Future of what the service answers. It raises RemoteError when the service refused
+            this call, ActionFailed when it could not be served.
+        """
+        try:
+            data = encode_value(arguments)
+        except TypeError as error:
+            raise InvalidInput(f"arguments of {service}.{method}: {error}") from None
+        options = Options(list(self._degrees_of(service)), 0, 0, timeout,
+                          name or f"{service}.{method}",
+                          retries, True, component)
+        call = pl.ServiceCall(method, data, tokens or len(data) // 4)
+        return self._send_action(Kind.CALL, options, None, service, call,
+                                 key=f"service:{service}")
+
+    def _degrees_of(self, service: str) -> tuple[int, ...]:
+        if service not in self._degrees:  # somebody else declared it, or the broker's config
+            told = self._request(lambda number: ms.Ask(number, "services"))["services"]
+            self._degrees.update({s["name"]: tuple(s["degrees"]) for s in told})
+        return self._degrees.get(service, (1,))

@@ -1,0 +1,81 @@
+"""Pure. Calls given to a busy copy of their service ahead of their turn, so that its worker can run
+many as one.
+
+Law: a call ahead takes the place of nobody: an idle copy takes the next call of its own kind anyway
+(see the placers), and no call of another service that is overdue is passed. A copy has at most two
+batches, the one that runs and the one that follows. Calls ahead hold nothing of their own.
+"""
+
+from __future__ import annotations
+
+from ..domain import event as ev
+from ..domain.service import service_of
+from .ledger import LeaseEntry, Ledger, NodeEntry
+from .placers.waiting import OVERDUE_NS
+from .queue import GPU, Bay, Walk
+
+
+def batches(ledger: Ledger, now: int) -> list[ev.Event]:
+    """Grants behind the first lease of each busy copy whose service runs calls as one.
+
+    O(busy copies + bays + grants x log).
+    """
+    events: list[ev.Event] = []
+    if not ledger.batching or not ledger.ready.waits(GPU):
+        return events
+    taken: set[int] = set()
+    late = {bay.key for bay in ledger.ready.bays(GPU) if _waited(ledger, bay, now) >= OVERDUE_NS}
+    copies: dict[str, list[LeaseEntry]] = {}
+    for number in ledger.batching.values():
+        lease = ledger.leases[number]
+        copies.setdefault(lease.key, []).append(lease)
+    for key, busy in copies.items():
+        bay = ledger.ready.bay(GPU, key, 0)
+        if bay is None or late - {key}:
+            continue
+        waiting = sum(map(len, bay.lines.values()))
+        share = -(-waiting // len(busy))  # dealt out evenly
+        for lease in busy:
+            _fill(ledger, now, lease, bay, share, events, taken)
+    return events
+
+
+def _waited(ledger: Ledger, bay: Bay, now: int) -> int:
+    first = bay.heads.at[bay.heads.first()]
+    action = first.actions.at[first.actions.first()]
+    return now - ledger.actions[action].submitted_at
+
+
+def _fill(ledger: Ledger, now: int, lease: LeaseEntry, bay: Bay, share: int,
+          events: list[ev.Event], taken: set[int]) -> None:
+    node = ledger.nodes[lease.node]
+    room = min(share, 2 * ledger.services[service_of(lease.key)].batch - len(lease.chain))
+    last, walk = next(reversed(lease.chain)), Walk([bay])
+    while room > 0 and (head := walk.head()) is not None:
+        action, shape = head
+        if len(lease.gpus) not in shape.degrees or shape.component not in (
+                "", node.spec.component):
+            walk.skip_shape()
+            continue
+        walk.next()
+        if action in taken:
+            continue
+        taken.add(action)
+        number = ledger.next_lease + len(events)
+        attempt = ledger.actions[action].attempt + 1
+        events.append(ev.LeaseGranted(now, number, action, lease.node, attempt, (), lease.gpus,
+                                      after=last))
+        last, room = number, room - 1
+
+
+def note(ledger: Ledger, lease: LeaseEntry, node: NodeEntry) -> None:
+    """A lease holds its block from now on: whether others may follow it there."""
+    service = service_of(lease.key)
+    if service and node.ahead and ledger.services[service].batch > 1:
+        ledger.batching[lease.node, lease.gpus[0]] = lease.lease
+
+
+def forget(ledger: Ledger, lease: LeaseEntry) -> None:
+    """A lease holds its block no more."""
+    if lease.gpus:
+        ledger.batching.pop((lease.node, lease.gpus[0]), None)

@@ -1,0 +1,188 @@
+"""What fillings of `ServiceBackend` are held against, one `Filling` for each, and a watch on what
+they leave behind. Another filling joins the conformance suite by a class here and its place in
+`FILLINGS`.
+
+Law: a copy is made to fail from outside, as a node would; only a fake is told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from executor_rig import alive
+
+from tangram_hpc.backends.sandbox import tree
+from tangram_hpc.backends.services.fake import FakeBackend
+from tangram_hpc.backends.services.process import ProcessBackend
+from tangram_hpc.backends.services.registry import make_backend
+from tangram_hpc.ports import ServiceBackend, ServicePlace, ServiceReply, ServiceRequest
+from tangram_hpc.services import service_spec
+from tangram_hpc.wire.value import decode_value, encode_value
+
+TORCH = all(find_spec(name) for name in ("torch", "transformers", "safetensors", "tokenizers"))
+NEEDS_TORCH = [pytest.mark.long, pytest.mark.timeout(300),
+               pytest.mark.skipif(not TORCH, reason="needs the extra: torch")]
+
+
+def request(method: str, **fields: Any) -> ServiceRequest:
+    return ServiceRequest(method, encode_value(fields))
+
+
+def value(reply: ServiceReply) -> Any:
+    """The answer; asserts that there is one."""
+    assert not reply.error, reply.error
+    return decode_value(reply.value)
+
+
+class Filling(Protocol):
+    """One filling, and how its copies come to harm."""
+
+    name: str
+    good: list[ServiceRequest]
+    wrong: list[ServiceRequest]
+    large: list[ServiceRequest]  # a batch that does not fit where it is `tight`
+
+    def make(self, home: Path, scratch: Path, tight: str = "") -> ServiceBackend:
+        """A copy. `home`: kept for the whole run; `tight`: its device is too small to "wake" it,
+        or for a large "call"."""
+        ...
+
+    def freeze(self, copy: ServiceBackend, order: str) -> None:
+        """From now on nothing happens in it; `order` is the next one."""
+        ...
+
+    async def crash(self, copy: ServiceBackend, order: str, run: Callable[[], Awaitable[Any]]
+                    ) -> None:
+        """It ends while `run`, which gives the order, is under way; raises what that raises."""
+        ...
+
+    async def crash_idle(self, copy: ServiceBackend) -> None:
+        """It ends while it has no order."""
+        ...
+
+
+class Fake:
+    """The fake service."""
+
+    name = "fake"
+    good = [request("score", texts=["a"]), request("score", tokens=3), request("judge")]
+    wrong = [request("wrong"), ServiceRequest("score", encode_value([1])),
+             request("score", tokens=-1), ServiceRequest("score", b"\xc1")]
+    large = [request("oom")]
+
+    def make(self, home: Path, scratch: Path, tight: str = "") -> ServiceBackend:
+        spec = service_spec("it", {"backend": "fake", "weights_mib": 7, "wake_s": 0.001,
+                                   "park_s": 0.001, "call_s": 0.001, "token_s": 0.0001})
+        copy = make_backend(spec, ServicePlace((0,), "cpu", str(scratch)))
+        assert isinstance(copy, FakeBackend)
+        if tight == "wake":
+            copy.trouble["wake"] = "oom"
+        return copy
+
+    def freeze(self, copy: ServiceBackend, order: str) -> None:
+        assert isinstance(copy, FakeBackend)
+        copy.trouble[order] = "hang"
+
+    async def crash(self, copy: ServiceBackend, order: str, run: Callable[[], Awaitable[Any]]
+                    ) -> None:
+        assert isinstance(copy, FakeBackend)
+        copy.trouble[order] = "crash"
+        await run()
+
+    async def crash_idle(self, copy: ServiceBackend) -> None:
+        copy.kill()
+
+
+class Torch:
+    """Models that the runner of this package serves."""
+
+    wrong = [request("nonsense", texts=["a"]), request("score"),
+             request("logprobs", prompts=["a"]), ServiceRequest("logprobs", encode_value([1])),
+             ServiceRequest("score", b"\xc1"), request("score", texts="a"),
+             request("score", texts=[[1.5]]), request("score", texts=[[10**6]]),
+             request("score", texts=["a"], more=1),
+             request("logprobs", prompts=["a"], completions=["b", "c"]),
+             request("logprobs", prompts=["a" * 300], completions=["b" * 300]),
+             request("generate", prompts=["a"], max_new_tokens=0),
+             request("generate", prompts=["a"], max_new_tokens=600),
+             request("generate", prompts=[""], max_new_tokens=6),
+             request("generate", prompts=["a"], max_new_tokens=6, temperature=-1)]
+    _place_mib = {"": 400, "wake": 1, "call": 4}  # the models take 2 to 3
+
+    def __init__(self, task: str) -> None:
+        self.name = f"torch-{task}"
+        self.task = task
+        if task == "causal":
+            self.good = [request("logprobs", prompts=["one", "and one"], completions=["two", "!"]),
+                         request("generate", prompts=["say"], max_new_tokens=4),
+                         request("logprobs", prompts=["so"], completions=["on and on"])]
+            self.large = [request("logprobs", prompts=["x" * 200] * 40, completions=["y"] * 40)]
+        else:
+            self.good = [request("score", texts=["a good one", "bad"]),
+                         request("score", texts=["another"])]
+            self.large = [request("score", texts=["x" * 200] * 40)]
+
+    def make(self, home: Path, scratch: Path, tight: str = "") -> ServiceBackend:
+        spec = service_spec("it", {"backend": "torch", "model": str(tiny(home, self.task)),
+                                   "task": self.task})
+        env = (("TANGRAM_DEVICE_MIB", str(self._place_mib[tight])),)
+        return make_backend(spec, ServicePlace((0,), "cpu", str(scratch), env))
+
+    def freeze(self, copy: ServiceBackend, order: str) -> None:
+        assert isinstance(copy, ProcessBackend)
+        os.kill(copy.pid, signal.SIGSTOP)
+
+    async def crash(self, copy: ServiceBackend, order: str, run: Callable[[], Awaitable[Any]]
+                    ) -> None:
+        assert isinstance(copy, ProcessBackend)
+        if copy.pid:
+            os.kill(copy.pid, signal.SIGSTOP)  # so that the order is under way when it ends
+        task = asyncio.ensure_future(run())
+        while not copy.pid:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
+        os.kill(copy.pid, signal.SIGKILL)
+        await task
+
+    async def crash_idle(self, copy: ServiceBackend) -> None:
+        assert isinstance(copy, ProcessBackend)
+        pid = copy.pid
+        os.kill(pid, signal.SIGKILL)
+        while alive(pid):
+            await asyncio.sleep(0.002)
+
+
+FILLINGS: list[Any] = [
+    pytest.param(Fake(), id="fake"),
+    pytest.param(Torch("causal"), id="torch-causal", marks=NEEDS_TORCH),
+    pytest.param(Torch("classifier"), id="torch-classifier", marks=NEEDS_TORCH),
+]
+
+
+def tiny(home: Path, task: str, **about: Any) -> Path:
+    """A small model in a folder of `home`, made once."""
+    from tangram_hpc.backends.services.tiny import make_tiny
+
+    words = "-".join(f"{name}={about[name]}" for name in sorted(about))
+    folder = home / f"{task}-{words}"
+    if not (folder / "tokenizer.json").exists():
+        make_tiny(folder, task, **{"hidden": 128, "layers": 4, **about})
+    return folder
+
+
+@contextmanager
+def nothing_left(scratch: Path) -> Iterator[None]:
+    """Asserts that no process, descriptor or file of a copy is there afterwards."""
+    processes, files = set(tree.descendants(os.getpid())), len(os.listdir("/proc/self/fd"))
+    yield
+    assert set(tree.descendants(os.getpid())) <= processes
+    assert len(os.listdir("/proc/self/fd")) <= files
+    assert not scratch.exists()

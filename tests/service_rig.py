@@ -1,0 +1,196 @@
+"""A node's services driven by hand: fake copies that do as they are told, and what was reported."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from tangram_hpc.backends.services.executor import ServiceExecutor
+from tangram_hpc.domain.action import Action, Kind
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.service import ServiceSpec
+from tangram_hpc.ports import (
+    OutOfDeviceMemory,
+    ServiceDied,
+    ServiceRefused,
+    ServiceReply,
+    ServiceRequest,
+)
+from tangram_hpc.services import service_spec
+from tangram_hpc.wire.message import Start
+from tangram_hpc.wire.payload import (
+    ErrorReturn,
+    ServiceCall,
+    Stored,
+    ValueReturn,
+    decode,
+    encode,
+)
+from tangram_hpc.wire.value import decode_value, encode_value
+
+
+class FakeCopy:
+    """Answers `{"fake": n}` for a request that says n. A method `die` ends it, `too-big` does not
+    fit beside another request, `hang` never ends, `wrong` is refused."""
+
+    def __init__(self, rig: Rig, spec: ServiceSpec, number: int) -> None:
+        self.rig, self.spec, self.number = rig, spec, number
+        self.state, self.killed = "new", asyncio.Event()
+
+    def log(self, *words: object) -> None:
+        self.rig.log.append((self.spec.name, self.number, *words))
+
+    async def load(self) -> int:
+        self.log("load")
+        trouble = self.rig.trouble.pop(("load", self.spec.name), None)
+        if trouble is not None:
+            raise trouble
+        self.state = "parked"
+        return 1
+
+    async def wake(self, gpus: tuple[int, ...]) -> None:
+        assert self.state == "parked", self.state
+        trouble = self.rig.trouble.pop(("wake", self.spec.name), None)
+        if trouble is not None:
+            raise trouble
+        for other in self.rig.copies:
+            stands = getattr(other, "gpus", ())
+            assert other.state != "awake" or set(stands).isdisjoint(gpus), "two on one GPU"
+        self.state, self.gpus = "awake", gpus
+        self.log("wake", gpus)
+
+    async def park(self) -> None:
+        assert self.state == "awake", self.state
+        self.state = "parked"
+        self.log("park")
+
+    async def call(self, requests: list[ServiceRequest]) -> list[ServiceReply]:
+        assert self.state == "awake", self.state
+        methods = [r.method for r in requests]
+        self.log("call", [decode_value(r.arguments) for r in requests])
+        await asyncio.sleep(self.rig.call_s)
+        if "die" in methods:
+            self.state = "dead"
+            raise ServiceDied("it was told to")
+        if "too-big" in methods and len(methods) > 1:
+            raise OutOfDeviceMemory("too many at once")
+        if "huge" in methods:
+            raise OutOfDeviceMemory("too large")
+        if "hang" in methods:
+            await self.killed.wait()
+            self.state = "dead"
+            raise ServiceDied("it was killed")
+        return [ServiceReply(error="it is wrong") if r.method == "wrong" else
+                ServiceReply(encode_value({"fake": decode_value(r.arguments)})) for r in requests]
+
+    def kill(self) -> None:
+        self.killed.set()
+
+    async def close(self) -> None:
+        self.state = "closed"
+        self.log("close")
+
+
+class Shelf:
+    """A store in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+
+    def put(self, data: bytes) -> str:
+        self.kept[str(len(self.kept))] = bytes(data)
+        return str(len(self.kept) - 1)
+
+    def get(self, digest: str) -> bytes:
+        return self.kept[digest]
+
+
+@dataclass
+class Rig:
+    """An executor with `gpus` GPUs."""
+
+    gpus: int = 2
+    call_s: float = 0.0
+    log: list[tuple[object, ...]] = field(default_factory=list)
+    trouble: dict[tuple[str, str], Exception] = field(default_factory=dict)
+    copies: list[FakeCopy] = field(default_factory=list)
+    ends: dict[int, Outcome] = field(default_factory=dict)
+    values: dict[int, object] = field(default_factory=dict)
+    unclean: set[int] = field(default_factory=set)
+    lease: int = 0
+
+    def __post_init__(self) -> None:
+        self.store = Shelf()
+        self.executor = ServiceExecutor(self, self.store, self._make, tuple(range(self.gpus)))
+
+    def _make(self, spec: ServiceSpec, number: int) -> FakeCopy:
+        self.copies.append(FakeCopy(self, spec, number))
+        return self.copies[-1]
+
+    # ---- ports.Reports
+
+    def started(self, lease: int) -> None:
+        assert lease not in self.ends
+
+    def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool) -> None:
+        assert lease not in self.ends, f"lease {lease} ended twice"
+        self.ends[lease] = outcome
+        if not clean:
+            self.unclean.add(lease)
+        told = decode(payload) if payload is not None else None
+        if isinstance(told, Stored):
+            told = decode(self.store.get(told.digest))
+        if isinstance(told, ValueReturn):
+            self.values[lease] = decode_value(told.data)
+        elif isinstance(told, ErrorReturn):
+            self.values[lease] = told.text
+
+    def released(self, lease: int) -> None:
+        self.unclean.remove(lease)
+
+    # ---- by hand
+
+    def declare(self, name: str, **fields: object) -> None:
+        told = {"batch": 4, "batch_wait_ms": 1.0, **fields}
+        self.executor.prepare(service_spec(name, {"backend": "fake", **told}))
+
+    def call(self, service: str, value: object = 0, method: str = "echo",
+             gpus: tuple[int, ...] = (0,), timeout_s: float = 0, tokens: int = 1) -> int:
+        self.lease += 1
+        action = Action(self.lease, "x", Kind.CALL, (len(gpus),), f"service:{service}",
+                        timeout_ns=round(timeout_s * 1e9))
+        payload = encode(ServiceCall(method, encode_value(value), tokens))
+        self.executor.start(Start(self.lease, action, (), gpus), memoryview(payload))
+        return self.lease
+
+    async def all(self, *leases: int) -> None:
+        """Waits until these have ended and nothing of them is left."""
+        for _ in range(2000):
+            if all(x in self.ends and x not in self.unclean for x in leases):
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"no end of {[x for x in leases if x not in self.ends]}: "
+                             + json.dumps(self.log, default=str))
+
+    def of(self, word: str) -> list[tuple[object, ...]]:
+        """What of this was logged."""
+        return [entry for entry in self.log if entry[2] == word]
+
+
+def play(scene: Callable[[Rig], Awaitable[None]], **fields: object) -> Rig:
+    """Runs a scene on a fresh rig, then closes it; nothing may be left."""
+    async def run() -> Rig:
+        rig = Rig(**fields)
+        await scene(rig)
+        rig.executor.close()
+        await rig.executor.closed()
+        assert all(copy.state == "closed" for copy in rig.copies), [c.state for c in rig.copies]
+        assert not rig.unclean
+        assert len(asyncio.all_tasks()) == 1, asyncio.all_tasks()
+        return rig
+    return asyncio.run(run())
+
+
+REFUSED = ServiceRefused("model: not here; name another")

@@ -1,0 +1,163 @@
+"""Calls given ahead to a busy copy of their service: who, how many, how they begin and end;
+and what is known of services.
+"""
+
+from __future__ import annotations
+
+import pytest
+from builders import World, replies, started
+
+from tangram_hpc.accounting.record import fold
+from tangram_hpc.core.service_facts import refusal_of_service
+from tangram_hpc.domain import decision as de
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Action, Kind
+from tangram_hpc.domain.node import NodeSpec
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.service import ServiceSpec
+from tangram_hpc.domain.states import ActionState
+
+S = 10**9
+
+
+def world(placer: str = "elastic", gpus: int = 1, ahead: int = 8, batch: int = 4,
+          services: str = "ab", **fields) -> World:
+    w = World(placer)
+    w.happen(ev.BrokerStarted(0, "j", placer, "none"))
+    w.happen(ev.NodeJoined(0, 1, NodeSpec("n1", "h", (0,), 1000, tuple(range(gpus)), ahead=ahead)))
+    w.happen(ev.NodesComplete(0, 1))
+    for name in services:
+        w.happen(ev.ServiceDeclared(0, ServiceSpec(name, S, backend="fake", batch=batch, **fields)))
+    return w
+
+
+def call(w: World, service: str, attempts: int = 1, degrees: tuple[int, ...] = (1,)) -> int:
+    action = Action(w.id(), "x", Kind.CALL, degrees, f"service:{service}", attempts_max=attempts)
+    w.now += 1
+    w.happen(ev.ActionSubmitted(w.now, action))
+    return action.id
+
+
+def orders(made: list[de.Decision]) -> list[tuple[int, int]]:
+    return [(d.action, d.after) for d in made if isinstance(d, de.StartLease)]
+
+
+def end(w: World, action: int, batch: int = 1, exec_ns: int = 1, restore_ns: int = 0,
+        state: ActionState = ActionState.COMPLETED) -> list[de.Decision]:
+    w.now += 1
+    outcome = Outcome(state, exec_ns=exec_ns, restore_ns=restore_ns, batch=batch)
+    return w.happen(ev.LeaseFinished(w.now, w.lease_of(action), outcome, True))
+
+
+@pytest.mark.parametrize("placer", ["elastic", "paper", "first-fit", "fcfs:1"])
+def test_calls_of_a_service_follow_on_its_busy_copy_in_their_order(placer: str) -> None:
+    w = world(placer)
+    a, b, c = call(w, "a"), call(w, "a"), call(w, "a")
+    assert orders(w.plan()) == [(a, 0), (b, 1), (c, 2)]
+    held = [w.ledger.leases[n].units for n in (1, 2, 3)]
+    assert held == [1, 0, 0] and w.ledger.nodes[1].gpus.free == 0
+    for one in (a, b, c):
+        assert replies(end(w, one, batch=3, exec_ns=5)) == {one: ActionState.COMPLETED}
+    assert w.ledger.nodes[1].gpus.free == 1 and not w.ledger.batching
+    rows = fold(w.events).records
+    assert [rows[x].state for x in (a, b, c)] == [ActionState.COMPLETED] * 3
+
+
+def test_a_copy_gets_two_batches_at_most() -> None:
+    w = world(batch=4)
+    for _ in range(20):
+        call(w, "a")
+    assert len(started(w.plan())) == 8
+    first = next(iter(w.ledger.leases.values())).action
+    end(w, first)
+    assert len(started(w.plan())) == 1
+
+
+def test_nothing_follows_where_calls_run_one_by_one_or_the_worker_takes_none_ahead() -> None:
+    for ahead, batch in ((0, 4), (8, 1)):
+        w = world(ahead=ahead, batch=batch)
+        call(w, "a"), call(w, "a")
+        assert len(started(w.plan())) == 1
+
+
+def test_another_services_call_does_not_follow_and_an_overdue_one_is_not_passed() -> None:
+    w = world("fcfs:1")
+    a, b = call(w, "a"), call(w, "b")
+    c = call(w, "a")
+    assert orders(w.plan()) == [(a, 0), (c, 1)]
+    w.now += 30 * S
+    d = call(w, "a")
+    assert orders(w.plan()) == []  # b is overdue
+    end(w, a)
+    end(w, c)
+    w.plan()
+    assert w.ledger.actions[b].lease and not w.ledger.actions[d].lease
+
+
+def test_calls_are_dealt_evenly_to_the_busy_copies() -> None:
+    w = world("fcfs:1", gpus=2, batch=8)
+    first = [call(w, "a"), call(w, "a")]
+    w.plan()
+    assert len({w.ledger.leases[w.lease_of(x)].gpus for x in first}) == 2
+    for _ in range(6):
+        call(w, "a")
+    w.plan()
+    assert sorted(len(lease.chain) for lease in w.ledger.leases.values()) == [4] * 8
+
+
+def test_those_behind_a_lost_node_wait_again_and_a_cancelled_one_ends() -> None:
+    w = world()
+    a, b, c = (call(w, "a", attempts=2) for _ in range(3))
+    w.plan()
+    made = w.happen(ev.ActionCancelled(w.now, c, "no longer wanted"))
+    assert [type(d) for d in made] == [de.KillLease]
+    w.happen(ev.LeaseFinished(w.now, w.lease_of(c), Outcome(ActionState.CANCELLED), True))
+    w.happen(ev.NodeLost(w.now, 1, "gone"))
+    assert [w.ledger.actions[x].state for x in (a, b)] == [ActionState.PENDING] * 2
+    assert not w.ledger.batching and not w.ledger.leases
+
+
+def test_what_a_restore_took_is_learned_and_a_batch_is_shared() -> None:
+    w = world()
+    a = call(w, "a")
+    w.plan()
+    end(w, a, restore_ns=3 * S, exec_ns=80)
+    assert w.ledger.services["a"].restore_ns == S + (3 * S - S) // 4
+
+
+def test_a_service_stays_as_long_as_it_was_promised() -> None:
+    w = world(stay_ns=5 * S)
+    end_of_stay = w.now
+    a = call(w, "a")
+    w.plan()
+    end_of_stay = w.now + 5 * S
+    end(w, a)
+    b = call(w, "b")
+    assert started(w.plan()) == []
+    assert w.scheduler.next_deadline() == end_of_stay
+    w.now = end_of_stay
+    assert started(w.plan()) == [b]
+
+
+def test_a_node_is_told_of_services_whichever_came_first() -> None:
+    w = world(services="a")
+    made = w.happen(ev.ServiceDeclared(1, ServiceSpec("c", backend="fake", weights_mib=100)))
+    assert [(d.node, d.spec.name) for d in made] == [(1, "c")]
+    made = w.happen(ev.NodeJoined(1, 2, NodeSpec("n2", "h", (0,), 1000, (0,))))
+    assert [(d.node, d.spec.name) for d in made] == [(2, "a"), (2, "c")]
+    assert w.happen(ev.NodeJoined(1, 3, NodeSpec("n3", "h", (0,), 1000))) == []
+    assert [n.parked_mib for n in w.ledger.nodes.values()] == [100, 100, 0]
+    assert [n.room_mib for n in w.ledger.nodes.values()] == [900, 900, 1000]
+
+
+def test_too_many_services_are_refused_by_name_and_shared_weights_count_once() -> None:
+    w = world(services="")
+    for name, shares in (("a", "x"), ("b", "x"), ("c", "")):
+        spec = ServiceSpec(name, backend="fake", weights_mib=400, shares=shares)
+        assert refusal_of_service(w.ledger, spec) == ""
+        w.happen(ev.ServiceDeclared(0, spec))
+    why = refusal_of_service(w.ledger, ServiceSpec("d", backend="fake", weights_mib=400))
+    assert why.startswith("weights_mib: too many services: parked they would take 1200 MiB")
+    again = ServiceSpec("c", backend="fake", weights_mib=400, batch=9)
+    assert "declared already" in refusal_of_service(w.ledger, again)
+    assert "no node has" in refusal_of_service(w.ledger, ServiceSpec("e", degrees=(2,)))

@@ -1,0 +1,406 @@
+"""Every filling of `ServiceBackend` keeps the port's promises: in order, in trouble, at its end.
+
+Law: one suite for all of them (`backend_rig.FILLINGS`); what is one filling's own stands below it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from backend_rig import (
+    FILLINGS,
+    NEEDS_TORCH,
+    Fake,
+    Filling,
+    Torch,
+    nothing_left,
+    request,
+    tiny,
+    value,
+)
+from executor_rig import alive
+
+from tangram_hpc.backends.services import frames
+from tangram_hpc.backends.services.fake import FakeBackend
+from tangram_hpc.backends.services.process import ProcessBackend
+from tangram_hpc.backends.services.registry import make_backend
+from tangram_hpc.errors import ProtocolError
+from tangram_hpc.ports import (
+    OutOfDeviceMemory,
+    ServiceBackend,
+    ServiceDied,
+    ServicePlace,
+    ServiceRefused,
+)
+from tangram_hpc.services import FakeService, service_spec
+
+EVERY = pytest.mark.parametrize("filling", FILLINGS)
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    return tmp_path / "scratch"
+
+
+def through(filling: Filling, home: Path, scratch: Path,
+            steps: Callable[[ServiceBackend], Awaitable[None]], tight: str = "") -> None:
+    """Takes a copy through `steps` and closes it; nothing of it may be left."""
+    async def life() -> None:
+        copy = filling.make(home, scratch, tight)
+        with nothing_left(scratch):
+            try:
+                await steps(copy)
+            finally:
+                await copy.close()
+
+    if not isinstance(filling, Fake):
+        filling.make(home, scratch)  # its model is made, whatever that opens
+    asyncio.run(life())
+
+
+# what brings a copy into a state, or before an order
+BEFORE: dict[str, list[str]] = {
+    "load": [], "parked": ["load"], "wake": ["load"], "idle": ["load", "wake"],
+    "call": ["load", "wake"], "park": ["load", "wake", "call"]}
+
+
+def orders_of(copy: ServiceBackend, filling: Filling) -> dict[str, Callable[[], Awaitable[Any]]]:
+    return {"load": copy.load, "wake": lambda: copy.wake((0,)),
+            "call": lambda: copy.call(filling.good), "park": copy.park}
+
+
+# ---- in order ----------------------------------------------------------------------------------
+
+
+@EVERY
+def test_load_wake_call_park(filling: Filling, home: Path, scratch: Path) -> None:
+    async def steps(copy: ServiceBackend) -> None:
+        assert await copy.load() > 0
+        await copy.wake((0,))
+        for one in filling.good:
+            [reply] = await copy.call([one])
+            assert value(reply)
+        replies = await copy.call(filling.good * 3)
+        assert [bool(value(reply)) for reply in replies] == [True] * len(filling.good) * 3
+        await copy.park()
+
+    through(filling, home, scratch, steps)
+
+
+@EVERY
+def test_ten_parks(filling: Filling, home: Path, scratch: Path) -> None:
+    async def steps(copy: ServiceBackend) -> None:
+        await copy.load()
+        answers = []
+        for _ in range(10):
+            await copy.wake((0,))
+            answers.append([reply.value for reply in await copy.call(filling.good)])
+            await copy.park()
+        assert all(answers[0]) and answers == [answers[0]] * 10  # to the last bit
+
+    through(filling, home, scratch, steps, "call")  # where two copies of it would not fit
+
+
+@EVERY
+def test_a_wrong_request_is_told_to_its_caller_alone(filling: Filling, home: Path, scratch: Path
+                                                     ) -> None:
+    async def steps(copy: ServiceBackend) -> None:
+        await copy.load()
+        await copy.wake((0,))
+        alone = [reply.value for reply in await copy.call([filling.good[0]])]
+        for wrong in filling.wrong:
+            before, bad, after = await copy.call([filling.good[0], wrong, filling.good[0]])
+            assert bad.error and "\n" not in bad.error and not bad.value
+            assert value(before) and value(after)
+        for reply in await copy.call(filling.wrong):  # nobody is right
+            assert reply.error
+        assert await copy.call([]) == []
+        assert [reply.value for reply in await copy.call([filling.good[0]])] == alone
+
+    through(filling, home, scratch, steps)
+
+
+# ---- in trouble --------------------------------------------------------------------------------
+
+
+@EVERY
+@pytest.mark.parametrize("state", list(BEFORE))
+def test_a_crash(filling: Filling, home: Path, scratch: Path, state: str) -> None:
+    async def steps(copy: ServiceBackend) -> None:
+        orders = orders_of(copy, filling)
+        for order in BEFORE[state]:
+            await orders[order]()
+        with pytest.raises(ServiceDied) as told:
+            if state in orders:
+                await filling.crash(copy, state, orders[state])
+            else:
+                await filling.crash_idle(copy)
+                await orders["wake" if state == "parked" else "call"]()
+        text = str(told.value)
+        assert text and "\n" not in text
+        if isinstance(filling, Torch):
+            assert text == "its runner was ended by signal 9 (SIGKILL)"
+        with pytest.raises(ServiceDied):  # it is dead and stays so
+            await copy.wake((0,))
+        copy.kill()
+
+    through(filling, home, scratch, steps)
+
+
+@EVERY
+@pytest.mark.parametrize("order", ["load", "wake", "call", "park"])
+def test_kill_ends_what_hangs(filling: Filling, home: Path, scratch: Path, order: str) -> None:
+    async def steps(copy: ServiceBackend) -> None:
+        orders = orders_of(copy, filling)
+        for before in BEFORE[order]:
+            await orders[before]()
+        if order != "load" or isinstance(copy, FakeBackend):
+            filling.freeze(copy, order)
+        task = asyncio.ensure_future(orders[order]())
+        await asyncio.sleep(0.02)
+        assert not task.done()
+        copy.kill()
+        copy.kill()
+        with pytest.raises(ServiceDied):
+            await task
+        assert not scratch.exists()  # before anybody closes it
+
+    through(filling, home, scratch, steps)
+
+
+@EVERY
+def test_no_room_to_wake(filling: Filling, home: Path, scratch: Path) -> None:
+    async def steps(copy: ServiceBackend) -> None:
+        await copy.load()
+        with pytest.raises(OutOfDeviceMemory) as told:
+            await copy.wake((0,))
+        assert "\n" not in str(told.value)
+
+    through(filling, home, scratch, steps, "wake")
+
+
+@EVERY
+def test_no_room_for_a_batch(filling: Filling, home: Path, scratch: Path) -> None:
+    async def steps(copy: ServiceBackend) -> None:
+        await copy.load()
+        await copy.wake((0,))
+        small = [reply.value for reply in await copy.call(filling.good)]
+        for _ in range(2):
+            with pytest.raises(OutOfDeviceMemory):
+                await copy.call(filling.large)
+            assert [reply.value for reply in await copy.call(filling.good)] == small
+        await copy.park()
+        await copy.wake((0,))
+        assert [reply.value for reply in await copy.call(filling.good)] == small
+
+    through(filling, home, scratch, steps, "call")
+
+
+@EVERY
+@pytest.mark.parametrize("orders", [0, 1, 2])
+def test_close_in_every_state(filling: Filling, home: Path, scratch: Path, orders: int) -> None:
+    async def steps(copy: ServiceBackend) -> None:
+        for order in (copy.load, lambda: copy.wake((0,)))[:orders]:
+            await order()
+        await copy.close()
+        await copy.close()
+        copy.kill()
+        with pytest.raises(ServiceDied):
+            await (copy.wake((0,)) if orders else copy.load())
+
+    through(filling, home, scratch, steps)
+
+
+# ---- the fake's own ----------------------------------------------------------------------------
+
+
+def test_a_fake_says_so_and_takes_its_time(scratch: Path) -> None:
+    async def life() -> None:
+        copy = FakeBackend(FakeService(backend="fake", call_s=0.02, token_s=0.01))
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        replies = await copy.call([request("a", tokens=2), request("b", tokens=3), request("c")])
+        assert loop.time() - before >= 0.07 - 0.001
+        assert [value(reply) for reply in replies] == [
+            {"fake": True, "method": name, "batch": 3} for name in "abc"]
+        with pytest.raises(OutOfDeviceMemory):
+            await copy.call([request("a"), request("oom")])
+        with pytest.raises(ServiceDied, match="fake"):
+            await copy.call([request("a"), request("crash")])
+
+    asyncio.run(life())
+
+
+# ---- the registry and the frames ---------------------------------------------------------------
+
+
+def test_without_torch_the_remedy_is_told(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tangram_hpc.backends.services.registry.find_spec", lambda name: None)
+    spec = service_spec("it", {"backend": "torch", "model": "/nowhere"})
+    with pytest.raises(ServiceRefused, match=r"pip install 'tangram-hpc\[torch\]'"):
+        make_backend(spec, ServicePlace((0,), "cpu", str(scratch)))
+
+
+def test_options_of_another_version_are_refused(scratch: Path) -> None:
+    spec = service_spec("it", {"backend": "fake"})
+    broken = type(spec)("it", backend="fake", options=b'{"backend": "fake", "new": 1}')
+    with pytest.raises(ServiceRefused, match="not understood"):
+        make_backend(broken, ServicePlace((0,), "cpu", str(scratch)))
+
+
+def test_frames() -> None:
+    messages = [frames.Load("m", "causal", "float32", 8, "cpu", 1), frames.Wake(), frames.Park(),
+                frames.Call((("score", b"x"),)), frames.Close()]
+    for message in messages:
+        data = frames.frame(message)
+        assert frames.size(data[:4]) == len(data) - 4
+        assert frames.order(data[4:]) == message
+        with pytest.raises(ProtocolError):
+            frames.answer(data[4:])
+    with pytest.raises(ProtocolError):
+        frames.size(b"\xff\xff\xff\xff")
+
+
+# ---- the runner's own --------------------------------------------------------------------------
+
+
+def _torch(scratch: Path, **fields: Any) -> ServiceBackend:
+    spec = service_spec("it", {"backend": "torch", **fields})
+    return make_backend(spec, ServicePlace((0,), "cpu", str(scratch)))
+
+
+async def _refused(scratch: Path, **fields: Any) -> str:
+    copy = _torch(scratch, **fields)
+    with nothing_left(scratch), pytest.raises(ServiceRefused) as told:
+        await copy.load()
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+class TestRunner:
+    pytestmark = NEEDS_TORCH
+
+    def test_what_can_never_be_is_refused(self, home: Path, scratch: Path, tmp_path: Path) -> None:
+        causal = tiny(home, "causal")
+        broken = tmp_path / "broken"
+        broken.mkdir()
+        (broken / "config.json").write_text("{}")
+        (broken / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0nonsense")
+
+        async def life() -> None:
+            assert "no folder" in await _refused(scratch, model=str(tmp_path / "none"))
+            assert "cannot be loaded" in await _refused(scratch, model=str(broken))
+            (broken / "model.safetensors").unlink()
+            assert "no *.safetensors" in await _refused(scratch, model=str(broken))
+            told = await _refused(scratch, model=str(causal), task="classifier")
+            assert told.startswith("task:") and "score.weight" in told
+
+        asyncio.run(life())
+
+    def test_loading_may_take_too_long(self, home: Path, scratch: Path) -> None:
+        async def life() -> None:
+            copy = _torch(scratch, model=str(tiny(home, "causal")), load_s=0.05)
+            with nothing_left(scratch), pytest.raises(ServiceDied, match="load_s"):
+                await copy.load()
+
+        asyncio.run(life())
+
+    def test_whoever_is_cancelled_ends_it(self, home: Path, scratch: Path) -> None:
+        """Its answer would be taken for the next order's."""
+        filling = Torch("causal")
+
+        async def steps(copy: ServiceBackend) -> None:
+            await copy.load()
+            filling.freeze(copy, "wake")
+            task = asyncio.ensure_future(copy.wake((0,)))
+            await asyncio.sleep(0.02)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            with pytest.raises(ServiceDied):
+                await copy.wake((0,))
+
+        through(filling, home, scratch, steps)
+
+    def test_it_ends_with_its_worker(self, home: Path, scratch: Path) -> None:
+        program = (
+            "import asyncio, sys, time\n"
+            "from tangram_hpc.backends.services.process import ProcessBackend\n"
+            "from tangram_hpc.backends.services.frames import Load\n"
+            "from tangram_hpc.ports import ServicePlace\n"
+            "async def life():\n"
+            "    copy = ProcessBackend(Load(sys.argv[1], 'causal', 'float32', 99, 'cpu', 1),\n"
+            "                          ServicePlace((0,), 'cpu', sys.argv[2]), 99)\n"
+            "    await copy.load()\n"
+            "    print(copy.pid, flush=True)\n"
+            "    time.sleep(99)\n"
+            "asyncio.run(life())\n")
+        worker = subprocess.Popen([sys.executable, "-c", program, str(tiny(home, "causal")),
+                                   str(scratch)], stdout=subprocess.PIPE, text=True)
+        assert worker.stdout is not None
+        runner = int(worker.stdout.readline())
+        assert alive(runner)
+        worker.send_signal(signal.SIGKILL)
+        worker.communicate()
+
+        async def gone() -> None:
+            while alive(runner):
+                await asyncio.sleep(0.005)
+
+        asyncio.run(gone())
+
+    def test_parking_frees_and_files_are_shared(self, home: Path, scratch: Path) -> None:
+        """What stands on the "device" is private memory; what is parked is the files' own pages."""
+        model = tiny(home, "causal", hidden=512, layers=8)
+        weights = sum(f.stat().st_size for f in model.glob("*.safetensors"))
+
+        async def life() -> None:
+            copy = _torch(scratch, model=str(model))
+            assert isinstance(copy, ProcessBackend)
+            assert await copy.load() >= weights >> 20
+            parked = _private(copy.pid)
+            for _ in range(3):
+                await copy.wake((0,))
+                assert _private(copy.pid) - parked > 0.9 * weights
+                await copy.park()
+                assert _private(copy.pid) - parked < 0.1 * weights
+            own, shared = _mapped(copy.pid, model)
+            assert own == 0 and shared > 0.9 * weights
+            await copy.close()
+
+        with nothing_left(scratch):
+            asyncio.run(life())
+
+
+def _private(pid: int) -> int:
+    """Bytes of anonymous memory that a process holds."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) * 1024
+
+
+def _mapped(pid: int, folder: Path) -> tuple[int, int]:
+    """Of the pages of this folder's files that a process has mapped, in bytes: those that are its
+    own by having been written, and those in the page cache."""
+    own = shared = 0
+    ours = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        word, *rest = line.split()
+        if not word.endswith(":"):
+            ours = rest[-1].startswith(str(folder))
+        elif ours and word == "Anonymous:":
+            own += int(rest[0]) * 1024
+        elif ours and word == "Rss:":
+            shared += int(rest[0]) * 1024
+    return own, shared - own

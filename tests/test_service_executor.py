@@ -1,0 +1,227 @@
+"""A node's services: batches, who stands where, and that no call is lost whatever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from service_rig import REFUSED, Rig, play
+
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.ports import OutOfDeviceMemory, ServiceDied
+
+DONE, FAILED = ActionState.COMPLETED, ActionState.FAILED
+
+
+def test_calls_that_come_together_run_as_one_and_each_gets_its_own_answer() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        leases = [rig.call("a", n) for n in range(6)]
+        await rig.all(*leases)
+        assert [rig.values[x] for x in leases] == [{"fake": n} for n in range(6)]
+        assert [e[3] for e in rig.of("call")] == [[0, 1, 2, 3], [4, 5]]
+        assert [rig.ends[x].batch for x in leases] == [4] * 4 + [2] * 2
+        restores = [rig.ends[x].restore_ns for x in leases]
+        assert restores[0] > 0 and restores[1:] == [0] * 5
+        assert len(rig.of("wake")) == 1 and not rig.of("park")
+    play(scene)
+
+
+def test_a_batch_keeps_its_budget_of_tokens_and_one_by_one_means_so() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a", batch_tokens=10)
+        rig.declare("b", batch=1)
+        leases = [rig.call("a", n, tokens=t) for n, t in enumerate((4, 4, 4, 100, 1))]
+        leases += [rig.call("b", n, gpus=(1,)) for n in range(2)]
+        await rig.all(*leases)
+        batches = [e[3] for e in rig.of("call") if e[0] == "a"]
+        assert batches == [[0, 1], [2], [3], [4]]
+        assert [e[3] for e in rig.of("call") if e[0] == "b"] == [[0], [1]]
+    play(scene)
+
+
+def test_a_service_is_parked_when_another_needs_its_block_and_comes_back_without_loading() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        rig.declare("b")
+        for service in "abab":
+            await rig.all(rig.call(service))
+        assert [(e[0], e[2]) for e in rig.log if e[2] in ("wake", "park")] == [
+            ("a", "wake"), ("a", "park"), ("b", "wake"), ("b", "park"), ("a", "wake"),
+            ("a", "park"), ("b", "wake")]
+        assert len(rig.of("load")) == 2
+    play(scene)
+
+
+def test_overlapping_blocks_park_all_that_stands_there_and_a_second_copy_is_loaded() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a", degrees=(1,))
+        rig.declare("big", degrees=(2,))
+        await rig.all(rig.call("a", gpus=(0,)), rig.call("a", gpus=(1,)))
+        assert len(rig.of("load")) == 3  # each service, and the copy for the second block
+        await rig.all(rig.call("big", gpus=(0, 1)))
+        assert len(rig.of("park")) == 2
+        await rig.all(rig.call("a", gpus=(1,)))
+        assert rig.of("wake")[-1][3] == (1,) and len(rig.of("load")) == 3
+    play(scene)
+
+
+def test_what_a_copy_dies_under_runs_again_and_only_the_bad_one_fails() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        leases = [rig.call("a", n, method="die" if n == 1 else "echo") for n in range(4)]
+        await rig.all(*leases)
+        assert [rig.ends[x].state for x in leases] == [DONE, FAILED, DONE, DONE]
+        assert [rig.values[leases[n]] for n in (0, 2, 3)] == [{"fake": n} for n in (0, 2, 3)]
+        assert rig.ends[leases[1]].reason == "its copy died under it: it was told to"
+    play(scene)
+
+
+def test_a_copy_that_dies_while_it_wakes_loses_no_call() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        rig.trouble["wake", "a"] = ServiceDied("killed by somebody")
+        lease = rig.call("a", 7)
+        await rig.all(lease)
+        assert rig.values[lease] == {"fake": 7} and len(rig.of("load")) == 2
+    play(scene)
+
+
+def test_what_does_not_fit_as_one_runs_as_less_and_what_never_fits_says_so() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        leases = [rig.call("a", n, method=m) for n, m in enumerate(("echo", "too-big", "echo"))]
+        await rig.all(*leases)
+        assert [rig.ends[x].state for x in leases] == [DONE] * 3
+        lease = rig.call("a", method="huge")
+        await rig.all(lease)
+        assert rig.ends[lease].state is ActionState.OUT_OF_MEMORY
+        await rig.all(rig.call("a"))
+        assert rig.ends[rig.lease].state is DONE
+    play(scene)
+
+
+def test_a_copy_that_does_not_fit_onto_its_gpus_is_out_of_memory_and_stays_parked() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        rig.trouble["wake", "a"] = OutOfDeviceMemory("80 GiB of 8")
+        leases = [rig.call("a") for _ in range(2)]
+        await rig.all(*leases)
+        assert [rig.ends[x].state for x in leases] == [ActionState.OUT_OF_MEMORY] * 2
+        await rig.all(rig.call("a"))
+        assert len(rig.of("load")) == 1
+    play(scene)
+
+
+def test_a_call_that_takes_too_long_times_out_and_those_with_it_run_again() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        slow = rig.call("a", 1, method="hang", timeout_s=0.05)
+        other = rig.call("a", 2)
+        await rig.all(slow, other)
+        assert rig.ends[slow].state is ActionState.TIMEOUT
+        assert "longer than its limit of 0.05 s" in rig.ends[slow].reason
+        assert rig.values[other] == {"fake": 2}
+    play(scene)
+
+
+def test_a_cancelled_call_ends_at_once_and_its_block_is_free_when_the_batch_is() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.call_s = 0.05
+        rig.declare("a", batch=2)
+        first, second, third = (rig.call("a", n) for n in range(3))
+        while not rig.of("call"):
+            await rig_turn()
+        rig.executor.kill(third, ActionState.CANCELLED, "no")
+        rig.executor.kill(first, ActionState.CANCELLED, "no")
+        assert rig.unclean == {first} and rig.ends[third].state is ActionState.CANCELLED
+        assert not rig.executor.take_back(second)
+        await rig.all(first, second, third)
+        assert rig.values[second] == {"fake": 1} and first not in rig.values
+        assert rig.ends[first].state is ActionState.CANCELLED
+    play(scene)
+
+
+def test_a_call_that_has_not_begun_is_taken_back() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a", batch=1)
+        first, second = rig.call("a"), rig.call("a")
+        assert rig.executor.take_back(second)
+        await rig.all(first)
+        assert second not in rig.ends and second not in rig.executor
+    play(scene)
+
+
+def test_a_service_that_cannot_be_served_says_why_for_every_call() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.trouble["load", "a"] = REFUSED
+        rig.declare("a")
+        leases = [rig.call("a"), rig.call("a", gpus=(1,)), rig.call("nobody")]
+        await rig.all(*leases)
+        assert [rig.ends[x].reason for x in leases] == [
+            str(REFUSED), str(REFUSED), "key: service 'nobody' is not known to this node"]
+    play(scene)
+
+
+def test_one_that_dies_while_it_is_loaded_is_tried_again_and_then_refused() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.trouble["load", "a"] = ServiceDied("killed")
+        rig.declare("a")
+        await rig.all(rig.call("a"))
+        assert rig.ends[rig.lease].state is DONE and len(rig.of("load")) == 2
+    play(scene)
+
+
+def test_a_wrong_call_is_refused_alone_and_large_answers_go_through_the_store() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        wrong, large = rig.call("a", method="wrong"), rig.call("a", "x" * 200_000)
+        await rig.all(wrong, large)
+        assert rig.ends[wrong].state is FAILED and rig.values[wrong] == "it is wrong"
+        assert rig.values[large] == {"fake": "x" * 200_000} and len(rig.store.kept) == 1
+    play(scene)
+
+
+def test_closing_ends_what_runs_and_leaves_nothing() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a", batch=1)
+        leases = [rig.call("a", method="hang"), rig.call("a")]
+        while not rig.of("call"):
+            await rig_turn()
+        rig.executor.close()
+        assert [rig.ends[x].state for x in leases] == [ActionState.CANCELLED] * 2
+    play(scene)
+
+
+async def rig_turn() -> None:
+    await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_comes_and_dies_each_call_ends_once_and_rightly(seed: int) -> None:
+    async def scene(rig: Rig) -> None:
+        draw = random.Random(seed)
+        rig.call_s = 0.001
+        for name in "abc":
+            rig.declare(name, degrees=(1, 2), batch=draw.randint(1, 4))
+        asked: dict[int, tuple[str, int]] = {}
+        for n in range(120):
+            method = draw.choices(("echo", "die", "too-big", "wrong", "huge"), (80, 4, 6, 5, 5))[0]
+            lease = rig.call(draw.choice("abc"), n, method, draw.choice(((0,), (1,), (0, 1))))
+            asked[lease] = method, n
+            if n in (10, 20, 50, 60):  # fewer than would make a lane give up
+                rig.trouble["wake" if n % 20 else "load", draw.choice("abc")] = ServiceDied("!")
+            if draw.random() < 0.1:
+                rig.executor.kill(draw.choice(list(asked)), ActionState.CANCELLED, "no")
+            if draw.random() < 0.3:
+                await rig_turn()
+        await rig.all(*asked)
+        right = {"echo": DONE, "too-big": DONE, "wrong": FAILED, "die": FAILED,
+                 "huge": ActionState.OUT_OF_MEMORY}
+        for lease, (method, n) in asked.items():
+            state = rig.ends[lease].state
+            assert state in (right[method], ActionState.CANCELLED), (method, rig.ends[lease])
+            if state is DONE:
+                assert rig.values[lease] == {"fake": n}
+    play(scene)
