@@ -66,10 +66,10 @@ class TorchService(Service):
 
 
 class EngineService(Service):
-    """What every engine has that somebody else runs and that is reached by HTTP. It must stand on
-    the GPUs that its copies are given: `{gpu}` in `url` is the number of a block's first GPU."""
+    """What every engine has that somebody else runs and that is reached by HTTP. It stays on the
+    GPUs that its owner gave it, so these must be the block that it is woken on."""
 
-    url: str = Field(description="base URL, as http://localhost:8000 or http://localhost:80{gpu}0")
+    url: str = Field(description="base URL, as http://localhost:8000")
     token_env: str = Field("", description="environment variable that holds a bearer token")
     timeout_s: float = Field(600.0, gt=0, description="how long any answer may take")
 
@@ -77,7 +77,7 @@ class EngineService(Service):
     @classmethod
     def _is_url(cls, url: str) -> str:
         try:
-            parts = urlsplit(url.replace("{gpu}", "0"))
+            parts = urlsplit(url)
             fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (
                 parts.port is None or parts.port > 0) and not any(map(str.isspace, url))
         except ValueError:

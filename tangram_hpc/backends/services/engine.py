@@ -53,7 +53,7 @@ class Engine:
         return self._weights_mib
 
     async def wake(self, gpus: tuple[int, ...]) -> None:
-        """See `ServiceBackend.wake`."""
+        """See `ServiceBackend.wake`. It comes back to where it was: its server does not move."""
         if not self._awake:
             await self._guarded(self._wake())
             self._awake = True

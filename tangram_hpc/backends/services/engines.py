@@ -1,5 +1,4 @@
-"""Owns: which engine behind HTTP a service's options ask for, and where the copy on one block finds
-it. Must not talk to it.
+"""Owns: which engine behind HTTP a service's options ask for. Must not talk to it.
 
 Law: the token comes from the environment variable that the options name and from nowhere else, and
 goes nowhere but into the request's header.
@@ -20,8 +19,8 @@ from .web import Web
 
 
 def make_engine(spec: ServiceSpec, place: ServicePlace) -> ServiceBackend:
-    """The engine that stands on this block (fills `ports.MakeServiceBackend`). `{gpu}` in its URL
-    is the number of the block's first GPU.
+    """The engine at the URL of its options (fills `ports.MakeServiceBackend`). It stands on the
+    GPUs that its owner gave it, whatever the place lends.
 
     Raises:
         ServiceRefused: its options are not understood, its token is not set, or httpx is missing.
@@ -42,8 +41,7 @@ def make_engine(spec: ServiceSpec, place: ServicePlace) -> ServiceBackend:
         if not (token.isascii() and token.isprintable()):
             raise ServiceRefused(f"service {spec.name}: token_env: {options.token_env} holds what "
                                  "no HTTP header can")
-    url = options.url.replace("{gpu}", str(place.gpus[0] if place.gpus else 0))
-    web = Web(url, token, options.timeout_s)
+    web = Web(options.url, token, options.timeout_s)
     if isinstance(options, VllmService):
         return VllmEngine(spec.name, web, spec.weights_mib, options)
     if isinstance(options, SglangService):

@@ -1,0 +1,292 @@
+"""What vLLM, SGLang and plain HTTP are asked, and what each needs of its own; what is right is
+counted from the fakes' own tokens."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from engine_rig import KINDS, MODELS, ask, engine_factory, one_line, run, value
+from fake_engines import BOS, MODEL, continuation, logprob, score, tokens
+
+from tangram_hpc.backends.services.engines import make_engine
+from tangram_hpc.backends.services.sglang import MARK
+from tangram_hpc.errors import InvalidInput
+from tangram_hpc.ports import ServiceDied, ServicePlace, ServiceRefused, ServiceRequest
+from tangram_hpc.services import service_spec
+from tangram_hpc.wire.value import encode_value
+
+
+def following(prompt: str | list[int], completion: str | list[int]) -> list[float]:
+    before = tokens(prompt, True) if isinstance(prompt, str) else prompt
+    after = tokens(completion, False) if isinstance(completion, str) else completion
+    return [pytest.approx(logprob(before + after[:i], t)) for i, t in enumerate(after)]
+
+
+# ---- what is asked of models ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_logprobs_are_those_of_the_completions_own_tokens(kind: str) -> None:
+    pairs: list[tuple[Any, Any]] = [
+        ("the ca", "t in"), ("bat", "her"), ("", "an"), ("x", ""), ([BOS, 9], [5, 6, 7])]
+    assert tokens("bather", True) != tokens("bat", True) + tokens("her", False)
+    with engine_factory(kind) as (backend, _):
+        async def life() -> None:
+            await backend.load()
+            await backend.wake((0,))
+            replies = await backend.call([
+                ask("logprobs", prompts=[p], completions=[c]) for p, c in pairs]
+                + [ask("logprobs", prompts=[p for p, _ in pairs[:4]],
+                       completions=[c for _, c in pairs[:4]]),
+                   ask("logprobs", prompts=[[]], completions=[[5, 6]]),
+                   ask("logprobs", prompts=["a"], completions=[[999_999]]),
+                   ask("logprobs", prompts=[], completions=[])])
+            for (p, c), reply in zip(pairs, replies, strict=False):
+                assert value(reply) == [following(p, c)]
+            assert value(replies[5]) == [following(p, c) for p, c in pairs[:4]]
+            assert value(replies[6]) == [[None, pytest.approx(logprob([5], 6))]]
+            assert "400" in replies[7].error and "vocabulary" in replies[7].error
+            assert value(replies[8]) == []
+            await backend.close()
+
+        run(life)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_generate_and_its_seed(kind: str) -> None:
+    with engine_factory(kind, {"deterministic": True}) as (backend, _):
+        async def life() -> None:
+            await backend.load()
+            await backend.wake((0,))
+            prompts = ["one", "other"]
+            greedy, first, again, third = await backend.call([
+                ask("generate", prompts=prompts, max_new_tokens=2),
+                *(ask("generate", prompts=prompts, max_new_tokens=2, temperature=1.0, seed=s)
+                  for s in (5, 5, 6))])
+            assert value(greedy) == [continuation(tokens(p, True), 2, 0, None) for p in prompts]
+            assert value(first) == value(again) == [
+                continuation(tokens(p, True), 2, 1.0, 5) for p in prompts]
+            assert value(third) != value(first)
+            await backend.close()
+
+        run(life)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_calls_that_are_alike_are_one_request(kind: str) -> None:
+    with engine_factory(kind) as (backend, control):
+        async def life() -> None:
+            await backend.load()
+            await backend.wake((0,))
+            before = len(control.seen)
+            replies = await backend.call([
+                ask("score", texts=["a", "b"]), ask("generate", prompts=["a"], max_new_tokens=1),
+                ask("score", texts=[]), ask("score", texts=["c"]), ask("score", texts=[[4, 5]]),
+                ask("generate", prompts=["b", "c"], max_new_tokens=1),
+                ask("generate", prompts=["a"], max_new_tokens=2)])
+            assert [value(reply) for reply in replies] == [
+                [score(tokens("a", True)), score(tokens("b", True))],
+                [continuation(tokens("a", True), 1, 0, None)], [], [score(tokens("c", True))],
+                [score([4, 5])], [continuation(tokens(p, True), 1, 0, None) for p in "bc"],
+                [continuation(tokens("a", True), 2, 0, None)]]
+            assert len(control.seen) - before == 4  # text, ids; one token, two
+            await backend.close()
+
+        run(life)
+
+
+def test_a_seed_that_sglang_would_not_heed_is_told() -> None:
+    with engine_factory("sglang") as (backend, _):
+        async def life() -> None:
+            await backend.load()
+            await backend.wake((0,))
+            warm, cold = await backend.call([
+                ask("generate", prompts=["x"], temperature=t, seed=1) for t in (1.0, 0.0)])
+            assert "seed" in warm.error and "--enable-deterministic-inference" in warm.error
+            assert value(cold)
+            await backend.close()
+
+        run(life)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_more_classes_are_a_list_for_each_text(kind: str) -> None:
+    with engine_factory(kind, {"classes": 3}) as (backend, _):
+        async def life() -> None:
+            await backend.load()
+            await backend.wake((0,))
+            [reply, ids] = await backend.call([ask("score", texts=["x"]),
+                                               ask("score", texts=[[4, 5]])])
+            first = score(tokens("x", True))
+            assert value(reply) == [[first, first + 1, first + 2]]
+            assert value(ids)[0][0] == score([4, 5])
+            await backend.close()
+
+        run(life)
+
+
+@pytest.mark.parametrize("method, arguments, told", [
+    ("score", {"texts": "one"}, "score: texts: must be a list"),
+    ("score", {"texts": ["a", [1]]}, "score: texts: must be a list"),
+    ("score", {"texts": [[True]]}, "score: texts: must be a list"),
+    ("score", {"text": ["one"]}, "score: arguments: text where texts belong"),
+    ("score", {}, "score: arguments: none where texts belong"),
+    ("score", [1], "score: arguments: must be a dict"),
+    ("logprobs", {"prompts": ["a"], "completions": []}, "logprobs: completions: 0 of them for 1"),
+    ("generate", {"prompts": ["a"], "max_new_tokens": 0}, "generate: max_new_tokens"),
+    ("generate", {"prompts": ["a"], "temperature": float("nan")}, "generate: temperature"),
+    ("generate", {"prompts": ["a"], "seed": -1}, "generate: seed"),
+    ("embed", {}, "method: 'embed' is not one of score, logprobs, generate"),
+])
+def test_what_is_wrong_with_a_call_is_named(method: str, arguments: Any, told: str) -> None:
+    with engine_factory("vllm") as (backend, control):
+        async def life() -> None:
+            await backend.load()
+            await backend.wake((0,))
+            before = len(control.seen)
+            [reply] = await backend.call([ServiceRequest(method, encode_value(arguments))])
+            assert told in reply.error and len(control.seen) == before
+            await backend.close()
+
+        run(life)
+
+
+# ---- each engine's own ---------------------------------------------------------------------------
+
+
+def test_a_sleep_of_level_two_reads_the_weights_again() -> None:
+    with engine_factory("vllm", sleep_level=2) as (backend, control):
+        async def life() -> None:
+            assert await backend.load() == 0
+            assert not control.weights
+            await backend.wake((0,))
+            [reply] = await backend.call([ask("logprobs", prompts=["a"], completions=["bc"])])
+            assert value(reply) == [following("a", "bc")]
+            await backend.close()
+
+        run(life)
+        orders = [path for verb, path, _ in control.seen if verb == "POST" and "/v1/" not in path]
+        assert orders[:4] == ["/sleep?level=2", "/wake_up?tags=weights", "/collective_rpc",
+                              "/wake_up?tags=kv_cache"]
+
+
+@pytest.mark.parametrize("kind, flags, told", [
+    ("vllm", {"dev_mode": False}, "VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"),
+    ("vllm", {"sleep_mode": False}, "--enable-sleep-mode"),
+    ("sglang", {"memory_saver": False}, "with --enable-memory-saver$"),
+    ("sglang", {"backup": False}, "with --enable-weights-cpu-backup$"),
+    ("http", {"parks": False}, "park_path: .*404"),
+])
+def test_an_engine_that_cannot_be_parked_is_refused(
+        kind: str, flags: dict[str, bool], told: str) -> None:
+    with engine_factory(kind, flags) as (backend, control):
+        async def life() -> None:
+            with pytest.raises(ServiceRefused, match=f"service judge: .*{told}") as refused:
+                await backend.load()
+            assert one_line(str(refused.value))
+            assert not any("sleep?" in path or "release" in path for _, path, _ in control.seen)
+            await backend.close()
+
+        run(life)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_another_model_is_refused(kind: str) -> None:
+    with engine_factory(kind, model="other") as (backend, control):
+        async def life() -> None:
+            with pytest.raises(ServiceRefused, match=f"model: .* serves {MODEL}, not other"):
+                await backend.load()
+            await backend.close()
+
+        run(life)
+        assert not control.asleep
+
+
+def test_older_paths_of_sglang_are_found_and_its_version_comes_back() -> None:
+    with engine_factory("sglang", {"old": True}) as (backend, control):
+        async def life() -> None:
+            control.version = "step-7"
+            await backend.load()
+            assert control.version == MARK + "step-7"
+            await backend.wake((0,))
+            assert control.version == "step-7"
+            control.version = "step-8"  # a trainer's new weights
+            await backend.park()
+            await backend.wake((0,))
+            assert control.version == "step-8"
+            await backend.close()
+
+        run(life)
+
+
+def test_plain_http_carries_what_json_holds() -> None:
+    numpy = pytest.importorskip("numpy")
+    with engine_factory("http") as (backend, _):
+        async def life() -> None:
+            await backend.load()
+            await backend.wake((0,))
+            replies = await backend.call([
+                ask("score", texts=["x"]), ask("score", texts=numpy.zeros(2)),
+                ask("score", texts=[b"x"]), ask("score", texts=[float("inf")]),
+                ask("refused"), ask("score", texts=["y"])])
+            assert [bool(reply.error) for reply in replies] == [False, *[True] * 4, False]
+            assert all("what JSON holds" in reply.error for reply in replies[1:4])
+            assert "422: a method that spoils its batch" in replies[4].error
+            await backend.close()
+
+        run(life)
+
+
+def test_a_host_that_is_none_is_dead() -> None:
+    spec = service_spec("judge", {"backend": "http", "url": "http://☃..x:1"})
+    backend = make_engine(spec, ServicePlace((0,), "cuda", ""))
+
+    async def life() -> None:
+        with pytest.raises(ServiceDied, match="cannot be reached") as died:
+            await backend.load()
+        assert one_line(str(died.value))
+        await backend.close()
+
+    run(life)
+
+
+def test_plain_http_without_paths_stays_where_it_is() -> None:
+    with engine_factory("http", wake_path="", park_path="", health_path="") as (backend, control):
+        async def life() -> None:
+            await backend.load()
+            await backend.wake((0,))
+            await backend.call([ask("score", texts=["x"])])
+            await backend.park()
+            await backend.close()
+
+        run(life)
+        assert [path for _, path, _ in control.seen] == ["/call"]
+
+
+# ---- what a person writes ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("url", [
+    "localhost:8000", "ftp://host", "http://two hosts:1", "http://host:80{gpu}",
+    "http://", "http://host:99999", "http://u:secret@host:1",
+    "http://host:1/?key=secret"])
+def test_a_wrong_url_is_named_without_its_secret(kind: str, url: str) -> None:
+    own = {} if kind == "http" else {"model": MODEL}
+    with pytest.raises(InvalidInput, match="judge: url: must") as wrong:
+        service_spec("judge", {"backend": kind, "url": url, **own})
+    assert "secret" not in str(wrong.value)
+
+
+def test_a_missing_httpx_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(ServiceRefused, match=r"pip install 'tangram-hpc\[engines\]'"):
+        with engine_factory("http"):
+            pass
+
+
+def test_other_backends_are_not_ours() -> None:
+    with pytest.raises(ServiceRefused, match="backend: 'fake' is no engine"):
+        make_engine(service_spec("judge", {"backend": "fake"}), ServicePlace((), "cpu", ""))
