@@ -67,9 +67,13 @@ class TorchService(Service):
 
 class EngineService(Service):
     """What every engine has that somebody else runs and that is reached by HTTP. It stays on the
-    GPUs that its owner gave it, so these must be the block that it is woken on."""
+    GPUs that its owner gave it: say which, as the scheduler lends them."""
 
     url: str = Field(description="base URL, as http://localhost:8000")
+    node: str = Field("", description="the name of the node whose GPUs it has; empty where only "
+                                      "one node has GPUs")
+    gpus: tuple[int, ...] = Field((0,), min_length=1,
+                                  description="its GPUs, by the numbers that the node lends")
     token_env: str = Field("", description="environment variable that holds a bearer token")
     timeout_s: float = Field(600.0, gt=0, description="how long any answer may take")
 
@@ -153,6 +157,8 @@ def service_spec(name: str, wanted: Service | Mapping[str, Any]) -> ServiceSpec:
     if not name or any(c.isspace() for c in name):
         raise InvalidInput(f"service name: {name!r} must be one word")
     service = wanted if isinstance(wanted, Service) else _checked(name, wanted)
+    if isinstance(service, EngineService):
+        service = service.model_copy(update={"degrees": (len(service.gpus),)})
     if sorted(set(service.degrees)) != list(service.degrees) or not set(
             service.degrees) <= set(BLOCK_SIZES):
         raise InvalidInput(f"service {name}: degrees: {service.degrees} must ascend, of "
@@ -161,7 +167,8 @@ def service_spec(name: str, wanted: Service | Mapping[str, Any]) -> ServiceSpec:
         name, round(service.restore_s * 1e9), service.weights(),
         backend=getattr(service, "backend", ""), options=service.model_dump_json().encode(),
         degrees=service.degrees, batch=service.batch, stay_ns=round(service.stay_s * 1e9),
-        shares=service.shares())
+        shares=service.shares(), node=getattr(service, "node", ""),
+        gpus=getattr(service, "gpus", ()))
 
 
 def options_of(spec: ServiceSpec) -> Any:

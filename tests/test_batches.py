@@ -161,3 +161,23 @@ def test_too_many_services_are_refused_by_name_and_shared_weights_count_once() -
     again = ServiceSpec("c", backend="fake", weights_mib=400, batch=9)
     assert "declared already" in refusal_of_service(w.ledger, again)
     assert "no node has" in refusal_of_service(w.ledger, ServiceSpec("e", degrees=(2,)))
+
+
+@pytest.mark.parametrize("placer", ["elastic", "paper", "first-fit", "fcfs:1"])
+def test_an_engine_is_called_only_on_the_gpus_it_has(placer: str) -> None:
+    w = world(placer, gpus=4, services="a")
+    spec = ServiceSpec("vllm", S, backend="vllm", degrees=(2,), node="n1", gpus=(2, 3))
+    assert refusal_of_service(w.ledger, spec) == ""
+    w.happen(ev.ServiceDeclared(0, spec))
+    w.happen(ev.NodeJoined(0, 2, NodeSpec("n2", "h", (0,), 1000, (0, 1, 2, 3), ahead=8)))
+    first, second = call(w, "vllm", degrees=(2,)), call(w, "vllm", degrees=(2,))
+    w.plan()
+    lease = w.ledger.leases[w.lease_of(first)]
+    assert (lease.node, lease.gpus) == (1, (2, 3))
+    end(w, first)
+    w.plan()
+    lease = w.ledger.leases[w.lease_of(second)]
+    assert (lease.node, lease.gpus) == (1, (2, 3))
+    for wrong in (ServiceSpec("x", degrees=(2,), gpus=(1, 2)),
+                  ServiceSpec("x", degrees=(2,), gpus=(2, 3), node="n9")):
+        assert refusal_of_service(w.ledger, wrong).startswith("degrees: no node has")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from ..domain.action import Action
 from ..domain.ids import client_of, show
 from ..domain.isolation import BACKENDS, backend_for, takes_image
-from ..domain.service import BLOCK_SIZES, endpoint_of, service_of
+from ..domain.service import BLOCK_SIZES, ServiceSpec, endpoint_of, service_of
 from ..domain.session import BACKGROUNDS, SessionSpec
 from ..domain.states import SessionState
 from .homes import session_reason
@@ -140,8 +140,9 @@ def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:
         if not nodes:
             return NO_GUARD
     need = action.degrees[0]
-    if service_of(action.key) and not any(n.gpus.blocks[need] for n in nodes):
-        return f"degrees: no node has an aligned block of {need} GPUs"
+    if (service := ledger.services.get(service_of(action.key))) and not stands_somewhere(
+            nodes, service, need):
+        return f"degrees: no node has an aligned block of {need} GPUs for {service.name}"
     need = need if action.key == "cpu" else 0
     most = max(len(n.cores.units) for n in nodes)
     if need > most:
@@ -163,6 +164,12 @@ def _holds(n: NodeEntry, action: Action, cpus: int) -> bool:
             and action.gpus <= len(n.gpus.units)
             and action.component in ("", n.spec.component)
             and (bool(n.spec.untrusted) or not action.guarded))
+
+
+def stands_somewhere(nodes: Iterable[NodeEntry], service: ServiceSpec, size: int) -> bool:
+    """Whether any of these nodes has a block of this size for a service."""
+    return any(service.may_stand(n.spec.name, block)
+               for n in nodes for block, _ in n.gpus.blocks[size])
 
 
 def _unknown_key(ledger: Ledger, action: Action) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from ..domain import event as ev
 from ..domain.decision import Decision, PrepareService
 from ..domain.service import BLOCK_SIZES, ServiceSpec, service_of
+from .admission import stands_somewhere
 from .ledger import LeaseEntry, Ledger
 
 
@@ -63,8 +64,9 @@ def refusal_of_service(ledger: Ledger, spec: ServiceSpec) -> str:
     if not ledger.complete:
         return ""
     nodes = [n for n in ledger.up_nodes() if n.spec.gpus]
-    if not any(n.gpus.blocks[d] for n in nodes for d in spec.degrees):
-        return f"degrees: no node has an aligned block of {spec.degrees[0]} GPUs"
+    if not any(stands_somewhere(nodes, spec, d) for d in spec.degrees):
+        where = f" numbered {spec.gpus} on {spec.node or 'it'}" if spec.gpus else ""
+        return f"degrees: no node has an aligned block of {spec.degrees[0]} GPUs{where}"
     total = parked_mib([*ledger.services.values(), spec])
     room = min(n.spec.mem_mib for n in nodes)
     if total > room:

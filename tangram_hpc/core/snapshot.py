@@ -114,10 +114,13 @@ class Snapshot:
 
     def blocks(self, service: str, size: int, shape: Shape) -> Iterator[Block]:
         """The free aligned blocks of this size on which a call of this service can start now."""
+        spec, nodes = self.ledger.services[service], self.ledger.nodes
         for view in self.candidates(shape):
             if shape.mem_mib > view.free_mem_mib:
                 continue
             for gpus in view.gpus.free_blocks(size):
+                if not spec.may_stand(nodes[view.node].spec.name, gpus):
+                    continue
                 warm = view.gpus.holds(service, gpus)
                 yield Block(view, gpus, warm, () if warm else tuple(view.gpus.standing(gpus)))
 

@@ -27,6 +27,8 @@ class ServiceSpec(msgspec.Struct, frozen=True, array_like=True):
         degrees: sizes of the blocks that it runs on.
         batch: at most so many calls of it run as one.
         stay_ns: once brought to a block it is not parked for so long, unless a call is overdue.
+        node, gpus: the only place where it can stand: the name of a node, and its block there;
+            empty for any.
         shares: its parked weights are those of every service that says the same word, and count
             once; empty for none.
     """
@@ -41,6 +43,12 @@ class ServiceSpec(msgspec.Struct, frozen=True, array_like=True):
     batch: int = 1
     stay_ns: int = 0
     shares: str = ""
+    node: str = ""
+    gpus: tuple[int, ...] = ()
+
+    def may_stand(self, node: str, gpus: tuple[int, ...]) -> bool:
+        """Whether it can be brought to this block of the node of this name."""
+        return self.node in ("", node) and self.gpus in ((), gpus)
 
     def restored(self, took_ns: int) -> ServiceSpec:
         """As it is believed to be after bringing it in once took so long."""

@@ -88,12 +88,20 @@ class Copies:
         return (want.node in (0, node.node) and node.takes(want)
                 and want.mem_mib <= node.free_mem_mib)
 
+    def may_stand(self, want: Shape, node: NodeView, gpus: tuple[int, ...]) -> bool:
+        """Whether the service of such calls can be brought to this block."""
+        ledger = self.view.ledger
+        spec = ledger.services[service_of(want.key)]
+        return spec.may_stand(ledger.nodes[node.node].spec.name, gpus)
+
     def blocks(self, want: Shape, size: int) -> list[tuple[NodeView, tuple[int, ...], list[Copy]]]:
         """Free aligned blocks for such a call, each with the copies that would be parked."""
         found = []
         for node in self.nodes if size in BLOCK_SIZES else ():
             if self.may(node, want):
                 for gpus in node.gpus.free_blocks(size):
+                    if not self.may_stand(want, node, gpus):
+                        continue
                     over = {id(c): c for gpu in gpus
                             if (c := self.at.get((node.node, gpu))) is not None}
                     found.append((node, gpus, list(over.values())))

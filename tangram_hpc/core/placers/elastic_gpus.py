@@ -203,7 +203,8 @@ class _Pass:
         elif self._held is None and size > 1:
             blocks = [(max(self._free_at(n, gpu) for gpu in gpus), n.node, gpus)
                       for n in self._copies.nodes if self._copies.may(n, want)
-                      for gpus, _ in n.gpus.blocks[size]]
+                      for gpus, _ in n.gpus.blocks[size]
+                      if self._copies.may_stand(want, n, gpus)]
             if blocks:
                 _, number, gpus = min(blocks)
                 self._held = (number, frozenset(gpus))
