@@ -185,6 +185,7 @@ class ServiceExecutor:
 
     def _begin(self, call: Call, block: Block) -> None:
         if self._meter is not None:
+            self._meter.end(call.metered)  # of a copy that died under it
             call.metered = self._meter.begin(block)
         self._reports.started(call.order.lease)
 
