@@ -38,6 +38,7 @@ from .config import Config, load_config
 from .core.placers.registry import make_placer
 from .core.scheduler import Scheduler
 from .domain.node import NodeSpec
+from .endpoints import endpoint_spec
 from .errors import AccessError, BrokerUnreachable, InvalidInput, TangramError
 from .gateway.driver import Gateway
 from .gateway.watchdog import watch
@@ -65,6 +66,7 @@ class BrokerPlan:
 async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     """Runs a broker until it is told to end; leaves the journal and a tombstone of its access."""
     loop, config = asyncio.get_running_loop(), plan.config
+    endpoints = tuple(endpoint_spec(name, table) for name, table in config.endpoints.items())
     seldom_collect()
     die_on_broken_law(loop, "broker")
     folder = make_job_dir(environ, plan.job)
@@ -74,7 +76,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     settings = Settings(
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
-        user=getpass.getuser(), version=VERSION, gap_s=_GAP_S)
+        user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, endpoints=endpoints)
     broker = Broker(Scheduler(make_placer(config.placer)), journal, SystemClock(),
                     LoopTimer(loop), settings, ended.set)
     key = os.urandom(32)

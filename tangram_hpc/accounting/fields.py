@@ -90,6 +90,7 @@ FIELDS = (
     Field("Restarts", 8, lambda r: str(max(0, r.attempt - 1)), "attempts beyond the first"),
     Field("Reason", 30, lambda r: (r.outcome.reason if r.outcome else "") or "None",
           "why it ended so"),
+    Field("Cost", 10, lambda r: f"{_of(r, 'cost_micro') / 1e6:g}", "what its caller says it cost"),
     Field("Session", 10, lambda r: show(r.action.session), "the session it ran in"),
     Field("Rank", 5, lambda r: str(r.rank) if r.rank >= 0 else "", "MPI rank of its client"),
     Field("Isolation", 10, lambda r: str(_of(r, "isolation") or ""), "isolation it really had"),
@@ -134,6 +135,7 @@ def as_json(r: ActionRecord) -> dict[str, Any]:
         "maxrss_kib": o.maxrss_kib if o else 0, "req_cpus": r.action.degrees[0],
         "ncpus": r.cpus, "cpu_held_ns": r.cpu_held_ns, "mem_mib": r.action.mem_mib,
         "gpus": list(r.gpus), "attempt": r.attempt,
+        "cost_micro": o.cost_micro if o else 0,
         "grants": [[at, list(cores)] for at, cores in r.grants],
         "isolation": o.isolation if o else "", "enforcement": o.enforcement if o else "",
     }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ..core.admission import refusal, refusal_of_session
 from ..core.ledger import SessionEntry
 from ..core.liveness import Liveness
+from ..core.quota_facts import declaration, held_by_client, told_by_client
 from ..core.scheduler import Scheduler
 from ..domain import decision as de
 from ..domain import event as ev
@@ -212,6 +213,14 @@ class Broker:
                         self._happen(ev.ActionCancelled(self._now(), action, "by its client"))
             case ms.Ask():
                 self._answer(talk, message)
+            case ms.DeclareEndpoint(request=request, spec=endpoint):
+                facts, why = declaration(self.scheduler.ledger, endpoint, self._now())
+                self._declared(talk.client, request, facts, why)
+            case ms.Done():
+                for fact in told_by_client(self.scheduler.ledger, talk.client, message.action,
+                                           message.lease, message.outcome, message.pushed,
+                                           message.retry_after_ns, self._now()):
+                    self._happen(fact)
             case ms.Ping(stamp=stamp):
                 self._say(talk.client, ms.Pong(stamp))
             case ms.Bye():
@@ -222,7 +231,7 @@ class Broker:
     def _submit(self, talk: Talk, message: ms.Submit, payload: Buffer | None) -> None:
         action = message.action
         if action.id in self.scheduler.ledger.actions:
-            return  # submitted again after a reconnect: it is on its way
+            return self._say_granted(action.id)  # again after a reconnect: it is on its way
         if client_of(action.id) != talk.client:
             why = f"id: {show(action.id)} is not this client's"
         else:
@@ -233,6 +242,19 @@ class Broker:
         assert payload is not None
         self._payloads[action.id] = payload
         self._happen(ev.ActionSubmitted(self._now(), action))
+
+    def _declared(self, client: int, request: int, facts: list[ev.Event], why: str) -> None:
+        for fact in facts:
+            self._happen(fact)
+        if why:
+            self._say(client, ms.Rejected(request, why))
+        else:
+            self._say(client, ms.Answer(request), b"{}")
+
+    def _say_granted(self, action: int) -> None:
+        lease = held_by_client(self.scheduler.ledger, action)
+        if lease is not None:
+            self._say(client_of(action), ms.Granted(action, lease.lease))
 
     def _request_session(self, talk: Talk, spec: SessionSpec, again: bool) -> None:
         entry = self.scheduler.ledger.sessions.get(spec.id)
@@ -312,6 +334,8 @@ class Broker:
 
     def _perform(self, order: de.Decision, payload: Buffer | None) -> None:
         match order:
+            case de.StartLease(node=0):
+                self._say_granted(order.action)
             case de.StartLease():
                 action = self.scheduler.ledger.actions[order.action].action
                 self._tell(order.node, ms.Start(order.lease, action, order.cores, order.gpus,

@@ -43,6 +43,12 @@ def go(args: argparse.Namespace) -> int:
         lent = f"{n['cpus'] - n['cpus_free']}/{n['cpus']}" if n["state"] == "UP" else "-"
         print(f"{n['name']:<16}{n['state']:<10}{n['component']:<12}{lent:>9}{n['gpus']:>6}"
               f"{n['sessions']:>10}  {n['enforcement']:<13}{', '.join(n['untrusted']) or 'none'}")
+    for e in told["endpoints"]:
+        rate = f"{e['rate_now']:g}/{e['rate']:g} a second" if e["rate"] else "any rate"
+        closed = f"  throttled for {e['throttled_s']:.1f} s" if e["throttled_s"] else ""
+        print(f"ENDPOINT {e['name']:<16}{e['inside']}/{e['concurrency_now']} inside (of "
+              f"{e['concurrency']})  {rate}  {e['waiting']} waiting  {e['calls']} calls  "
+              f"cost {e['cost']:g}{closed}")
     for p in told["pending"][:20]:
         print(f"PENDING  {p['id']:<12}{p['name']:<20}{p['waited_s']:8.1f} s  {p['reason']}")
     if len(told["pending"]) > 20:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..domain.action import Action
+from ..domain.action import Action, Kind
 from ..domain.node import NodeSpec
 from ..domain.outcome import Outcome
 from ..domain.service import ServiceSpec, endpoint_of, service_of
@@ -53,6 +53,12 @@ class NodeEntry:
     sessions: dict[int, None] = field(default_factory=dict)
     leases: dict[int, None] = field(default_factory=dict)  # those that have begun
     news: int = 0  # grows when somebody comes to wait here, or when units come free
+
+
+def _outside() -> NodeEntry:
+    """Where clients hold what was granted to them: no node, with nothing of its own to lend."""
+    spec = NodeSpec("", "", (), 0)
+    return NodeEntry(0, spec, CoreSet(()), GpuSet(()), 0)
 
 
 @dataclass(slots=True)
@@ -163,6 +169,7 @@ class Ledger:
     sessions: dict[int, SessionEntry] = field(default_factory=dict)
     services: dict[str, ServiceSpec] = field(default_factory=dict)
     endpoints: dict[str, EndpointEntry] = field(default_factory=dict)
+    outside: NodeEntry = field(default_factory=_outside)
     expiring: dict[int, Away] = field(default_factory=dict)  # clients that are away
     idle: IdleClock = field(default_factory=IdleClock)
     opening: dict[int, None] = field(default_factory=dict)  # sessions not placed, in order
@@ -184,16 +191,22 @@ class Ledger:
         """The nodes that can be lent from, in order of joining."""
         return [n for n in self.nodes.values() if n.state is NodeState.UP]
 
+    def place(self, node: int) -> NodeEntry:
+        """A node by its number, or for 0 `outside`."""
+        return self.nodes[node] if node else self.outside
+
     def check(self) -> None:
         """Proves the laws; an AssertionError names the one that is broken. O(everything)."""
-        for node in self.nodes.values():
+        for node in [self.outside, *self.nodes.values()]:
             self._check_node(node)
         for action_id, entry in self.actions.items():
             pending = entry.state is ActionState.PENDING
             assert pending or action_id not in self.ready, f"{entry} waits and does not"
             assert (entry.lease != 0) == (not pending and entry.state not in ENDED), f"{entry}"
         for lease in self.leases.values():
-            assert lease.node in self.nodes, f"{lease} on no node"
+            assert not lease.node or lease.node in self.nodes, f"{lease} on no node"
+            at_client = self.actions[lease.action].action.kind is Kind.GRANT
+            assert at_client == (not lease.node), f"{lease} is held by the wrong side"
         assert self.ahead == sum(not x.begun for x in self.leases.values()), f"{self.ahead} ahead"
         for lease in self.leases.values():
             assert lease.begun == (next(iter(lease.chain)) == lease.lease), f"{lease} begins wrong"

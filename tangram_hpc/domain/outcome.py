@@ -22,6 +22,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
         enforcement: how its units were really enforced (`affinity`, `counted`, ...).
         restore_ns: what bringing its service onto the GPUs took, before `exec_ns`.
         batch: how many calls ran as one with it, itself included.
+        cost_micro: what a call of an endpoint cost, in millionths of its caller's unit.
     """
 
     state: ActionState
@@ -35,3 +36,4 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     enforcement: str = ""
     restore_ns: int = 0
     batch: int = 1
+    cost_micro: int = 0

@@ -12,6 +12,7 @@ import msgspec
 
 BLOCK_SIZES = (1, 2, 4, 8)
 MICRO = 1_000_000  # parts of a token that rates and bursts are counted in
+FALTERED, THROTTLED = 1, 2  # how an endpoint pushed back: it failed (5xx), or said too many (429)
 
 
 class ServiceSpec(msgspec.Struct, frozen=True, array_like=True):

@@ -15,6 +15,7 @@ import msgspec
 from ..domain.action import Action
 from ..domain.node import NodeSpec
 from ..domain.outcome import Outcome
+from ..domain.service import EndpointSpec
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 
@@ -115,6 +116,26 @@ class RenewSession(Message, frozen=True, tag=19):
     session: int
 
 
+class DeclareEndpoint(Message, frozen=True, tag=20):
+    """From now on actions may name this endpoint; answered by Answer, or by Rejected under
+    `request`. The same again is harmless."""
+
+    request: int
+    spec: EndpointSpec
+
+
+class Done(Message, frozen=True, tag=25):
+    """How the call under a grant went. `lease` as Granted said it; 0: the action is not wanted any
+    more, granted or not. A state of PREEMPTED sends it back: it waits again at its old turn.
+    `pushed`: 0, FALTERED or THROTTLED; nobody calls the endpoint for `retry_after_ns`."""
+
+    action: int
+    lease: int
+    outcome: Outcome
+    pushed: int = 0
+    retry_after_ns: int = 0
+
+
 class Shutdown(Message, frozen=True, tag=18):
     """Asks the broker to end (`tangram shutdown`), and the broker's worker to end."""
 
@@ -190,6 +211,14 @@ class Answer(Message, frozen=True, tag=36):
 
     request: int
     n: int = 1
+
+
+class Granted(Message, frozen=True, tag=37):
+    """The client may make this call now: it holds a slot and has taken a token of its endpoint
+    under this lease, until it says Done."""
+
+    action: int
+    lease: int
 
 
 # ---- worker -> broker ------------------------------------------------------------------------
@@ -311,6 +340,8 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     Bye,
     Shutdown,
     RenewSession,
+    DeclareEndpoint,
+    Done,
     Welcome,
     Result,
     Rejected,
@@ -318,6 +349,7 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     SessionDown,
     Output,
     Answer,
+    Granted,
     WorkerHello,
     Started,
     Finished,

@@ -23,7 +23,7 @@ class Opening(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Start this action here on so many units of its key resource. `units`: one of its degrees,
+    """Start this action here (0: at its client) on so many units of its key resource. `units`: one of its degrees,
     or for an action on CPUs that may be resized any number from 0 to its largest. `gpus`: for a
     service the aligned block that it runs on."""
 
@@ -190,6 +190,11 @@ def start_calls(view: Snapshot, placement: Placement) -> None:
         walk = view.ledger.ready.walk("endpoint:" + name)
         while endpoint.starts > 0 and (head := walk.head()) is not None:
             action, shape = head
+            if shape.at_client:
+                endpoint.free, endpoint.tokens = endpoint.free - 1, endpoint.tokens - 1
+                placement.grants.append(Grant(action, 0, 1))
+                walk.next()
+                continue
             nodes = [n for n in view.candidates(shape) if view.fits(n, shape, 0)]
             if not nodes:
                 walk.skip_shape()
