@@ -1,4 +1,4 @@
-"""What a person writes of an endpoint: `register_endpoint(name, ...)` or `[endpoints.NAME]` in TOML.
+"""What a person writes of an endpoint: `register_endpoint(name, ...)`, `[endpoints.NAME]` in TOML.
 
 Law: checked here, before anything is sent; a wrong field is one line that names it. The scheduler
 sees an `EndpointSpec` and never the rest.

@@ -205,7 +205,8 @@ class Ledger:
             assert (entry.lease != 0) == (not pending and entry.state not in ENDED), f"{entry}"
         for lease in self.leases.values():
             assert not lease.node or lease.node in self.nodes, f"{lease} on no node"
-            at_client = self.actions[lease.action].action.kind is Kind.GRANT
+            of = self.actions.get(lease.action)  # forgotten if it is only being cleaned up
+            at_client = of is not None and of.action.kind is Kind.GRANT
             assert at_client == (not lease.node), f"{lease} is held by the wrong side"
         assert self.ahead == sum(not x.begun for x in self.leases.values()), f"{self.ahead} ahead"
         for lease in self.leases.values():

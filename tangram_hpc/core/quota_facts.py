@@ -32,7 +32,7 @@ class QuotaFacts:
         old = endpoints.get(spec.name)
         endpoints[spec.name] = (full(spec, event.at) if old is None
                                 else declared_again(old, spec, event.at))
-        self.dirty = True
+        self.dirty = self.dirty or self.ledger.ready.waits("endpoint:" + spec.name)
         return []
 
     def _endpoint_throttled(self, event: ev.EndpointThrottled) -> list[Decision]:

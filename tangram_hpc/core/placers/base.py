@@ -23,9 +23,9 @@ class Opening(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Start this action here (0: at its client) on so many units of its key resource. `units`: one of its degrees,
-    or for an action on CPUs that may be resized any number from 0 to its largest. `gpus`: for a
-    service the aligned block that it runs on."""
+    """Start this action here (0: at its client) on so many units of its key resource. `units`: one
+    of its degrees, or for an action on CPUs that may be resized any number from 0 to its largest.
+    `gpus`: for a service the aligned block that it runs on."""
 
     action: int
     node: int

@@ -1,0 +1,94 @@
+"""`Turn`: one action that asks for an endpoint's slot and token, as its client holds it.
+
+Law: the broker grants and the client says how it went (`Done`); every grant is answered once, under
+the lease that fences it, and the last answer is kept until the action's result is here, so that it
+can be said again after a lost way. The client's own thread only hands grants over; all else is on
+the caller's side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from ..domain.outcome import Outcome
+from ..domain.states import ActionState
+from ..errors import BrokerUnreachable
+from ..wire import message as ms
+from .future import Future
+
+_Grant = concurrent.futures.Future[int]
+
+
+class Turn:
+    """Ask (`wait`), call, and say how it went (`end`), or that it is to be asked again (`again`).
+
+    Args:
+        future: the action's; its result says that the broker knows the end.
+        say: puts a message into the client's outbox.
+    """
+
+    def __init__(self, future: Future, say: Callable[[ms.Message], None]) -> None:
+        self.future, self._say = future, say
+        self.said: ms.Done | None = None
+        self._lease, self._over, self._began_ns = 0, 0, 0
+        self._next: _Grant = concurrent.futures.Future()
+        future.add_done_callback(self._closed)
+
+    # ---- the client's thread -----------------------------------------------------------------
+
+    def granted(self, lease: int) -> None:
+        """The broker says so; a word that comes twice is harmless."""
+        if lease != self._over:
+            with suppress(concurrent.futures.InvalidStateError):
+                self._next.set_result(lease)
+
+    def _closed(self, future: concurrent.futures.Future[object]) -> None:
+        problem = None if future.cancelled() else future.exception()
+        with suppress(concurrent.futures.InvalidStateError):
+            self._next.set_exception(problem or BrokerUnreachable("the client was closed"))
+
+    # ---- the caller's side -------------------------------------------------------------------
+
+    async def wait(self) -> None:
+        """Returns when the call may be made.
+
+        Raises:
+            InfeasibleRequest: no such endpoint is declared.
+            BrokerUnreachable: the broker or this client ended.
+        """
+        self._began(await asyncio.wrap_future(self._next))
+
+    def wait_here(self) -> None:
+        """The same for a thread."""
+        self._began(self._next.result())
+
+    def _began(self, lease: int) -> None:
+        self._lease, self._began_ns = lease, time.monotonic_ns()
+
+    def again(self, reason: str, pushed: int = 0, retry_after_s: float = 0.0) -> None:
+        """This attempt was nothing; `wait` for the next grant, at the old turn."""
+        over, self._over = self._lease, self._lease
+        self._next = concurrent.futures.Future()
+        self._tell(over, ActionState.PREEMPTED, reason, pushed, retry_after_s)
+        self._lease = 0
+        if self.future.done():
+            self._closed(self.future)
+
+    def end(self, state: ActionState, reason: str = "", *, pushed: int = 0,
+            retry_after_s: float = 0.0, cost: float = 0.0) -> None:
+        """How the call went, or that it will not be made. A second end is ignored."""
+        if self.said is None or self.said.outcome.state is ActionState.PREEMPTED:
+            self._over = self._lease
+            self._tell(self._lease, state, reason, pushed, retry_after_s, cost)
+
+    def _tell(self, lease: int, state: ActionState, reason: str, pushed: int,
+              retry_after_s: float, cost: float = 0.0) -> None:
+        ran_ns = time.monotonic_ns() - self._began_ns if lease else 0
+        outcome = Outcome(state, exec_ns=ran_ns, reason=reason[:500], cost_micro=round(cost * 1e6))
+        self.said = ms.Done(self.future.action, lease, outcome, pushed,
+                            max(0, round(min(retry_after_s, 1e6) * 1e9)))
+        self._say(self.said)
