@@ -19,7 +19,7 @@ from ..core.scheduler import Scheduler
 from ..domain import decision as de
 from ..domain import event as ev
 from ..domain.ids import client_of, show
-from ..domain.service import EndpointSpec, ServiceSpec
+from ..domain.service import EndpointSpec, ServiceSpec, endpoint_of
 from ..domain.session import SessionSpec
 from ..domain.states import SessionState
 from ..ports import Buffer, Clock, Journal, Link, Timer
@@ -254,7 +254,9 @@ class Broker:
     def _say_granted(self, action: int) -> None:
         lease = held_by_client(self.scheduler.ledger, action)
         if lease is not None:
-            self._say(client_of(action), ms.Granted(action, lease.lease))
+            endpoint = self.scheduler.ledger.endpoints[endpoint_of(lease.key)]
+            self._say(client_of(action), ms.Granted(action, lease.lease, endpoint.rate_micro,
+                                                    endpoint.spec.burst_micro))
 
     def _request_session(self, talk: Talk, spec: SessionSpec, again: bool) -> None:
         entry = self.scheduler.ledger.sessions.get(spec.id)

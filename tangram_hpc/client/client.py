@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from ..core.pace import Pace
 from ..domain.action import Kind, Profile
 from ..domain.ids import mint
 from ..domain.session import SessionSpec
@@ -70,6 +71,7 @@ class Client(Quotas):
         self._opening: set[int] = set()  # sessions whose admission is awaited
         self._answers: dict[int, concurrent.futures.Future[Any]] = {}
         self._acks: list[int] = []
+        self._paces: dict[str, Pace] = {}
         self._closing = False
         self._failure: TangramError | None = None
         self._channel: Channel | None = None
@@ -417,10 +419,10 @@ class Client(Quotas):
                 open_one = self._pending.get(action)
                 if open_one is not None and open_one.on_output is not None and payload is not None:
                     Streams.give(open_one, stream, bytes(payload))
-            case ms.Granted(action=action, lease=lease):
+            case ms.Granted(action=action):
                 open_one = self._pending.get(action)
                 if open_one is not None and open_one.turn is not None:
-                    open_one.turn.granted(lease)
+                    open_one.turn.granted(message)
             case ms.SessionUp(session=session_id):
                 self._opening.discard(session_id)
                 session = self._sessions.get(session_id)

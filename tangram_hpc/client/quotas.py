@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..core.pace import Pace
 from ..domain.action import Action, Kind
 from ..endpoints import endpoint_spec
 from ..errors import BrokerUnreachable, TangramError
@@ -24,6 +25,7 @@ from .turn import Turn
 class Quotas(Asking):
     """See `Client`."""
 
+    _paces: dict[str, Pace]
     _pending: dict[int, Pending]
     _closing: bool
     _failure: TangramError | None
@@ -70,7 +72,7 @@ class Quotas(Asking):
     def _take_turn(self, endpoint: str, name: str) -> Turn:
         action = Action(self._mint(), name or endpoint, Kind.GRANT, key=f"endpoint:{endpoint}")
         future = Future(action.id, self._cancel)
-        turn = Turn(future, self._say_done)
+        turn = Turn(future, self._say_done, lambda grant: self._pause_s(endpoint, grant))
         with self._lock:
             if self._closing or self._failure is not None:
                 raise self._failure or BrokerUnreachable("the client is closed")
@@ -78,6 +80,13 @@ class Quotas(Asking):
                                                turn=turn)
             self._put(ms.Submit(action), b"")
         return turn
+
+    def _pause_s(self, endpoint: str, grant: ms.Granted) -> float | None:
+        with self._lock:
+            now = time.monotonic_ns()
+            pace = self._paces.setdefault(endpoint, Pace())
+            start = pace.start_at(now, grant.rate_micro, grant.burst_micro)
+        return None if start < 0 else (start - now) / 1e9
 
     def _say_done(self, done: ms.Message) -> None:
         with self._lock:

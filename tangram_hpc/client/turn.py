@@ -20,7 +20,7 @@ from ..errors import BrokerUnreachable
 from ..wire import message as ms
 from .future import Future
 
-_Grant = concurrent.futures.Future[int]
+_Grant = concurrent.futures.Future[ms.Granted]
 
 
 class Turn:
@@ -29,10 +29,12 @@ class Turn:
     Args:
         future: the action's; its result says that the broker knows the end.
         say: puts a message into the client's outbox.
+        pace: seconds until a grant may be used; None if it came too late for that.
     """
 
-    def __init__(self, future: Future, say: Callable[[ms.Message], None]) -> None:
-        self.future, self._say = future, say
+    def __init__(self, future: Future, say: Callable[[ms.Message], None],
+                 pace: Callable[[ms.Granted], float | None]) -> None:
+        self.future, self._say, self._pace = future, say, pace
         self.said: ms.Done | None = None
         self._lease, self._over, self._began_ns = 0, 0, 0
         self._next: _Grant = concurrent.futures.Future()
@@ -40,11 +42,11 @@ class Turn:
 
     # ---- the client's thread -----------------------------------------------------------------
 
-    def granted(self, lease: int) -> None:
+    def granted(self, grant: ms.Granted) -> None:
         """The broker says so; a word that comes twice is harmless."""
-        if lease != self._over:
+        if grant.lease != self._over:
             with suppress(concurrent.futures.InvalidStateError):
-                self._next.set_result(lease)
+                self._next.set_result(grant)
 
     def _closed(self, future: concurrent.futures.Future[object]) -> None:
         problem = None if future.cancelled() else future.exception()
@@ -60,14 +62,27 @@ class Turn:
             InfeasibleRequest: no such endpoint is declared.
             BrokerUnreachable: the broker or this client ended.
         """
-        self._began(await asyncio.wrap_future(self._next))
+        while (pause_s := self._taken(await asyncio.wrap_future(self._next))) is None:
+            pass
+        if pause_s:
+            await asyncio.sleep(pause_s)
+            self._began_ns = time.monotonic_ns()
 
     def wait_here(self) -> None:
         """The same for a thread."""
-        self._began(self._next.result())
+        while (pause_s := self._taken(self._next.result())) is None:
+            pass
+        if pause_s:
+            time.sleep(pause_s)
+            self._began_ns = time.monotonic_ns()
 
-    def _began(self, lease: int) -> None:
-        self._lease, self._began_ns = lease, time.monotonic_ns()
+    def _taken(self, grant: ms.Granted) -> float | None:
+        """Seconds until the call may start; None: it came too late and was given back."""
+        self._lease, self._began_ns = grant.lease, time.monotonic_ns()
+        pause_s = self._pace(grant)
+        if pause_s is None:
+            self.again("its client was late")
+        return pause_s
 
     def again(self, reason: str, pushed: int = 0, retry_after_s: float = 0.0) -> None:
         """This attempt was nothing; `wait` for the next grant, at the old turn."""

@@ -41,8 +41,9 @@ class QuotaFacts:
         return []
 
     def _count_call(self, lease: LeaseEntry, at: int, outcome: Outcome) -> None:
-        """The end of what may have been a call of an endpoint."""
-        if endpoint := endpoint_of(lease.key):
+        """The end of what may have been a call of an endpoint, and was not sent back."""
+        endpoint = endpoint_of(lease.key)
+        if endpoint and outcome.state is not ActionState.PREEMPTED:
             self.ledger.endpoints[endpoint].ended(
                 lease.granted_at, at, outcome.state is ActionState.COMPLETED, outcome.cost_micro)
 

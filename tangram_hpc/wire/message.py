@@ -215,10 +215,13 @@ class Answer(Message, frozen=True, tag=36):
 
 class Granted(Message, frozen=True, tag=37):
     """The client may make this call now: it holds a slot and has taken a token of its endpoint
-    under this lease, until it says Done."""
+    under this lease, until it says Done. `rate_micro`, `burst_micro`: the bucket's, as it is now;
+    a client that stood still keeps to them by itself, and gives back what it cannot use."""
 
     action: int
     lease: int
+    rate_micro: int = 0
+    burst_micro: int = 0
 
 
 # ---- worker -> broker ------------------------------------------------------------------------
