@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -236,6 +237,36 @@ def test_cache_and_single_flight_share_answers_where_asked_to(cluster) -> None:
         assert await sharing.request(attempt, key="a") == 3
         assert await sharing.request(attempt) == 4
     asyncio.run(calls())
+
+
+def test_a_trainer_that_stood_still_does_not_break_the_limit_afterwards(cluster) -> None:
+    """Its loop is blocked again and again while grants come; the endpoint is not."""
+    endpoint = cluster.register_endpoint("stood", rate=50, burst=20, jitter_ms=300)
+    server, up, over = FakeSearch(rate=50, burst=20), threading.Event(), threading.Event()
+
+    async def serve_aside() -> None:
+        async with server:
+            up.set()
+            await asyncio.to_thread(over.wait)
+
+    async def calls() -> list[str]:
+        async def attempt() -> str:
+            return check_response(await get(server.port, "x")).text
+        async def stand_still() -> None:
+            for _ in range(3):
+                await asyncio.sleep(0.3)
+                time.sleep(0.5)  # 25 grants come in that time
+        running = [endpoint.request(attempt) for _ in range(100)]
+        return (await asyncio.gather(stand_still(), *running))[1:]
+    aside = threading.Thread(target=asyncio.run, args=(serve_aside(),))
+    aside.start()
+    up.wait()
+    try:
+        assert len(asyncio.run(calls())) == 100
+    finally:
+        over.set()
+        aside.join()
+    assert (server.over, server.carried["x"]) == (0, 100)
 
 
 # ---- losses ------------------------------------------------------------------------------------
