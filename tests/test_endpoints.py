@@ -196,6 +196,12 @@ def test_an_error_of_the_attempt_is_its_callers(cluster) -> None:
         asyncio.run(endpoint.request(wrong, idempotent=True))
     with pytest.raises(ZeroDivisionError), endpoint.slot():
         raise ZeroDivisionError
+    with pytest.raises(tangram_hpc.InvalidInput, match="cost: nan"), endpoint.slot() as slot:
+        slot.cost = float("nan")
+    with pytest.raises(TypeError):
+        asyncio.run(endpoint.request(lambda: 5))  # not awaitable
+    with pytest.raises(tangram_hpc.InvalidInput, match="timeout"):
+        asyncio.run(endpoint.request(wrong, timeout=0))
     until_inside(cluster, "wrong", 0)
 
 
@@ -267,6 +273,24 @@ def test_a_trainer_that_stood_still_does_not_break_the_limit_afterwards(cluster)
         over.set()
         aside.join()
     assert (server.over, server.carried["x"]) == (0, 100)
+
+
+def test_a_call_that_waits_is_explained(cluster) -> None:
+    endpoint = cluster.register_endpoint("asked", concurrency=1)
+    with endpoint.slot() as held:
+        waiting = endpoint.slot()
+        entered = threading.Thread(target=waiting.__enter__)
+        entered.start()
+        while not waiting.id:
+            time.sleep(0.01)
+        while (told := cluster.ask("explain", waiting.id)).get("error"):
+            time.sleep(0.01)
+        assert (told["reason"], told["held_by"][0]["id"]) == ("Quota", held.id)
+        assert held.id in tangram(cluster, "explain", waiting.id)
+        assert "asked" in tangram(cluster, "explain", held.id)
+    entered.join()
+    waiting.__exit__(None, None, None)
+    until_inside(cluster, "asked", 0)
 
 
 # ---- losses ------------------------------------------------------------------------------------

@@ -38,36 +38,41 @@ class Slot:
     the endpoint pushed back (`Throttled`, `Transient`; see `check_response`) slows its calls down.
     """
 
-    def __init__(self, turn: Turn) -> None:
-        self.cost, self._turn = 0.0, turn
+    def __init__(self, take_turn: Callable[[], Turn]) -> None:
+        self.cost, self._take_turn = 0.0, take_turn
+        self._turn: Turn | None = None
 
     @property
     def id(self) -> str:
-        """The action's id as accounting shows it."""
-        return self._turn.future.id
+        """The action's id as accounting shows it; empty before it is entered."""
+        return self._turn.future.id if self._turn is not None else ""
 
     def __enter__(self) -> Slot:
+        self._turn = turn = self._take_turn()
         try:
-            self._turn.wait_here()
+            turn.wait_here()
         except BaseException:
-            self._turn.end(ActionState.CANCELLED)
+            turn.end(ActionState.CANCELLED)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
+        assert self._turn is not None
         _end(self._turn, error, self.cost)
 
     async def __aenter__(self) -> Slot:
+        self._turn = turn = self._take_turn()
         try:
-            await self._turn.wait()
+            await turn.wait()
         except BaseException:
-            self._turn.end(ActionState.CANCELLED)
+            turn.end(ActionState.CANCELLED)
             raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
                         trace: TracebackType | None) -> None:
+        assert self._turn is not None
         _end(self._turn, error, self.cost)
 
 
@@ -86,7 +91,7 @@ class Endpoint:
 
     def slot(self, name: str = "") -> Slot:
         """One attempt of your own; it is never repeated. `name`: its class in accounting."""
-        return Slot(self._client._take_turn(self.name, name))
+        return Slot(lambda: self._client._take_turn(self.name, name))
 
     async def request(self, attempt: Attempt, *, timeout: float = 60.0, idempotent: bool = False,
                       cost: Cost = 0.0, key: Hashable = None, name: str = "") -> Any:
@@ -106,9 +111,8 @@ class Endpoint:
 
         Raises:
             ActionFailed: no attempt succeeded within the timeout.
-            Transient: it failed and must not be repeated.
             InfeasibleRequest: no such endpoint is declared.
-            and what the attempt raises else.
+            what the attempt raised, when it is not to be repeated.
         """
         if not timeout > 0:
             raise InvalidInput(f"timeout: {timeout!r} is not a number of seconds > 0")

@@ -16,10 +16,11 @@ from contextlib import suppress
 
 from ..domain.outcome import Outcome
 from ..domain.states import ActionState
-from ..errors import BrokerUnreachable
+from ..errors import BrokerUnreachable, InvalidInput
 from ..wire import message as ms
 from .future import Future
 
+_COST_MAX = 1e12
 _Grant = concurrent.futures.Future[ms.Granted]
 
 
@@ -95,10 +96,19 @@ class Turn:
 
     def end(self, state: ActionState, reason: str = "", *, pushed: int = 0,
             retry_after_s: float = 0.0, cost: float = 0.0) -> None:
-        """How the call went, or that it will not be made. A second end is ignored."""
-        if self.said is None or self.said.outcome.state is ActionState.PREEMPTED:
-            self._over = self._lease
-            self._tell(self._lease, state, reason, pushed, retry_after_s, cost)
+        """How the call went, or that it will not be made. A second end is ignored.
+
+        Raises:
+            InvalidInput: the cost is no amount; the call has ended as FAILED.
+        """
+        if self.said is not None and self.said.outcome.state is not ActionState.PREEMPTED:
+            return
+        self._over, wrong = self._lease, not 0 <= cost < _COST_MAX
+        if wrong:
+            state, reason, cost = ActionState.FAILED, f"cost: {cost!r} is no amount", 0.0
+        self._tell(self._lease, state, reason, pushed, retry_after_s, cost)
+        if wrong:
+            raise InvalidInput(f"{reason}; it is a number from 0 to {_COST_MAX:g}")
 
     def _tell(self, lease: int, state: ActionState, reason: str, pushed: int,
               retry_after_s: float, cost: float = 0.0) -> None:

@@ -27,7 +27,8 @@ class Pace:
         if not rate_micro:
             return now
         gap = -(-_SECOND * MICRO // rate_micro)
-        full_at = max(self._full_at, now)
+        most = (burst_micro + MICRO) * _SECOND // rate_micro + gap  # what another rate has left
+        full_at = min(max(self._full_at, now), now + most)
         start = max(now, full_at - (burst_micro - MICRO) * _SECOND // rate_micro)
         if start - now > max(gap, _LEAST_WAIT_NS):
             return -1
