@@ -345,6 +345,17 @@ def test_an_action_of_an_endpoint_holds_a_slot_and_no_core(cluster) -> None:
         cluster.submit(["true"], endpoint="worker", cpus=2)
 
 
+def test_a_function_on_a_worker_says_that_its_endpoint_pushed_back(cluster) -> None:
+    cluster.register_endpoint("pushed", concurrency=8)
+
+    def attempt() -> None:
+        raise tangram_hpc.Throttled(20.0)
+    with pytest.raises(tangram_hpc.RemoteError, match="Throttled: too many"):
+        cluster.submit(attempt, endpoint="pushed").result(60)
+    told = endpoint_info(cluster, "pushed")
+    assert told["concurrency_now"] == 4 and 0 < told["throttled_s"] <= 20
+
+
 # ---- what an answer says -----------------------------------------------------------------------
 
 

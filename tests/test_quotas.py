@@ -154,8 +154,8 @@ def say(w: World, action: int, state: ActionState, *, lease: int | None = None, 
     lease = w.lease_of(action) if lease is None else lease
     w.now += 1
     made: list[de.Decision] = []
-    for fact in told_by_client(w.ledger, client, action, lease, Outcome(state, cost_micro=7),
-                               pushed, wait_ns, w.now):
+    outcome = Outcome(state, cost_micro=7, pushed=pushed, retry_after_ns=wait_ns)
+    for fact in told_by_client(w.ledger, client, action, lease, outcome, w.now):
         made += w.happen(fact)
     return made
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..core.admission import refusal, refusal_of_session
 from ..core.ledger import SessionEntry
 from ..core.liveness import Liveness
-from ..core.quota_facts import declaration, held_by_client, told_by_client
+from ..core.quota_facts import declaration, finished, held_by_client, told_by_client
 from ..core.scheduler import Scheduler
 from ..domain import decision as de
 from ..domain import event as ev
@@ -218,8 +218,7 @@ class Broker:
                 self._declared(talk.client, request, facts, why)
             case ms.Done():
                 for fact in told_by_client(self.scheduler.ledger, talk.client, message.action,
-                                           message.lease, message.outcome, message.pushed,
-                                           message.retry_after_ns, self._now()):
+                                           message.lease, message.outcome, self._now()):
                     self._happen(fact)
             case ms.Ping(stamp=stamp):
                 self._say(talk.client, ms.Pong(stamp))
@@ -282,7 +281,9 @@ class Broker:
         match message:
             case ms.Finished(lease=lease, outcome=outcome, clean=clean):
                 if self._owns(talk, lease):
-                    self._happen(ev.LeaseFinished(now, lease, outcome, clean), payload)
+                    end = ev.LeaseFinished(now, lease, outcome, clean)
+                    for fact in finished(self.scheduler.ledger, end) if outcome.pushed else (end,):
+                        self._happen(fact, payload)
             case ms.Released(lease=lease):
                 if self._owns(talk, lease):
                     self._happen(ev.LeaseReleased(now, lease))

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Hashable
 from types import TracebackType
 from typing import Any, Protocol
 
-from ..domain.service import FALTERED, THROTTLED
 from ..domain.states import ActionState
 from ..errors import ActionFailed, InvalidInput, Throttled, Transient
 from .turn import Turn
@@ -200,11 +199,10 @@ class _Call:
     async def _before_the_next(self, turn: Turn, failure: Throttled | Transient) -> None:
         """Waits for the next attempt's grant. The endpoint's own wish is waited for by the broker,
         for all of its callers; what broke is given a jittered pause first, its slot still held."""
-        pushed = _pushed(failure)
-        if pushed != THROTTLED:
+        if not isinstance(failure, Throttled) and not failure.retry_after:
             pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._tries, 10))
             await self._in_time(asyncio.sleep(self._rng.uniform(0.0, pause_s)))
-        turn.again(str(failure), pushed, failure.retry_after)
+        turn.again(str(failure), failure)
         await self._in_time(turn.wait())
 
     async def _in_time(self, what: Awaitable[Any]) -> Any:
@@ -233,10 +231,6 @@ async def _cancelled(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def _pushed(failure: Throttled | Transient) -> int:
-    return THROTTLED if isinstance(failure, Throttled) or failure.retry_after else FALTERED
-
-
 def _end(turn: Turn, error: BaseException | None, cost: float) -> None:
     """Tells the broker how an attempt ended that is the last one."""
     if error is None:
@@ -244,8 +238,4 @@ def _end(turn: Turn, error: BaseException | None, cost: float) -> None:
     if isinstance(error, asyncio.CancelledError):
         return turn.end(ActionState.CANCELLED, "by its caller")
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    failure = understood(error)
-    if failure is None:
-        return turn.end(ActionState.FAILED, reason)
-    turn.end(ActionState.FAILED, reason, pushed=_pushed(failure),
-             retry_after_s=failure.retry_after)
+    turn.end(ActionState.FAILED, reason, failure=understood(error))

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ..domain.outcome import Outcome
+from ..domain.service import pushed_by
 from ..domain.states import ActionState
 from ..errors import BrokerUnreachable, InvalidInput
 from ..wire import message as ms
@@ -85,18 +86,19 @@ class Turn:
             self.again("its client was late")
         return pause_s
 
-    def again(self, reason: str, pushed: int = 0, retry_after_s: float = 0.0) -> None:
+    def again(self, reason: str, failure: BaseException | None = None) -> None:
         """This attempt was nothing; `wait` for the next grant, at the old turn."""
         over, self._over = self._lease, self._lease
         self._next = concurrent.futures.Future()
-        self._tell(over, ActionState.PREEMPTED, reason, pushed, retry_after_s)
+        self._tell(over, ActionState.PREEMPTED, reason, failure)
         self._lease = 0
         if self.future.done():
             self._closed(self.future)
 
-    def end(self, state: ActionState, reason: str = "", *, pushed: int = 0,
-            retry_after_s: float = 0.0, cost: float = 0.0) -> None:
-        """How the call went, or that it will not be made. A second end is ignored.
+    def end(self, state: ActionState, reason: str = "", *, failure: BaseException | None = None,
+            cost: float = 0.0) -> None:
+        """How the call went, or that it will not be made. A second end is ignored. `failure`: what
+        may say that the endpoint pushed back.
 
         Raises:
             InvalidInput: the cost is no amount; the call has ended as FAILED.
@@ -106,14 +108,15 @@ class Turn:
         self._over, wrong = self._lease, not 0 <= cost < _COST_MAX
         if wrong:
             state, reason, cost = ActionState.FAILED, f"cost: {cost!r} is no amount", 0.0
-        self._tell(self._lease, state, reason, pushed, retry_after_s, cost)
+        self._tell(self._lease, state, reason, failure, cost)
         if wrong:
             raise InvalidInput(f"{reason}; it is a number from 0 to {_COST_MAX:g}")
 
-    def _tell(self, lease: int, state: ActionState, reason: str, pushed: int,
-              retry_after_s: float, cost: float = 0.0) -> None:
+    def _tell(self, lease: int, state: ActionState, reason: str,
+              failure: BaseException | None, cost: float = 0.0) -> None:
         ran_ns = time.monotonic_ns() - self._began_ns if lease else 0
-        outcome = Outcome(state, exec_ns=ran_ns, reason=reason[:500], cost_micro=round(cost * 1e6))
-        self.said = ms.Done(self.future.action, lease, outcome, pushed,
-                            max(0, round(min(retry_after_s, 1e6) * 1e9)))
+        pushed, wait_ns = pushed_by(failure) if failure is not None else (0, 0)
+        self.said = ms.Done(self.future.action, lease, Outcome(
+            state, exec_ns=ran_ns, reason=reason[:500], cost_micro=round(cost * 1e6),
+            pushed=pushed, retry_after_ns=wait_ns))
         self._say(self.said)

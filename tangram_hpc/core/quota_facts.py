@@ -95,7 +95,7 @@ def held_by_client(ledger: Ledger, action: int) -> LeaseEntry | None:
 
 
 def told_by_client(ledger: Ledger, client: int, action: int, lease: int, outcome: Outcome,
-                   pushed: int, retry_after_ns: int, now: int) -> list[ev.Event]:
+                   now: int) -> list[ev.Event]:
     """The facts in a client's word about one of its grants; none if it is late, or not its own.
     With `lease` 0 it wants the action no more, granted or not."""
     entry = ledger.actions.get(action)
@@ -109,9 +109,16 @@ def told_by_client(ledger: Ledger, client: int, action: int, lease: int, outcome
         return [ev.ActionCancelled(now, action, outcome.reason, state)]
     if entry.lease != lease:
         return []
-    events: list[ev.Event] = []
-    if pushed:
-        until = now + min(_LONGEST_NS, max(0, retry_after_ns))
-        events.append(ev.EndpointThrottled(now, endpoint_of(entry.action.key), until,
-                                           ledger.leases[lease].granted_at, pushed))
-    return [*events, ev.LeaseFinished(now, lease, outcome, True)]
+    return finished(ledger, ev.LeaseFinished(now, lease, outcome, True))
+
+
+def finished(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
+    """The end of a lease, and before it what its endpoint said if that pushed back. Only a trainer
+    and its functions are asked: a sandbox's word closes no endpoint."""
+    lease, outcome = ledger.leases[fact.lease], fact.outcome
+    entry = ledger.actions.get(lease.action)
+    endpoint = endpoint_of(lease.key)
+    if not outcome.pushed or not endpoint or entry is None or entry.action.kind is Kind.EXEC:
+        return [fact]
+    until = fact.at + min(_LONGEST_NS, max(0, outcome.retry_after_ns))
+    return [ev.EndpointThrottled(fact.at, endpoint, until, lease.granted_at, outcome.pushed), fact]

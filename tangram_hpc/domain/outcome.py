@@ -23,6 +23,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
         restore_ns: what bringing its service onto the GPUs took, before `exec_ns`.
         batch: how many calls ran as one with it, itself included.
         cost_micro: what a call of an endpoint cost, in millionths of its caller's unit.
+        pushed: how its endpoint pushed back: 0, FALTERED or THROTTLED.
+        retry_after_ns: how long that endpoint wants to be left alone.
     """
 
     state: ActionState
@@ -37,3 +39,5 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     restore_ns: int = 0
     batch: int = 1
     cost_micro: int = 0
+    pushed: int = 0
+    retry_after_ns: int = 0

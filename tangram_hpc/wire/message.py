@@ -126,14 +126,11 @@ class DeclareEndpoint(Message, frozen=True, tag=20):
 
 class Done(Message, frozen=True, tag=25):
     """How the call under a grant went. `lease` as Granted said it; 0: the action is not wanted any
-    more, granted or not. A state of PREEMPTED sends it back: it waits again at its old turn.
-    `pushed`: 0, FALTERED or THROTTLED; nobody calls the endpoint for `retry_after_ns`."""
+    more, granted or not. A state of PREEMPTED sends it back: it waits again at its old turn."""
 
     action: int
     lease: int
     outcome: Outcome
-    pushed: int = 0
-    retry_after_ns: int = 0
 
 
 class Shutdown(Message, frozen=True, tag=18):
