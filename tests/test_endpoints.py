@@ -20,7 +20,9 @@ from fake_search import FakeSearch, Reply, Storm, get
 
 import tangram_hpc
 from tangram_hpc import ActionState, LocalCluster, Throttled, Transient, check_response
+from tangram_hpc.client.request import Options, make_action
 from tangram_hpc.client.verdict import retry_after_s, understood
+from tangram_hpc.domain.action import Kind
 
 BENCH = Path(__file__).resolve().parent.parent / "bench" / "bench_endpoint.py"
 
@@ -341,6 +343,8 @@ def test_an_action_of_an_endpoint_holds_a_slot_and_no_core(cluster) -> None:
     assert {r.enforcement for r in results} == {"counted"}
     assert endpoint_info(cluster, "worker")["calls"] == 5 and not hold.done()
     hold.cancel()
+    action = make_action(1, Kind.EXEC, Options(endpoint="worker"), 0, "x")
+    assert action.attempts_max == 1  # a lost node may have called already
     with pytest.raises(tangram_hpc.InvalidInput, match="cpus: an action of an endpoint"):
         cluster.submit(["true"], endpoint="worker", cpus=2)
 

@@ -226,6 +226,18 @@ def test_a_lost_client_gives_its_slots_back(bye: bool) -> None:
     assert not set(calls) & set(w.ledger.actions) and 1 not in w.ledger.clients
 
 
+def test_who_is_away_is_granted_nothing_until_it_is_back() -> None:
+    w = quota()
+    mine = [ask(w), ask(w)]
+    w.happen(ev.ClientLeft(w.now, 1, False, w.now + SECOND))
+    w.happen(ev.ClientJoined(w.now, 2, "uid-2", "other", 0, 1, "socket"))
+    w.client = 2
+    other = ask(w)
+    assert started(w.plan()) == [other]
+    w.happen(ev.ClientJoined(w.now, 1, "uid-1", "test", 0, 1, "socket"))
+    assert started(w.plan()) == mine[:1]
+
+
 def test_never_and_in_use_are_one_line() -> None:
     w = quota()
     grant = Action(1, "x", Kind.GRANT, key="endpoint:poet")

@@ -111,7 +111,7 @@ class Client(Quotas):
             mem: memory held while it runs, beyond its session's: MiB, or "2G".
             timeout: seconds of run time; waiting never counts.
             retries: how often to start again when nodes fail (2; in a session 0, its state is
-                gone with its node).
+                gone with its node; with an endpoint 0, it may have been called).
             trusted: a command without a session is your own and may see your files; a function's
                 result may come back as a pickle and is unpickled here. A function that runs a
                 model's code can forge one: say so only if it does not.

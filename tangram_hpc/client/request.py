@@ -133,7 +133,9 @@ def make_action(action: int, kind: Kind, options: Options, session: int, what: s
     if options.endpoint and options.cpus != 1:
         raise InvalidInput("cpus: an action of an endpoint holds no core; leave it out, or make "
                            "the call by Client.endpoint and compute in another action")
-    retries = options.retries if options.retries is not None else (0 if session else 2)
+    retries = options.retries
+    if retries is None:
+        retries = 0 if session or options.endpoint else 2
     return Action(
         id=action, name=options.name or what, kind=kind,
         degrees=(0,) if kind is Kind.FILE else degrees_of(options.cpus),

@@ -117,6 +117,6 @@ class Turn:
         ran_ns = time.monotonic_ns() - self._began_ns if lease else 0
         pushed, wait_ns = pushed_by(failure) if failure is not None else (0, 0)
         self.said = ms.Done(self.future.action, lease, Outcome(
-            state, exec_ns=ran_ns, reason=reason[:500], cost_micro=round(cost * 1e6),
-            pushed=pushed, retry_after_ns=wait_ns))
+            state, exec_ns=ran_ns, reason=" ".join(reason.split())[:500],
+            cost_micro=round(cost * 1e6), pushed=pushed, retry_after_ns=wait_ns))
         self._say(self.said)

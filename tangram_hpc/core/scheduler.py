@@ -145,6 +145,7 @@ class Scheduler(SessionFacts, QuotaFacts):
             ledger.next_client = max(ledger.next_client, event.client + 1)
         else:
             ledger.expiring.pop(event.client, None)
+            self.dirty = True  # it can be granted calls again
         return []
 
     def _client_left(self, event: ev.ClientLeft) -> list[Decision]:

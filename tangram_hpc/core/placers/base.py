@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from ...domain.ids import client_of
 from ...domain.service import BLOCK_SIZES, endpoint_of, service_of
 from ..queue import NOTHING, Shape
 from ..snapshot import Block, NodeView, Snapshot
@@ -191,9 +192,10 @@ def start_calls(view: Snapshot, placement: Placement) -> None:
         while endpoint.starts > 0 and (head := walk.head()) is not None:
             action, shape = head
             if shape.at_client:
-                endpoint.free, endpoint.tokens = endpoint.free - 1, endpoint.tokens - 1
-                placement.grants.append(Grant(action, 0, 1))
                 walk.next()
+                if client_of(action) not in view.ledger.expiring:  # who is away cannot call
+                    endpoint.free, endpoint.tokens = endpoint.free - 1, endpoint.tokens - 1
+                    placement.grants.append(Grant(action, 0, 1))
                 continue
             nodes = [n for n in view.candidates(shape) if view.fits(n, shape, 0)]
             if not nodes:
