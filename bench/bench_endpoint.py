@@ -70,7 +70,7 @@ def main() -> None:
     """Prints one line."""
     tiny = common.arguments(__doc__).tiny
     count = 150 if tiny else 6000
-    burst, jitter_ms = (20.0, 300.0) if tiny else (5.0, 40.0)  # tiny runs beside other tests
+    burst, jitter_ms = (20.0, 300.0) if tiny else (10.0, 100.0)  # tiny runs beside other tests
     storms = [Storm(1.0, 0.2, "0.5")] if tiny else [
         Storm(20.0, 0.3, "1"), Storm(55.0, 0.3), Storm(90.0, 0.3, "1")]
     with tempfile.TemporaryDirectory() as home, LocalCluster(cpus=1, home=home) as cluster:
