@@ -25,6 +25,8 @@ _HOMES = {
     "Details": "client.future",
     "as_completed": "client.future",
     "as_completed_async": "client.future",
+    "Endpoint": "client.endpoint",
+    "check_response": "client.verdict",
     "Profile": "domain.action",
     "ActionState": "domain.states",
     "TangramError": "errors",
@@ -36,6 +38,8 @@ _HOMES = {
     "RemoteError": "errors",
     "UntrustedResult": "errors",
     "SessionLost": "errors",
+    "Throttled": "errors",
+    "Transient": "errors",
     "WrongWorld": "errors",
 }
 

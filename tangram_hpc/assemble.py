@@ -44,6 +44,7 @@ from .core.placers.registry import make_placer
 from .core.scheduler import Scheduler
 from .domain.node import NodeSpec
 from .domain.service import ServiceSpec
+from .endpoints import endpoint_spec
 from .errors import AccessError, BrokerUnreachable, InvalidInput, TangramError
 from .gateway.driver import Gateway
 from .gateway.watchdog import watch
@@ -80,6 +81,7 @@ class BrokerPlan:
 async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     """Runs a broker until it is told to end; leaves the journal and a tombstone of its access."""
     loop, config = asyncio.get_running_loop(), plan.config
+    endpoints = tuple(endpoint_spec(name, table) for name, table in config.endpoints.items())
     seldom_collect()
     die_on_broken_law(loop, "broker")
     folder = make_job_dir(environ, plan.job)
@@ -89,7 +91,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     settings = Settings(
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
-        user=getpass.getuser(), version=VERSION, gap_s=_GAP_S,
+        user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, endpoints=endpoints,
         services=tuple(service_spec(name, told) for name, told in config.services.items()))
     broker = Broker(Scheduler(make_placer(config.placer)), journal, SystemClock(),
                     LoopTimer(loop), settings, ended.set)

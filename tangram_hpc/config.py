@@ -67,6 +67,8 @@ class Config(BaseModel):
     scratch: str = Field("", description="node-local folder for sandboxes; empty for TMPDIR")
     gateway_spin_us: int = Field(200, ge=0, le=100000,
                                  description="how long an MPI wait spins before it sleeps")
+    endpoints: dict[str, dict[str, Any]] = Field(
+        {}, description="tables [endpoints.NAME]: somebody else's APIs, see endpoints.py")
 
     services: dict[str, dict[str, Any]] = Field(
         {}, description="GPU services by name, as for `register_service`")

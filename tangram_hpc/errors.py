@@ -62,5 +62,27 @@ class RemoteError(ActionFailed):
     """A Python function raised inside its runner; the message holds type, text and place."""
 
 
+class Throttled(TangramError):
+    """An endpoint said "too many" (429): it has not carried the call out. Raised by one attempt;
+    `retry_after`: seconds until it wants to be asked again."""
+
+    retry_after = 0.0
+
+    def __init__(self, retry_after: float = 0.0, text: str = "too many requests") -> None:
+        super().__init__(text)
+        self.retry_after = float(retry_after)
+
+
+class Transient(TangramError):
+    """An attempt failed in a way that may pass: 5xx, a lost connection. `reached`: the endpoint may
+    have carried it out all the same; `retry_after` as of `Throttled`."""
+
+    reached, retry_after = True, 0.0
+
+    def __init__(self, text: str = "", *, reached: bool = True, retry_after: float = 0.0) -> None:
+        super().__init__(text or "the endpoint failed")
+        self.reached, self.retry_after = reached, float(retry_after)
+
+
 class UntrustedResult(ActionFailed):
     """A result can only travel as a pickle and the caller did not say `trusted=True`."""

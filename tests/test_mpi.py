@@ -95,6 +95,22 @@ def test_actions_of_two_ranks_come_back_right(cluster: LocalCluster) -> None:
 
 
 @mpi
+def test_ranks_share_an_endpoint(cluster: LocalCluster) -> None:
+    done = world(cluster, PARENT + """
+    import asyncio
+    e = c.register_endpoint("search", concurrency=1, rate=1000, burst=1000)
+    async def attempt():
+        held = [x for x in c.ask("info")["endpoints"] if x["name"] == "search"][0]["inside"]
+        return held
+    async def calls():
+        return await asyncio.gather(*(e.request(attempt) for _ in range(20)))
+    assert asyncio.run(calls()) == [1] * 20 and c.via == "mpi"
+    print("fine")
+""")
+    assert (done.returncode, done.stdout.count("fine")) == (0, 2), done.stderr
+
+
+@mpi
 def test_large_payloads_both_ways_do_not_block(cluster: LocalCluster) -> None:
     done = world(cluster, PARENT + """
     import os

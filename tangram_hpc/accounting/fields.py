@@ -80,6 +80,10 @@ def _of(r: ActionRecord, name: str) -> Any:
     return getattr(r.outcome, name) if r.outcome is not None else 0
 
 
+def _cpus_asked(r: ActionRecord) -> int:
+    return r.action.degrees[0] if r.action.key == "cpu" else 0
+
+
 FIELDS = (
     Field("JobID", 22, job_id, "job, client and the client's own counter"),
     Field("JobName", 16, lambda r: r.action.name, "the action's class"),
@@ -94,13 +98,13 @@ FIELDS = (
     Field("Elapsed", 13, lambda r: duration(r.elapsed_ns), "Start to End"),
     Field("Planned", 13, lambda r: duration(r.planned_ns), "Submit to Start"),
     Field("ExecTime", 13, lambda r: duration(_of(r, "exec_ns")), "run time on the node"),
-    Field("ReqCPUS", 8, lambda r: str(r.action.degrees[0]), "the fewest CPUs it asked for"),
+    Field("ReqCPUS", 8, lambda r: str(_cpus_asked(r)), "the fewest CPUs it asked for"),
     Field("NCPUS", 6, lambda r: str(r.cpus), "the most CPUs it held"),
     Field("CPUTime", 13, lambda r: duration(r.cpu_held_ns), "CPUs held x time"),
     Field("TotalCPU", 13, lambda r: duration(_of(r, "cpu_ns")), "user + system time used"),
     Field("MaxRSS", 10, lambda r: f"{_of(r, 'maxrss_kib')}K", "largest resident set"),
     Field("ReqMem", 8, lambda r: f"{r.action.mem_mib}M", "memory asked for"),
-    Field("ReqTRES", 24, lambda r: _tres(r.action.degrees[0], r.action.mem_mib, r.action.gpus),
+    Field("ReqTRES", 24, lambda r: _tres(_cpus_asked(r), r.action.mem_mib, r.action.gpus),
           "what it asked for"),
     Field("AllocTRES", 24, lambda r: _tres(r.cpus, r.action.mem_mib, len(r.gpus)),
           "what it held"),
@@ -109,6 +113,7 @@ FIELDS = (
     Field("Restarts", 8, lambda r: str(max(0, r.attempt - 1)), "attempts beyond the first"),
     Field("Reason", 30, lambda r: (r.outcome.reason if r.outcome else "") or "None",
           "why it ended so"),
+    Field("Cost", 10, lambda r: f"{_of(r, 'cost_micro') / 1e6:g}", "what its caller says it cost"),
     Field("Session", 10, lambda r: show(r.action.session), "the session it ran in"),
     Field("Rank", 5, lambda r: str(r.rank) if r.rank >= 0 else "", "MPI rank of its client"),
     Field("Isolation", 10, lambda r: str(_of(r, "isolation") or ""), "isolation it really had"),
@@ -155,9 +160,10 @@ def as_json(r: ActionRecord) -> dict[str, Any]:
         "submit_ns": r.submit_ns, "start_ns": r.start_ns, "end_ns": r.end_ns,
         "planned_ns": r.planned_ns, "elapsed_ns": r.elapsed_ns,
         "exec_ns": o.exec_ns if o else 0, "cpu_ns": o.cpu_ns if o else 0,
-        "maxrss_kib": o.maxrss_kib if o else 0, "req_cpus": r.action.degrees[0],
+        "maxrss_kib": o.maxrss_kib if o else 0, "req_cpus": _cpus_asked(r),
         "ncpus": r.cpus, "cpu_held_ns": r.cpu_held_ns, "mem_mib": r.action.mem_mib,
         "gpus": list(r.gpus), "attempt": r.attempt,
+        "cost_micro": o.cost_micro if o else 0,
         "grants": [[at, list(cores)] for at, cores in r.grants],
         "isolation": o.isolation if o else "", "enforcement": o.enforcement if o else "",
         "gpu_util_pct": _measure(r, "gpu_util_pct"),

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..domain import event as ev
-from ..domain.action import Action
+from ..domain.action import Action, Kind
 from ..domain.ids import client_of
 from ..domain.node import NodeSpec
 from ..domain.outcome import Outcome
@@ -164,7 +164,8 @@ class Fold:
 
     def _begin(self, record: ActionRecord, event: ev.LeaseGranted, at: int) -> None:
         record.start_ns, record.attempt = at, event.attempt
-        record.node, record.gpus = self._nodes[event.node][0], event.gpus
+        record.node = self._nodes[event.node][0] if event.node else None  # else at its client
+        record.gpus = event.gpus
         record.grants = [(at, event.cores)]
 
     def _off(self, lease: int, at: int) -> None:
@@ -200,7 +201,8 @@ class Fold:
         doomed = self._doomed.pop(record.action.id, None)
         again = (doomed is None and event.outcome.state is ActionState.NODE_FAIL
                  and not record.action.session and record.attempt < record.action.attempts_max)
-        if again:
+        sent_back = record.action.kind is Kind.GRANT and record.state is ActionState.PREEMPTED
+        if again or sent_back:
             record.state = ActionState.PENDING
 
 

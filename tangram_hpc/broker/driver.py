@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from ..core.admission import refusal, refusal_of_session
 from ..core.ledger import SessionEntry
 from ..core.liveness import Liveness
+from ..core.quota_facts import declaration, finished, held_by_client, told_by_client
 from ..core.scheduler import Scheduler
-from ..core.service_facts import refusal_of_service
+from ..core.service_facts import declaration_of_service
 from ..domain import decision as de
 from ..domain import event as ev
 from ..domain.ids import client_of, show
-from ..domain.service import EndpointSpec, ServiceSpec
+from ..domain.service import EndpointSpec, ServiceSpec, endpoint_of
 from ..domain.session import SessionSpec
 from ..domain.states import SessionState
 from ..ports import Buffer, Clock, Journal, Link, Timer
@@ -213,8 +214,16 @@ class Broker:
                         self._happen(ev.ActionCancelled(self._now(), action, "by its client"))
             case ms.Ask():
                 self._answer(talk, message)
-            case ms.DeclareService():
-                self._declare(talk, message)
+            case ms.DeclareService(request=request, spec=service):
+                facts, why = declaration_of_service(self.scheduler.ledger, service, self._now())
+                self._declared(talk.client, request, facts, why)
+            case ms.DeclareEndpoint(request=request, spec=endpoint):
+                facts, why = declaration(self.scheduler.ledger, endpoint, self._now())
+                self._declared(talk.client, request, facts, why)
+            case ms.Done():
+                for fact in told_by_client(self.scheduler.ledger, talk.client, message.action,
+                                           message.lease, message.outcome, self._now()):
+                    self._happen(fact)
             case ms.Ping(stamp=stamp):
                 self._say(talk.client, ms.Pong(stamp))
             case ms.Bye():
@@ -225,7 +234,7 @@ class Broker:
     def _submit(self, talk: Talk, message: ms.Submit, payload: Buffer | None) -> None:
         action = message.action
         if action.id in self.scheduler.ledger.actions:
-            return  # submitted again after a reconnect: it is on its way
+            return self._say_granted(action.id)  # again after a reconnect: it is on its way
         if client_of(action.id) != talk.client:
             why = f"id: {show(action.id)} is not this client's"
         else:
@@ -237,13 +246,20 @@ class Broker:
         self._payloads[action.id] = payload
         self._happen(ev.ActionSubmitted(self._now(), action))
 
-    def _declare(self, talk: Talk, message: ms.DeclareService) -> None:
-        ledger, spec = self.scheduler.ledger, message.spec
-        why = refusal_of_service(ledger, spec)
-        if not why and spec.name not in ledger.services:
-            self._happen(ev.ServiceDeclared(self._now(), spec))
-        self._say(talk.client, ms.Answer(message.request),
-                  json.dumps({"refused": why} if why else {}).encode())
+    def _declared(self, client: int, request: int, facts: list[ev.Event], why: str) -> None:
+        for fact in facts:
+            self._happen(fact)
+        if why:
+            self._say(client, ms.Rejected(request, why))
+        else:
+            self._say(client, ms.Answer(request), b"{}")
+
+    def _say_granted(self, action: int) -> None:
+        lease = held_by_client(self.scheduler.ledger, action)
+        if lease is not None:
+            endpoint = self.scheduler.ledger.endpoints[endpoint_of(lease.key)]
+            self._say(client_of(action), ms.Granted(action, lease.lease, endpoint.rate_micro,
+                                                    endpoint.spec.burst_micro))
 
     def _request_session(self, talk: Talk, spec: SessionSpec, again: bool) -> None:
         entry = self.scheduler.ledger.sessions.get(spec.id)
@@ -269,7 +285,9 @@ class Broker:
         match message:
             case ms.Finished(lease=lease, outcome=outcome, clean=clean):
                 if self._owns(talk, lease):
-                    self._happen(ev.LeaseFinished(now, lease, outcome, clean), payload)
+                    end = ev.LeaseFinished(now, lease, outcome, clean)
+                    for fact in finished(self.scheduler.ledger, end) if outcome.pushed else (end,):
+                        self._happen(fact, payload)
             case ms.Released(lease=lease):
                 if self._owns(talk, lease):
                     self._happen(ev.LeaseReleased(now, lease))
@@ -323,6 +341,8 @@ class Broker:
 
     def _perform(self, order: de.Decision, payload: Buffer | None) -> None:
         match order:
+            case de.StartLease(node=0):
+                self._say_granted(order.action)
             case de.StartLease():
                 action = self.scheduler.ledger.actions[order.action].action
                 self._tell(order.node, ms.Start(order.lease, action, order.cores, order.gpus,

@@ -67,7 +67,7 @@ def _runs(scheduler: Scheduler, lease: LeaseEntry, now: int) -> dict[str, Any]:
     action = scheduler.ledger.actions[lease.action].action
     end = expected_end(scheduler.ledger, lease, now)
     return {
-        "node": scheduler.ledger.nodes[lease.node].spec.name, "units": lease.units,
+        "node": scheduler.ledger.place(lease.node).spec.name, "units": lease.units,
         "cores": list(lease.cores), "gpus": list(lease.gpus),
         "runs_s": (now - lease.granted_at) / 1e9, "resizes": len(lease.grants) - 1,
         "ends_in_s": None if end is None else (end - now) / 1e9,
@@ -82,7 +82,7 @@ def _waits(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, Any]
         start: dict[str, Any] = {"in_s": None, "why": told.why}
     else:
         start = {"in_s": (told.at - now) / 1e9, "units": told.units,
-                 "node": ledger.nodes[told.node].spec.name}
+                 "node": ledger.place(told.node).spec.name}
     start["rests_on"] = dict(sorted(told.rests_on.items()))
     ahead = _ahead(scheduler, entry)
     holders = _holders(scheduler, entry, now)
@@ -127,7 +127,7 @@ def _holders(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[dict[st
              Shape(action.key, action.degrees, 0, 0, action.component, home, 0))
     found: list[tuple[float, int, dict[str, Any]]] = []
     for lease in ledger.leases.values():
-        node, of = ledger.nodes[lease.node], ledger.actions[lease.action].action
+        node, of = ledger.place(lease.node), ledger.actions[lease.action].action
         same = pool_of(of.key, of.degrees[-1]) == pool_of(action.key, action.degrees[-1])
         if not same or shape.node not in (0, lease.node) or (
                 shape.component not in ("", node.spec.component)) or (

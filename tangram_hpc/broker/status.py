@@ -7,8 +7,11 @@ from typing import Any
 
 from ..core.admission import reason
 from ..core.homes import session_reason
+from ..core.ledger import Ledger
+from ..core.rate_limit import EndpointEntry
 from ..core.scheduler import Scheduler
 from ..domain.ids import show
+from ..domain.service import MICRO
 from ..domain.states import ActionState, NodeState
 
 
@@ -33,6 +36,20 @@ def info(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
         "sessions_ended": ledger.sessions_seen - len(ledger.sessions),
         "leases_granted": ledger.next_lease - 1,
         "actions": dict(sorted(states.items())),
+        "endpoints": [_endpoint(ledger, e, now) for e in ledger.endpoints.values()],
+    }
+
+
+def _endpoint(ledger: Ledger, entry: EndpointEntry, now: int) -> dict[str, Any]:
+    """An endpoint's quota as it was declared and as it is now; rates are calls a second."""
+    spec, bays = entry.spec, ledger.ready.bays("endpoint:" + entry.spec.name)
+    return {
+        "name": spec.name, "concurrency": spec.concurrency, "concurrency_now": entry.concurrency,
+        "rate": spec.rate_micro / MICRO, "rate_now": entry.rate_micro / MICRO,
+        "burst": spec.burst_micro / MICRO, "inside": entry.busy,
+        "waiting": sum(len(line) for bay in bays for line in bay.lines.values()),
+        "throttled_s": max(0, entry.closed_until - now) / 1e9,
+        "calls": entry.calls, "cost": entry.cost_micro / MICRO,
     }
 
 

@@ -46,6 +46,12 @@ def go(args: argparse.Namespace) -> int:
     for n in told["nodes"]:
         if n["gpus"]:
             print(f"DEVICES  {n['name']:<16}{n['devices']}")
+    for e in told["endpoints"]:
+        rate = f"{e['rate_now']:g}/{e['rate']:g} a second" if e["rate"] else "any rate"
+        closed = f"  throttled for {e['throttled_s']:.1f} s" if e["throttled_s"] else ""
+        print(f"ENDPOINT {e['name']:<16}{e['inside']}/{e['concurrency_now']} inside (of "
+              f"{e['concurrency']})  {rate}  {e['waiting']} waiting  {e['calls']} calls  "
+              f"cost {e['cost']:g}{closed}")
     for p in told["pending"][:20]:
         print(f"PENDING  {p['id']:<12}{p['name']:<20}{p['waited_s']:8.1f} s  {p['reason']}")
     if len(told["pending"]) > 20:

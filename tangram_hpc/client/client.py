@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from ..core.pace import Pace
 from ..domain.action import Kind, Profile
 from ..domain.ids import mint
 from ..domain.session import SessionSpec
@@ -28,6 +29,7 @@ from ..wire import message as ms
 from ..wire import payload as pl
 from ..wire.frame import Buffer, Outbox
 from .future import Future
+from .quotas import Quotas
 from .request import (
     Cpus,
     FunctionBook,
@@ -46,7 +48,7 @@ _PING_S = 2.0
 _ACK_AFTER = 128
 
 
-class Client(ServiceCalls):
+class Client(ServiceCalls, Quotas):
     """A way to a broker; see `tangram_hpc.connect`. Use it as a context manager, or `close()`.
 
     Args:
@@ -71,6 +73,7 @@ class Client(ServiceCalls):
         self._answers: dict[int, concurrent.futures.Future[Any]] = {}
         ServiceCalls.__init__(self)
         self._acks: list[int] = []
+        self._paces: dict[str, Pace] = {}
         self._closing = False
         self._failure: TangramError | None = None
         self._channel: Channel | None = None
@@ -96,8 +99,9 @@ class Client(ServiceCalls):
                session: Session | None = None, timeout: float | None = None, name: str = "",
                retries: int | None = None, resizable: bool = True, component: str = "",
                profile: Profile | None = None, kwargs: Mapping[str, Any] | None = None,
-               trusted: bool = False, cwd: str = "", env: Mapping[str, str] | None = None,
-               stdin: bytes | str = b"", files: Mapping[str, bytes | str] | None = None,
+               trusted: bool = False, endpoint: str = "", cwd: str = "",
+               env: Mapping[str, str] | None = None, stdin: bytes | str = b"",
+               files: Mapping[str, bytes | str] | None = None,
                on_output: Callable[[int, bytes], None] | None = None,
                clean_env: bool = True) -> Future:
         """Submits one action; returns at once.
@@ -109,10 +113,12 @@ class Client(ServiceCalls):
             mem: memory held while it runs, beyond its session's: MiB, or "2G".
             timeout: seconds of run time; waiting never counts.
             retries: how often to start again when nodes fail (2; in a session 0, its state is
-                gone with its node).
+                gone with its node; with an endpoint 0, it may have been called).
             trusted: a command without a session is your own and may see your files; a function's
                 result may come back as a pickle and is unpickled here. A function that runs a
                 model's code can forge one: say so only if it does not.
+            endpoint: a declared endpoint that it calls: it holds one of its slots while it runs and
+                takes a token when it starts, and no core of its own (it waits most of the time).
             cwd, env, stdin, files: for commands. `files` are written before the start.
             on_output: called with (1 or 2, bytes) while a command runs, by the client's thread.
 
@@ -125,7 +131,7 @@ class Client(ServiceCalls):
             InvalidInput: an argument is wrong; names it.
         """
         options = Options(cpus, mem, gpus, timeout, name, retries, resizable, component, profile,
-                          trusted)
+                          trusted, endpoint)
         if callable(work):
             call: pl.Payload = self._book.call(work, args, dict(kwargs or {}), trusted)
             kind, what = Kind.FUNCTION, getattr(work, "__name__", "function")
@@ -192,23 +198,6 @@ class Client(ServiceCalls):
             trusted=trusted, background=background, idle_s=idle_s, grace_s=grace_s, name=name,
             component=component)
         return self._open_session(spec, env or {}, files)
-
-    def ask(self, what: str, argument: str = "", timeout_s: float = 10.0) -> Any:
-        """The broker's answer to a question (`info`, `nodes`, `pending`; `explain` with an
-        action's id as its argument), as plain values."""
-        return self._request(lambda number: ms.Ask(number, what, argument), timeout_s)
-
-    def _request(self, asks: Callable[[int], ms.Message], timeout_s: float = 10.0) -> Any:
-        answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        with self._lock:
-            number = self._mint()
-            self._answers[number] = answer
-            self._put(asks(number))
-        try:
-            return answer.result(timeout_s)
-        except (TimeoutError, concurrent.futures.TimeoutError):
-            raise BrokerUnreachable(f"job {self.job}: no answer within {timeout_s:.0f} s"
-                                    ) from None
 
     def shutdown_broker(self, reason: str = "") -> None:
         """Asks the broker to end in order; what still runs is killed."""
@@ -419,6 +408,8 @@ class Client(ServiceCalls):
             self._outbox.put(ms.Submit(pending.action), pending.payload)
             if pending.cancelled:
                 self._outbox.put(ms.Cancel((pending.action.id,)))
+            if pending.turn is not None and pending.turn.said is not None:
+                self._outbox.put(pending.turn.said)
 
     def _receive(self, message: ms.Message, payload: memoryview | None) -> None:
         match message:
@@ -431,6 +422,10 @@ class Client(ServiceCalls):
                 open_one = self._pending.get(action)
                 if open_one is not None and open_one.on_output is not None and payload is not None:
                     Streams.give(open_one, stream, bytes(payload))
+            case ms.Granted(action=action):
+                open_one = self._pending.get(action)
+                if open_one is not None and open_one.turn is not None:
+                    open_one.turn.granted(message)
             case ms.SessionUp(session=session_id):
                 self._opening.discard(session_id)
                 session = self._sessions.get(session_id)
@@ -459,6 +454,9 @@ class Client(ServiceCalls):
         if pending is not None:
             refuse(pending, message)
             return
+        answer = self._answers.pop(message.id, None)
+        if answer is not None:
+            return answer.set_exception(InvalidInput(message.text))
         with self._lock:
             self._opening.discard(message.id)
             session = self._sessions.pop(message.id, None)

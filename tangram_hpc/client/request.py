@@ -41,6 +41,7 @@ class Options(NamedTuple):
     component: str = ""
     profile: Profile | None = None
     trusted: bool = False
+    endpoint: str = ""
 
 
 def session_spec(base: SessionSpec, *, mem: int | str | None = None,
@@ -130,14 +131,20 @@ def make_action(action: int, kind: Kind, options: Options, session: int, what: s
         raise InvalidInput(f"timeout: {timeout!r} is not a number of seconds > 0")
     if options.gpus < 0:
         raise InvalidInput(f"gpus: {options.gpus!r} is not a whole number >= 0")
-    retries = options.retries if options.retries is not None else (0 if session else 2)
+    if options.endpoint and options.cpus != 1:
+        raise InvalidInput("cpus: an action of an endpoint holds no core; leave it out, or make "
+                           "the call by Client.endpoint and compute in another action")
+    retries = options.retries
+    if retries is None:
+        retries = 0 if session or options.endpoint else 2
     return Action(
         id=action, name=options.name or what, kind=kind,
-        degrees=(0,) if kind is Kind.FILE else degrees_of(options.cpus), key=key,
+        degrees=(0,) if kind is Kind.FILE else degrees_of(options.cpus),
         mem_mib=mib_of(options.mem), gpus=options.gpus, session=session,
         timeout_ns=round(timeout * 1e9) if timeout is not None else 0,
         attempts_max=1 + retries, resizable=options.resizable, component=options.component,
-        profile=options.profile, trusted=options.trusted and kind is Kind.EXEC)
+        profile=options.profile, trusted=options.trusted and kind is Kind.EXEC,
+        key=f"endpoint:{options.endpoint}" if options.endpoint else key)
 
 
 def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str] | None = None,

@@ -26,6 +26,7 @@ from ..wire import message as ms
 from ..wire import payload as pl
 from ..wire.value import decode_value
 from .future import ExecResult, Future
+from .turn import Turn
 
 _RESULTS = (ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT,
             ActionState.OUT_OF_MEMORY)
@@ -42,6 +43,7 @@ class Pending:
     submitted_ns: int
     on_output: Callable[[int, bytes], None] | None = None
     cancelled: bool = False
+    turn: Turn | None = None  # of a grant
 
 
 class Streams:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..domain.action import Kind
-from ..errors import InfeasibleRequest, InvalidInput
+from ..errors import InvalidInput
 from ..services import Service, service_spec
 from ..wire import message as ms
 from ..wire import payload as pl
 from ..wire.value import encode_value
+from .asking import Asking
 from .future import Future
 from .request import Options
 
@@ -21,16 +22,13 @@ if TYPE_CHECKING:
     from .session import Session
 
 
-class ServiceCalls:
+class ServiceCalls(Asking):
     """A part of `Client`."""
 
     def __init__(self) -> None:
         self._degrees: dict[str, tuple[int, ...]] = {}  # of services
 
     # what the rest of the client gives
-    def _request(self, asks: Callable[[int], ms.Message], timeout_s: float = 10.0) -> Any:
-        raise NotImplementedError
-
     def _send_action(self, kind: Kind, options: Options, session: Session | None, what: str,
                      call: pl.Payload, trusted: bool = False,
                      on_output: Callable[[int, bytes], None] | None = None,
@@ -46,9 +44,7 @@ class ServiceCalls:
             InfeasibleRequest: no node can serve it, or there are too many.
         """
         spec = service_spec(name, service)
-        told = self._request(lambda number: ms.DeclareService(number, spec))
-        if why := told.get("refused"):
-            raise InfeasibleRequest(f"service {name}: {why}")
+        self._asked(lambda request: ms.DeclareService(request, spec))
         self._degrees[name] = spec.degrees
 
     def call(self, service: str, method: str, *, tokens: int = 0, timeout: float | None = None,
@@ -80,6 +76,6 @@ class ServiceCalls:
 
     def _degrees_of(self, service: str) -> tuple[int, ...]:
         if service not in self._degrees:  # somebody else declared it, or the broker's config
-            told = self._request(lambda number: ms.Ask(number, "services"))["services"]
+            told = self.ask("services")["services"]
             self._degrees.update({s["name"]: tuple(s["degrees"]) for s in told})
         return self._degrees.get(service, (1,))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..domain.action import Action
+from ..domain.action import Action, Kind
 from ..domain.ids import client_of, show
 from ..domain.isolation import BACKENDS, backend_for, takes_image
 from ..domain.service import BLOCK_SIZES, ServiceSpec, endpoint_of, service_of
@@ -17,6 +17,7 @@ from ..domain.states import SessionState
 from .homes import session_reason
 from .ledger import ActionEntry, Ledger, NodeEntry
 from .placers.base import Placer
+from .quota_facts import refusal_of_grant
 from .session_life import OPEN_SESSION
 
 NO_GUARD = ("trusted: no node here can keep a sandbox from your own files (no bwrap, no Landlock); "
@@ -26,6 +27,8 @@ NO_GUARD = ("trusted: no node here can keep a sandbox from your own files (no bw
 def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
     """Why this action can never run here, naming the field; empty when it can (or when not
     all expected nodes have joined yet, so that nobody knows)."""
+    if action.kind is Kind.GRANT:
+        return refusal_of_grant(ledger, action)
     degrees = action.degrees
     if len(degrees) != 1 and (not degrees or list(degrees) != sorted(set(degrees))):
         return f"cpus: {action.degrees} must be ascending whole numbers"
@@ -121,13 +124,17 @@ def reason(ledger: Ledger, entry: ActionEntry, reserve: int = 0) -> str:
         return "SessionOpening"
     if session is not None and entry.action.id not in ledger.ready:
         return "SessionBusy"
-    if not ledger.up_nodes():
+    if not ledger.up_nodes() and entry.action.kind is not Kind.GRANT:
         return "ReqNodeNotAvail"
+    if endpoint_of(entry.action.key):
+        return "Quota"
     return "Resources"
 
 
 def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:
     """Which field of an action no node can ever satisfy, and the remedy; empty if one can."""
+    if action.kind is Kind.GRANT:
+        return refusal_of_grant(ledger, action)
     if why := _unknown_key(ledger, action):
         return why
     if action.key == "cpu" and any(_holds(n, action, action.degrees[0]) for n in nodes):

@@ -58,7 +58,7 @@ class Carrier:
 
     def _granted(self, number: int, granted: Grant) -> ev.Event:
         ledger, now = self._ledger, self._now
-        entry, node = ledger.actions[granted.action], ledger.nodes[granted.node]
+        entry, node = ledger.actions[granted.action], ledger.place(granted.node)
         action, gpus, restore_ns = entry.action, granted.gpus, 0
         cores: tuple[int, ...] = ()
         service = service_of(action.key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..domain.action import Action
+from ..domain.action import Action, Kind
 from ..domain.node import NodeSpec
 from ..domain.outcome import Outcome
 from ..domain.service import ServiceSpec, endpoint_of, service_of
@@ -59,6 +59,12 @@ class NodeEntry:
     def room_mib(self) -> int:
         """Memory that may be given away: sessions may have been first, before services came."""
         return max(0, self.free_mem_mib - self.parked_mib)
+
+
+def _outside() -> NodeEntry:
+    """Where clients hold what was granted to them: no node, with nothing of its own to lend."""
+    spec = NodeSpec("", "", (), 0)
+    return NodeEntry(0, spec, CoreSet(()), GpuSet(()), 0)
 
 
 @dataclass(slots=True)
@@ -169,6 +175,7 @@ class Ledger:
     sessions: dict[int, SessionEntry] = field(default_factory=dict)
     services: dict[str, ServiceSpec] = field(default_factory=dict)
     endpoints: dict[str, EndpointEntry] = field(default_factory=dict)
+    outside: NodeEntry = field(default_factory=_outside)
     expiring: dict[int, Away] = field(default_factory=dict)  # clients that are away
     idle: IdleClock = field(default_factory=IdleClock)
     opening: dict[int, None] = field(default_factory=dict)  # sessions not placed, in order
@@ -191,16 +198,23 @@ class Ledger:
         """The nodes that can be lent from, in order of joining."""
         return [n for n in self.nodes.values() if n.state is NodeState.UP]
 
+    def place(self, node: int) -> NodeEntry:
+        """A node by its number, or for 0 `outside`."""
+        return self.nodes[node] if node else self.outside
+
     def check(self) -> None:
         """Proves the laws; an AssertionError names the one that is broken. O(everything)."""
-        for node in self.nodes.values():
+        for node in [self.outside, *self.nodes.values()]:
             self._check_node(node)
         for action_id, entry in self.actions.items():
             pending = entry.state is ActionState.PENDING
             assert pending or action_id not in self.ready, f"{entry} waits and does not"
             assert (entry.lease != 0) == (not pending and entry.state not in ENDED), f"{entry}"
         for lease in self.leases.values():
-            assert lease.node in self.nodes, f"{lease} on no node"
+            assert not lease.node or lease.node in self.nodes, f"{lease} on no node"
+            of = self.actions.get(lease.action)  # forgotten if it is only being cleaned up
+            at_client = of is not None and of.action.kind is Kind.GRANT
+            assert at_client == (not lease.node), f"{lease} is held by the wrong side"
         for (node_id, gpu), head in self.batching.items():
             lease = self.leases[head]
             assert lease.begun and (lease.node, lease.gpus[0]) == (node_id, gpu), f"{lease}"

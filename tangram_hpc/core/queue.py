@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
-from ..domain.action import Action, Profile
+from ..domain.action import Action, Kind, Profile
 from .speed import octaves
 
 CPU, GPU, NOTHING = "cpu", "gpu", "nothing"  # pools; each endpoint is one of its own
@@ -27,7 +27,7 @@ class Shape(NamedTuple):
     `node` is the home node of its session (0: any); `session` its session when that one reserves
     units of its own (0 otherwise). `name` is its class and `size` its profile's bucket
     (`size_of`), so that a placer may go by expected size, line by line. `guarded`: only on nodes
-    that can keep code from its user's files.
+    that can keep code from its user's files. `at_client`: its client carries it out, on no node.
     """
 
     key: str
@@ -41,6 +41,7 @@ class Shape(NamedTuple):
     size: int = 0
     resizable: bool = True
     guarded: bool = False
+    at_client: bool = False
 
 
 def size_of(profile: Profile | None) -> int:
@@ -169,7 +170,7 @@ class ReadyQueue:
         """Lets an action compete for units, at its turn."""
         shape = Shape(action.key, action.degrees, action.mem_mib, action.gpus, action.component,
                       node, session, action.name, size_of(action.profile), action.resizable,
-                      action.guarded)
+                      action.guarded, action.kind is Kind.GRANT)
         bays = self.pools.setdefault(pool_of(action.key, action.degrees[-1]), {})
         bay = bays.get((action.key, node))
         if bay is None:

@@ -30,7 +30,7 @@ from .core_sets import CoreSet
 from .gpu_blocks import GpuSet
 from .ledger import ActionEntry, ClientEntry, LeaseEntry, Ledger, NodeEntry
 from .placers.base import Placement, Placer
-from .rate_limit import full
+from .quota_facts import QuotaFacts
 from .service_facts import declare, load, prepare, restored
 from .session_facts import SessionFacts
 from .session_life import Away, lapsed, next_lapse
@@ -40,7 +40,7 @@ from .transitions import ACTION_MOVES, LEASE_MOVES, NODE_MOVES, SESSION_MOVES, m
 _WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # ends that an action came to by itself
 
 
-class Scheduler(SessionFacts):
+class Scheduler(SessionFacts, QuotaFacts):
     """One ledger and one placer."""
 
     def __init__(self, placer: Placer) -> None:
@@ -60,6 +60,7 @@ class Scheduler(SessionFacts):
             ev.NodesComplete: self._nodes_complete,
             ev.ServiceDeclared: self._service_declared,
             ev.EndpointDeclared: self._endpoint_declared,
+            ev.EndpointThrottled: self._endpoint_throttled,
             ev.ServiceLoaded: self._service_loaded,
             ev.SessionRequested: self._session_requested,
             ev.SessionPlaced: self._session_placed,
@@ -137,6 +138,8 @@ class Scheduler(SessionFacts):
                 return self._end_of_session(fact)
             case ev.SessionClosed():
                 return self._closed(fact)
+            case ev.ActionCancelled():
+                return self._end_of_grant(fact)
         return [fact]
 
     # ---- clients -----------------------------------------------------------------------------
@@ -150,6 +153,7 @@ class Scheduler(SessionFacts):
             ledger.next_client = max(ledger.next_client, event.client + 1)
         else:
             ledger.expiring.pop(event.client, None)
+            self.dirty = True  # it can be granted calls again
         return []
 
     def _client_left(self, event: ev.ClientLeft) -> list[Decision]:
@@ -225,14 +229,10 @@ class Scheduler(SessionFacts):
                                                      ActionState.FAILED))
         return events
 
-    # ---- services and endpoints --------------------------------------------------------------
+    # ---- services ----------------------------------------------------------------------------
 
     def _service_declared(self, event: ev.ServiceDeclared) -> list[Decision]:
         return declare(self.ledger, event.spec)
-
-    def _endpoint_declared(self, event: ev.EndpointDeclared) -> list[Decision]:
-        self.ledger.endpoints[event.spec.name] = full(event.spec, event.at)
-        return []
 
     def _service_loaded(self, event: ev.ServiceLoaded) -> list[Decision]:
         load(self.ledger, event)
@@ -314,7 +314,7 @@ class Scheduler(SessionFacts):
 
     def _lease_granted(self, event: ev.LeaseGranted) -> list[Decision]:
         ledger = self.ledger
-        entry, node = ledger.actions[event.action], ledger.nodes[event.node]
+        entry, node = ledger.actions[event.action], ledger.place(event.node)
         session = ledger.sessions.get(entry.action.session)
         reserved = session is not None and bool(session.cores)
         action, key = entry.action, entry.action.key
@@ -406,16 +406,20 @@ class Scheduler(SessionFacts):
             spans = [(lease.units, outcome.exec_ns)]
         if outcome.batch > 1:  # its share of what they took together
             spans = [(units, ns // outcome.batch) for units, ns in spans]
-        self.ledger.estimator.ended(entry.action, spans, outcome.state in _WHOLE)
+        sent_back = not lease.node and outcome.state is ActionState.PREEMPTED  # by its endpoint
+        self.ledger.estimator.ended(entry.action, () if sent_back else spans,
+                                    outcome.state in _WHOLE)
+        self._count_call(lease, event.at, outcome)
         if event.clean:
             self._release(lease, event.at)
         else:
             lease.state = move(LEASE_MOVES, lease.state, LeaseState.RELEASING, event)
         again = outcome.state is ActionState.NODE_FAIL and entry.doomed is None
-        if again and entry.attempt < entry.action.attempts_max and not entry.action.session:
+        again = again and entry.attempt < entry.action.attempts_max and not entry.action.session
+        if again or sent_back:
             entry.state = move(ACTION_MOVES, entry.state, ActionState.PENDING, event)
             entry.lease = 0
-            entry.turn = 0
+            entry.turn = entry.turn if sent_back else 0
             self._enqueue(entry)
             return []
         began_at = lease.granted_at if begun else event.at
@@ -458,7 +462,7 @@ class Scheduler(SessionFacts):
         return []
 
     def _release(self, lease: LeaseEntry, at: int) -> None:
-        node, begun = self.ledger.nodes[lease.node], lease.begun
+        node, begun = self.ledger.place(lease.node), lease.begun
         lease.state = move(LEASE_MOVES, lease.state, LeaseState.RELEASED, lease)
         del lease.chain[lease.lease]
         del self.ledger.leases[lease.lease]

@@ -49,6 +49,15 @@ def restored(ledger: Ledger, lease: LeaseEntry, took_ns: int) -> None:
     ledger.services[name] = ledger.services[name].restored(took_ns)
 
 
+def declaration_of_service(ledger: Ledger, spec: ServiceSpec, now: int
+                           ) -> tuple[list[ev.Event], str]:
+    """What declaring a service comes to: facts, or why it is refused. The same again is nothing."""
+    why = refusal_of_service(ledger, spec)
+    known = spec.name in ledger.services
+    return ([] if why or known else [ev.ServiceDeclared(now, spec)]), why and (
+        f"service {spec.name}: {why}")
+
+
 def refusal_of_service(ledger: Ledger, spec: ServiceSpec) -> str:
     """Why this service cannot be declared, naming the field; empty when it can.
 

@@ -18,6 +18,7 @@ class Kind(str, Enum):
     FUNCTION = "function"  # a Python function in a runner
     FILE = "file"  # read or write in a session's sandbox; holds no unit
     CALL = "call"  # of a service, on the block of GPUs where that stands
+    GRANT = "grant"  # a slot and a token of an endpoint: its client makes the call, no node
 
 
 class Profile(msgspec.Struct, frozen=True, array_like=True):

@@ -218,6 +218,16 @@ class LeaseReleased(Event, frozen=True, tag="lease-released"):
     lease: int
 
 
+class EndpointThrottled(Event, frozen=True, tag="endpoint-throttled"):
+    """An endpoint pushed back on a call whose lease began at `granted_at`: nobody calls it before
+    `until`, and fewer do from then on. `pushed`: FALTERED or THROTTLED."""
+
+    endpoint: str
+    until: int
+    granted_at: int
+    pushed: int
+
+
 AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     BrokerStarted,
     BrokerStopped,
@@ -245,4 +255,5 @@ AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     LeaseFinished,
     LeaseReleased,
     LeaseReturned,
+    EndpointThrottled,
 ]

@@ -25,6 +25,9 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
         gpu_util_pct: mean use of its GPUs; -1: not known, as for the next two.
         gpu_max_mem_mib: the most memory that was taken on its GPUs, by whomever.
         energy_mj: its part of what its GPUs drew: an estimate, counters are per device.
+        cost_micro: what a call of an endpoint cost, in millionths of its caller's unit.
+        pushed: how its endpoint pushed back: 0, FALTERED or THROTTLED.
+        retry_after_ns: how long that endpoint wants to be left alone.
     """
 
     state: ActionState
@@ -41,3 +44,6 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     gpu_util_pct: int = -1
     gpu_max_mem_mib: int = -1
     energy_mj: int = -1
+    cost_micro: int = 0
+    pushed: int = 0
+    retry_after_ns: int = 0

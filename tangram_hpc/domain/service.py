@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import msgspec
 
+from ..errors import Throttled, Transient
+
 BLOCK_SIZES = (1, 2, 4, 8)
 MICRO = 1_000_000  # parts of a token that rates and bursts are counted in
+FALTERED, THROTTLED = 1, 2  # how an endpoint pushed back: it failed (5xx), or said too many (429)
 
 
 class ServiceSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -71,6 +74,15 @@ class EndpointSpec(msgspec.Struct, frozen=True, array_like=True):
     concurrency: int
     rate_micro: int = 0
     burst_micro: int = MICRO
+
+
+def pushed_by(failure: BaseException) -> tuple[int, int]:
+    """What an attempt's exception says of its endpoint: `pushed` and `retry_after_ns` of Outcome.
+    """
+    if not isinstance(failure, Throttled | Transient):
+        return 0, 0
+    wait_ns = round(min(max(0.0, failure.retry_after), 86_400.0) * 1e9)
+    return (THROTTLED if isinstance(failure, Throttled) or wait_ns else FALTERED), wait_ns
 
 
 def service_of(key: str) -> str:

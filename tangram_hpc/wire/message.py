@@ -15,7 +15,7 @@ import msgspec
 from ..domain.action import Action
 from ..domain.node import NodeSpec
 from ..domain.outcome import Outcome
-from ..domain.service import ServiceSpec
+from ..domain.service import EndpointSpec, ServiceSpec
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 
@@ -107,8 +107,7 @@ class Ask(Message, frozen=True, tag=16):
 
 
 class DeclareService(Message, frozen=True, tag=21):
-    """Actions shall call this service from now on; answered by Answer, `{"refused": why}` when they
-    cannot."""
+    """Actions shall call this service from now on; answered by Answer or Rejected."""
 
     request: int
     spec: ServiceSpec
@@ -122,6 +121,23 @@ class RenewSession(Message, frozen=True, tag=19):
     """The client still wants a session: its idle clock starts again."""
 
     session: int
+
+
+class DeclareEndpoint(Message, frozen=True, tag=20):
+    """From now on actions may name this endpoint; answered by Answer, or by Rejected under
+    `request`. The same again is harmless."""
+
+    request: int
+    spec: EndpointSpec
+
+
+class Done(Message, frozen=True, tag=25):
+    """How the call under a grant went. `lease` as Granted said it; 0: the action is not wanted any
+    more, granted or not. A state of PREEMPTED sends it back: it waits again at its old turn."""
+
+    action: int
+    lease: int
+    outcome: Outcome
 
 
 class Shutdown(Message, frozen=True, tag=18):
@@ -199,6 +215,17 @@ class Answer(Message, frozen=True, tag=36):
 
     request: int
     n: int = 1
+
+
+class Granted(Message, frozen=True, tag=37):
+    """The client may make this call now: it holds a slot and has taken a token of its endpoint
+    under this lease, until it says Done. `rate_micro`, `burst_micro`: the bucket's, as it is now;
+    a client that stood still keeps to them by itself, and gives back what it cannot use."""
+
+    action: int
+    lease: int
+    rate_micro: int = 0
+    burst_micro: int = 0
 
 
 # ---- worker -> broker ------------------------------------------------------------------------
@@ -327,6 +354,8 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     Bye,
     Shutdown,
     RenewSession,
+    DeclareEndpoint,
+    Done,
     Welcome,
     Result,
     Rejected,
@@ -334,6 +363,7 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     SessionDown,
     Output,
     Answer,
+    Granted,
     WorkerHello,
     Started,
     Finished,

@@ -69,11 +69,10 @@ class SandboxExecutor:
     ) -> None:
         self.pinned = pinned = affinity.describe(cores) == "affinity" if pinned is None else pinned
         self._gpus = gpus or GpuMeter(Devices())
-        self._reports = reports
+        self._reports, self._cores = reports, cores
         self._loop = asyncio.get_running_loop()
-        self._vault = Vault(store)
+        self._vault, self._closed = Vault(store), False
         self._jobs: dict[int, Job] = {}
-        self._closed = False
         backends = backends or Backends.probed(settings.isolation, settings.read_paths)
         self._enforcer = enforcer = probe(pinned, settings.enforcement)
         self._counts_ooms = "memory" in enforcer.limits
@@ -238,8 +237,9 @@ class SandboxExecutor:
         group = host.group
         assert group is not None
         group.limit(limits.mem_mib, limits.pids)
-        if units:
-            job.held = group.bind(job.cores if self.pinned else (), units)
+        cores = job.cores or (self._cores if action.key != "cpu" else ())  # an endpoint's: any
+        if cores:
+            job.held = group.bind(cores if self.pinned else (), len(cores)) and units > 0
         most = max(units, action.degrees[-1]) if action.resizable else units
         job.gpu_token = self._gpus.begin(order.gpus)
         run = Run(order.lease, job.payload, self._gpus.devices.mask(order.gpus), units, most, limit,

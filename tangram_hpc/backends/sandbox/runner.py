@@ -26,6 +26,7 @@ import cloudpickle
 import msgspec
 
 from ...domain.outcome import Outcome
+from ...domain.service import pushed_by
 from ...domain.states import ActionState
 from ...wire.payload import ErrorReturn, FunctionCall, ValueReturn, decode, encode
 from ...wire.value import encode_value
@@ -151,12 +152,13 @@ class Runner:
             self._told = (run.units, run.gpus)
             os.environ.update(environ.hints(run.units))
             environ.grant(os.environ, run.units, run.units, run.gpus)
-        cpu = _cpu_ns()
+        cpu, pushed, wait_ns = _cpu_ns(), 0, 0
         began = time.monotonic_ns()
         try:
             payload, reason = self._call(run.payload), ""
         except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
             payload, reason = self._failure(error)
+            pushed, wait_ns = pushed_by(error)
         exec_ns = time.monotonic_ns() - began
         self._forget_output()
         left = _children_left()
@@ -168,7 +170,7 @@ class Runner:
             maxrss_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             reason=reason,
             isolation="process",
-            enforcement=self._enforcement,
+            enforcement=self._enforcement, pushed=pushed, retry_after_ns=wait_ns,
         )
         self._send(Ended(run.lease, outcome, payload, not left))
         if left:

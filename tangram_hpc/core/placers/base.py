@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from ...domain.ids import client_of
 from ...domain.service import BLOCK_SIZES, endpoint_of, service_of
 from ..queue import NOTHING, Shape
 from ..snapshot import Block, NodeView, Snapshot
@@ -23,9 +24,9 @@ class Opening(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Start this action here on so many units of its key resource. `units`: one of its degrees,
-    or for an action on CPUs that may be resized any number from 0 to its largest. `gpus`: for a
-    service the aligned block that it runs on."""
+    """Start this action here (0: at its client) on so many units of its key resource. `units`: one
+    of its degrees, or for an action on CPUs that may be resized any number from 0 to its largest.
+    `gpus`: for a service the aligned block that it runs on."""
 
     action: int
     node: int
@@ -190,6 +191,12 @@ def start_calls(view: Snapshot, placement: Placement) -> None:
         walk = view.ledger.ready.walk("endpoint:" + name)
         while endpoint.starts > 0 and (head := walk.head()) is not None:
             action, shape = head
+            if shape.at_client:
+                walk.next()
+                if client_of(action) not in view.ledger.expiring:  # who is away cannot call
+                    endpoint.free, endpoint.tokens = endpoint.free - 1, endpoint.tokens - 1
+                    placement.grants.append(Grant(action, 0, 1))
+                continue
             nodes = [n for n in view.candidates(shape) if view.fits(n, shape, 0)]
             if not nodes:
                 walk.skip_shape()

@@ -1,0 +1,43 @@
+"""The part of `Client` that asks the broker something and waits for the answer.
+
+Law: a question belongs to one conversation: it is not said again after a lost way, its caller is
+told that no answer came.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import BrokerUnreachable
+from ..wire import message as ms
+
+
+class Asking:
+    """See `Client`."""
+
+    job: str
+    _lock: threading.Lock
+    _answers: dict[int, concurrent.futures.Future[Any]]
+    _mint: Callable[[], int]
+    _put: Callable[..., None]
+
+    def ask(self, what: str, argument: str = "", timeout_s: float = 10.0) -> Any:
+        """The broker's answer to a question (`info`, `nodes`, `pending`; `explain` with an
+        action's id as its argument), as plain values."""
+        return self._asked(lambda request: ms.Ask(request, what, argument), timeout_s)
+
+    def _asked(self, question: Callable[[int], ms.Message], timeout_s: float = 10.0) -> Any:
+        """What Answer says to a question; what Rejected says is raised as InvalidInput."""
+        answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        with self._lock:
+            request = self._mint()
+            self._answers[request] = answer
+            self._put(question(request))
+        try:
+            return answer.result(timeout_s)
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            raise BrokerUnreachable(f"job {self.job}: no answer within {timeout_s:.0f} s"
+                                    ) from None

@@ -1,0 +1,307 @@
+"""Endpoints in the core: buckets and shares under any history, grants that clients hold."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from builders import World, replies, started
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tangram_hpc.core import rate_limit as rl
+from tangram_hpc.core.admission import refusal
+from tangram_hpc.core.pace import Pace
+from tangram_hpc.core.quota_facts import declaration, told_by_client
+from tangram_hpc.core.scheduler import Scheduler
+from tangram_hpc.domain import decision as de
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Action, Kind
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.service import FALTERED, MICRO, THROTTLED, EndpointSpec
+from tangram_hpc.domain.states import ENDED, ActionState
+from tangram_hpc.endpoints import endpoint_spec
+from tangram_hpc.errors import InvalidInput
+
+SECOND = 10**9
+MS = 10**6
+SPEC = EndpointSpec("search", 2, 10 * MICRO, 3 * MICRO)
+
+SPECS = st.builds(EndpointSpec, st.just("x"), st.integers(1, 40), st.integers(1, 200 * MICRO),
+                  st.integers(MICRO, 60 * MICRO))
+STEPS = st.lists(st.tuples(st.integers(0, 3 * SECOND // 2),
+                           st.sampled_from(["draw", "draw", "good", "bad", "falter", "throttle"]),
+                           st.integers(0, 2 * SECOND)), max_size=120)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(SPECS, STEPS)
+def test_no_window_ever_sees_more_than_the_rate_and_the_burst(spec: EndpointSpec, steps) -> None:
+    """And never more inside than declared, whatever the endpoint says meanwhile; the share stays
+    within its bounds, and while it is closed nobody starts."""
+    entry, now = rl.full(spec, 0), 0
+    inside: list[int] = []
+    starts: list[int] = []
+    for step, what, wish in steps:
+        now += step
+        if what == "draw":
+            while entry.free > 0 and entry.tokens(now):
+                assert now >= entry.closed_until
+                entry.draw(now)
+                inside.append(now)
+                starts.append(now)
+        elif inside:
+            granted_at, share, cut_at = inside.pop(0), entry.share, entry.cut_at
+            entry.done()
+            if what in ("good", "bad"):
+                entry.ended(granted_at, now, what == "good", 5)
+                gained = rl.STEP if what == "good" and granted_at > cut_at else 0
+                assert entry.share == min(rl.WHOLE, share + gained)
+            else:
+                how = THROTTLED if what == "throttle" else FALTERED
+                entry.pushed_back(granted_at, now, now + wish, how)
+                if granted_at <= cut_at:
+                    assert entry.share == share  # of an episode that was known
+                else:
+                    assert entry.share == max(rl.LEAST, share // 2 if how == THROTTLED
+                                              else share * 7 // 8)
+                assert entry.tokens(now + wish - 1) == 0 or not wish
+        assert 0 <= entry.busy == len(inside) <= spec.concurrency
+        assert rl.LEAST <= entry.share <= rl.WHOLE and 1 <= entry.concurrency <= spec.concurrency
+        assert 0 <= entry.level <= spec.burst_micro * SECOND
+        assert 0 < entry.rate_micro <= spec.rate_micro
+        at = entry.next_token_at(now)
+        assert at >= now and entry.tokens(at) >= 1 and (at == now or entry.tokens(at - 1) == 0)
+    for first, since in enumerate(starts):  # every window that begins with a start
+        for last in range(first, len(starts)):
+            most = spec.burst_micro * SECOND + (starts[last] - since) * spec.rate_micro
+            assert (last - first + 1) * rl.TOKEN <= most
+
+
+def test_one_episode_is_one_cut_and_success_brings_all_back() -> None:
+    entry = rl.full(EndpointSpec("x", 64, 50 * MICRO, 5 * MICRO), 0)
+    for _ in range(5):
+        entry.draw(0)
+    for later in range(1, 6):  # five calls that were under way together
+        entry.done()
+        entry.pushed_back(0, later * MS, SECOND, THROTTLED)
+    assert entry.share == rl.WHOLE // 2 and entry.concurrency == 32
+    assert entry.tokens(SECOND - 1) == 0 and entry.next_token_at(MS) == SECOND + 40 * MS
+    now, served = SECOND, 0
+    while entry.share < rl.WHOLE:
+        now = entry.next_token_at(now)
+        entry.draw(now)
+        entry.done()
+        entry.ended(now, now + MS, True, 0)
+        served += 1
+    # what an episode costs beyond its own closing: 8 of 50 a second, for half a second
+    assert served == 16 and 50 * (now - SECOND) < 25 * SECOND
+    assert entry.rate_micro == 50 * MICRO
+
+
+def test_without_a_rate_concurrency_is_what_is_cut() -> None:
+    entry = rl.full(EndpointSpec("x", 8), 0)
+    entry.draw(5)
+    entry.done()
+    entry.pushed_back(5, 6, 6, THROTTLED)
+    assert (entry.free, entry.tokens(6), entry.next_token_at(6)) == (4, rl.UNLIMITED, 6)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(1, 2000 * MICRO), st.integers(MICRO, 20 * MICRO),
+       st.lists(st.integers(0, SECOND), max_size=150))
+def test_starts_keep_the_bucket_whenever_grants_are_seen(rate: int, burst: int, steps) -> None:
+    pace, now, starts = Pace(), 0, []
+    gap = -(-SECOND * MICRO // rate)
+    for step in steps:
+        now += step if step % 3 else 0  # a third of them are seen together
+        start = pace.start_at(now, rate, burst)
+        if start >= 0:
+            assert now <= start <= now + max(gap, 5 * MS)
+            starts.append(start)
+    for first in range(len(starts)):
+        for last in range(first, len(starts)):  # a whole ns is lost or won by each rounding
+            room = burst * SECOND + (starts[last] - starts[first] + 1) * rate
+            assert (last - first + 1) * rl.TOKEN <= room
+
+
+def test_what_a_process_finds_after_it_stood_still_is_mostly_given_back() -> None:
+    pace = Pace()
+    starts = [pace.start_at(7 * SECOND, 50 * MICRO, 3 * MICRO) for _ in range(20)]
+    assert starts == [7 * SECOND] * 3 + [7 * SECOND + 20 * MS] + [-1] * 16
+    assert pace.start_at(7 * SECOND + 40 * MS, 50 * MICRO, 3 * MICRO) == 7 * SECOND + 40 * MS
+    assert pace.start_at(5, 0, MICRO) == 5
+
+
+# ---- grants ------------------------------------------------------------------------------------
+
+
+def quota(spec: EndpointSpec = SPEC, placer: str = "elastic") -> World:
+    w = World(placer)
+    w.happen(ev.EndpointDeclared(0, spec))
+    return w
+
+
+def ask(w: World, name: str = "search") -> int:
+    w.now += 1
+    action = Action(w.id(), name, Kind.GRANT, key="endpoint:" + name)
+    w.happen(ev.ActionSubmitted(w.now, action))
+    return action.id
+
+
+def say(w: World, action: int, state: ActionState, *, lease: int | None = None, pushed: int = 0,
+        wait_ns: int = 0, client: int = 1) -> list[de.Decision]:
+    lease = w.lease_of(action) if lease is None else lease
+    w.now += 1
+    made: list[de.Decision] = []
+    outcome = Outcome(state, cost_micro=7, pushed=pushed, retry_after_ns=wait_ns)
+    for fact in told_by_client(w.ledger, client, action, lease, outcome, w.now):
+        made += w.happen(fact)
+    return made
+
+
+@pytest.mark.parametrize("placer", ["first-fit", "fcfs:4", "static:2", "paper", "elastic"])
+def test_grants_need_no_node_and_come_back(placer: str) -> None:
+    w = quota(placer=placer)
+    calls = [ask(w) for _ in range(4)]
+    assert started(w.plan()) == calls[:2]
+    assert {d.node for d in w.decisions if isinstance(d, de.StartLease)} == {0}
+    assert replies(say(w, calls[0], ActionState.COMPLETED)) == {calls[0]: ActionState.COMPLETED}
+    assert started(w.plan()) == [calls[2]]
+    entry = w.ledger.endpoints["search"]
+    assert (entry.busy, entry.calls, entry.cost_micro) == (2, 1, 7)
+    assert say(w, calls[0], ActionState.COMPLETED, lease=1) == []  # said twice
+    assert say(w, calls[1], ActionState.COMPLETED, client=2) == []  # not its own
+    assert say(w, calls[1], ActionState.COMPLETED, lease=99) == []  # fenced
+
+
+def test_what_was_sent_back_waits_at_its_old_turn_until_the_endpoint_opens() -> None:
+    w = quota()
+    first, second, third = (ask(w) for _ in range(3))
+    w.plan()
+    until = w.now + 1 + SECOND
+    assert say(w, first, ActionState.PREEMPTED, pushed=THROTTLED, wait_ns=SECOND) == []
+    assert replies(say(w, second, ActionState.COMPLETED)) and started(w.plan()) == []
+    entry = w.ledger.endpoints["search"]
+    assert entry.closed_until == until and entry.share == rl.WHOLE // 2
+    assert w.scheduler.next_deadline() == until + 200 * MS  # its bucket begins empty, at 5/s
+    w.now = until
+    assert started(w.plan()) == []
+    w.now = until + 200 * MS
+    assert started(w.plan()) == [first]
+    assert w.ledger.actions[first].attempt == 2
+    w.now += 200 * MS
+    assert started(w.plan()) == []  # half the slots: one
+    say(w, first, ActionState.COMPLETED)
+    assert started(w.plan()) == [third]
+
+
+def test_a_call_given_up_ends_granted_or_not() -> None:
+    w = quota()
+    granted, crossed, waiting, cancelled = (ask(w) for _ in range(4))
+    w.plan()
+    assert replies(say(w, waiting, ActionState.TIMEOUT, lease=0)) == {waiting: ActionState.TIMEOUT}
+    assert replies(say(w, crossed, ActionState.TIMEOUT, lease=0)) == {crossed: ActionState.TIMEOUT}
+    assert w.ledger.endpoints["search"].busy == 1
+    assert replies(w.happen(ev.ActionCancelled(w.now, granted, "by its client"))) == {
+        granted: ActionState.CANCELLED}
+    assert replies(w.happen(ev.ActionCancelled(w.now, cancelled, "by its client"))) == {
+        cancelled: ActionState.CANCELLED}
+    assert w.ledger.endpoints["search"].busy == 0 and not w.ledger.leases
+
+
+@pytest.mark.parametrize("bye", [True, False])
+def test_a_lost_client_gives_its_slots_back(bye: bool) -> None:
+    w = quota()
+    calls = [ask(w) for _ in range(3)]
+    w.plan()
+    w.happen(ev.ClientJoined(w.now, 2, "uid-2", "other", 0, 1, "socket"))
+    w.client = 2
+    other = ask(w)
+    w.happen(ev.ClientLeft(w.now, 1, bye, w.now if bye else w.now + SECOND))
+    if not bye:
+        assert started(w.plan()) == []  # it may come back
+        w.now += SECOND
+    assert started(w.plan()) == [other]
+    assert not set(calls) & set(w.ledger.actions) and 1 not in w.ledger.clients
+
+
+def test_who_is_away_is_granted_nothing_until_it_is_back() -> None:
+    w = quota()
+    mine = [ask(w), ask(w)]
+    w.happen(ev.ClientLeft(w.now, 1, False, w.now + SECOND))
+    w.happen(ev.ClientJoined(w.now, 2, "uid-2", "other", 0, 1, "socket"))
+    w.client = 2
+    other = ask(w)
+    assert started(w.plan()) == [other]
+    w.happen(ev.ClientJoined(w.now, 1, "uid-1", "test", 0, 1, "socket"))
+    assert started(w.plan()) == mine[:1]
+
+
+def test_never_and_in_use_are_one_line() -> None:
+    w = quota()
+    grant = Action(1, "x", Kind.GRANT, key="endpoint:poet")
+    assert "register_endpoint" in refusal(w.ledger, w.scheduler.placer, grant)
+    odd = Action(1, "x", Kind.GRANT, key="endpoint:search", mem_mib=5)
+    assert "holds none" in refusal(w.ledger, w.scheduler.placer, odd)
+    assert declaration(w.ledger, SPEC, w.now) == ([], "")
+    other = EndpointSpec("search", 4, 10 * MICRO, 3 * MICRO)
+    call = ask(w)
+    w.plan()
+    facts, why = declaration(w.ledger, other, w.now)
+    assert facts == [] and "in use with concurrency 2, rate 10/s" in why
+    say(w, call, ActionState.COMPLETED)
+    facts, why = declaration(w.ledger, other, w.now)
+    assert why == "" and len(facts) == 1
+    before = w.ledger.endpoints["search"].level_at(w.now)
+    w.happen(facts[0])
+    entry = w.ledger.endpoints["search"]
+    assert entry.spec == other and entry.level_at(w.now) == before  # no fuller by that
+
+
+@pytest.mark.parametrize(("fields", "told"), [
+    ({"concurrency": 0}, "concurrency"), ({"rate": -1}, "rate"), ({"burst": 0.5}, "burst"),
+    ({"speed": 3}, "speed"), ({"jitter_ms": "x"}, "jitter_ms"), (7, "not a table")])
+def test_a_wrong_quota_names_its_field(fields, told: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"endpoint search: .*{told}"):
+        endpoint_spec("search", fields)
+
+
+def test_the_bucket_held_here_is_smaller_by_the_jitter() -> None:
+    assert endpoint_spec("x", {"rate": 50, "burst": 5, "jitter_ms": 40}).burst_micro == 3 * MICRO
+    assert endpoint_spec("x", {"rate": 50, "jitter_ms": 0}).burst_micro == 50 * MICRO
+    assert endpoint_spec("x", {"rate": 50, "burst": 1}).burst_micro == MICRO
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_pushback_breaks_no_law_and_replays(seed: int) -> None:
+    rng, w = random.Random(seed), quota(EndpointSpec("search", 5, 30 * MICRO, 4 * MICRO))
+    w.node(cpus=2)
+    submitted: list[int] = []
+    for _ in range(400):
+        grant = rng.random() < 0.8
+        submitted.append(ask(w) if grant else w.submit(1, key="endpoint:search"))
+        w.now += rng.randrange(SECOND // 10)
+        held = list(w.ledger.leases.values())
+        if held and rng.random() < 0.9:
+            lease = rng.choice(held)
+            if lease.node:
+                w.finish(lease.action)
+            else:
+                say(w, lease.action, rng.choice([ActionState.COMPLETED, ActionState.PREEMPTED,
+                                                 ActionState.FAILED]),
+                    lease=rng.choice([lease.lease] * 5 + [0]),
+                    pushed=rng.choice([0, 0, FALTERED, THROTTLED]),
+                    wait_ns=rng.choice([0, SECOND // 3]))
+        w.plan()
+    while w.ledger.leases or len(w.ledger.ready):
+        for lease in list(w.ledger.leases):
+            w.happen(ev.LeaseFinished(w.now, lease, Outcome(ActionState.COMPLETED), True))
+        w.now = max(w.now, w.scheduler.next_deadline())
+        w.plan()
+    assert all(w.ledger.actions[a].state in ENDED for a in submitted)
+    again = Scheduler(w.scheduler.placer)
+    for event in w.events:
+        again.handle(event)
+    assert again.ledger.actions == w.ledger.actions
+    assert again.ledger.endpoints == w.ledger.endpoints
