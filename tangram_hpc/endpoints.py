@@ -24,7 +24,7 @@ class Quota(BaseModel):
     rate: float = Field(0.0, ge=0, le=1e6, description="calls a second; 0: no limit")
     burst: float | None = Field(None, ge=1, le=1e6, description="calls at once after a pause; a "
                                                                 "second's worth where not said")
-    jitter_ms: float = Field(20.0, ge=0, le=10000, description="a call may be so much later at the "
+    jitter_ms: float = Field(50.0, ge=0, le=10000, description="a call may be so much later at the "
                                                                "endpoint than one after it")
 
     def bucket(self) -> float:

@@ -32,7 +32,7 @@ class Quotas(Asking):
     _cancel: Callable[[int], None]
 
     def register_endpoint(self, name: str, *, concurrency: int = 64, rate: float = 0.0,
-                          burst: float | None = None, jitter_ms: float = 20.0,
+                          burst: float | None = None, jitter_ms: float = 50.0,
                           **options: Any) -> Endpoint:
         """Declares somebody else's API and its quota, for all clients of this job; returns when the
         broker has taken it. The same again is harmless.
