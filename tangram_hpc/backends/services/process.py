@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import IO, TypeVar
 
 from ...errors import ProtocolError
@@ -107,10 +108,7 @@ class ProcessBackend:
         if self._process is None:
             self._ended = self._ended or "it was ended before its runner was started"
         elif self._process.returncode is None:  # not reaped: the number is still its own
-            try:
-                os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # it has ended and will be reaped
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
         """See `ports.ServiceBackend.close`."""
@@ -191,7 +189,9 @@ class ProcessBackend:
             if left_s < 0:
                 self.kill()
         self._ended = self._how(self._process.returncode)
-        self._writer.close()
+        self._writer.transport.abort()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()
         self._remove_files()
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(ServiceDied(self._ended))
