@@ -59,8 +59,10 @@ def test_calls_of_a_service_follow_on_its_busy_copy_in_their_order(placer: str) 
     for one in (a, b, c):
         assert replies(end(w, one, batch=3, exec_ns=5)) == {one: ActionState.COMPLETED}
     assert w.ledger.nodes[1].gpus.free == 1 and not w.ledger.batching
-    rows = fold(w.events).records
-    assert [rows[x].state for x in (a, b, c)] == [ActionState.COMPLETED] * 3
+    rows = [fold(w.events).records[x] for x in (a, b, c)]
+    assert [row.state for row in rows] == [ActionState.COMPLETED] * 3
+    assert all(row.elapsed_ns == 5 or row.start_ns == row.submit_ns for row in rows)
+    assert [row.gpu_held_ns for row in rows] == [5 // 3] * 3
 
 
 def test_a_copy_gets_two_batches_at_most() -> None:

@@ -57,6 +57,17 @@ class ActionRecord:
                    for (at, cores), end in zip(self.grants, ends, strict=False))
 
 
+    @property
+    def gpu_held_ns(self) -> int:
+        """GPUs held x time, its share of what a batch held together; a restore is whose it was."""
+        if self.outcome is None or not self.gpus:
+            return 0
+        if self.action.kind is not Kind.CALL:
+            return len(self.gpus) * self.elapsed_ns
+        shared = self.outcome.exec_ns // self.outcome.batch
+        return len(self.gpus) * (self.outcome.restore_ns + shared)
+
+
 @dataclass(slots=True)
 class Usage:
     """What a whole job held and used, in unit-ns: CPUs of its nodes while they were joined, CPUs
@@ -196,6 +207,9 @@ class Fold:
         if event.clean:
             self._off(event.lease, event.at)
         record.end_ns, record.outcome, record.state = event.at, event.outcome, event.outcome.state
+        if event.outcome.batch > 1 and record.start_ns:  # it began with the first of its batch
+            record.start_ns = max(record.submit_ns, min(record.start_ns,
+                                                        event.at - event.outcome.exec_ns))
         self.usage.lent_ns += record.cpu_held_ns
         self.usage.burnt_ns += event.outcome.cpu_ns
         doomed = self._doomed.pop(record.action.id, None)

@@ -17,7 +17,7 @@ from .service import EndpointSpec, ServiceSpec
 from .session import SessionSpec
 from .states import ActionState
 
-JOURNAL_VERSION = 2
+JOURNAL_VERSION = 3
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
