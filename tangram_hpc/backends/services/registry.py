@@ -4,7 +4,6 @@ not asked for.
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.util import find_spec
 
 from ...domain.service import ServiceSpec
@@ -24,8 +23,9 @@ def make_backend(spec: ServiceSpec, place: ServicePlace) -> ServiceBackend:
             options are not understood.
     """
     if spec.backend in _ENGINES:
-        engine: ServiceBackend = import_module(".engines", __package__).make_engine(spec, place)
-        return engine
+        from .engines import make_engine
+
+        return make_engine(spec, place)
     try:
         options = options_of(spec)
     except InvalidInput as error:
