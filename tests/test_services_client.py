@@ -14,6 +14,7 @@ import tangram_hpc
 from tangram_hpc import LocalCluster
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.backends.journal import read_journal
+from tangram_hpc.cli import main as cli
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.services import FakeService, options_of, service_spec
@@ -115,3 +116,15 @@ def test_variants_that_share_their_files_share_their_weights(tmp_path: Path) -> 
              for name in ("one", "two")]
     assert [s.weights_mib for s in specs] == [3, 3]
     assert specs[0].shares == specs[1].shares != ""
+
+
+def test_info_says_where_services_stand(cluster: LocalCluster, capsys: pytest.CaptureFixture[str],
+                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.register_service("a", FAKE)
+    cluster.register_service("b", FAKE)
+    cluster.call("a", "score").result(30)
+    monkeypatch.setenv("TANGRAM_ACCESS", str(cluster.access))
+    assert cli(["info"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "SERVICE" in line]
+    assert [line[:3] for line in lines] == [["SERVICE", "a", "fake"], ["SERVICE", "b", "fake"]]
+    assert lines[0][3].endswith((":0", ":1")) and lines[1][3] == "parked"

@@ -27,7 +27,8 @@ def go(args: argparse.Namespace) -> int:
     except AccessError:
         access = find_access(os.environ, last_job(os.environ))
     with connect(access, name="tangram info") as client:
-        told = {**client.ask("info"), **client.ask("nodes"), **client.ask("pending")}
+        told = {k: v for what in ("info", "nodes", "services", "pending")
+                for k, v in client.ask(what).items()}
     if args.json:
         print(json.dumps(told))
         return 0
@@ -46,6 +47,10 @@ def go(args: argparse.Namespace) -> int:
     for n in told["nodes"]:
         if n["gpus"]:
             print(f"DEVICES  {n['name']:<16}{n['devices']}")
+    for s in told["services"]:
+        where = ", ".join(s["stands_on"]) or "parked"
+        print(f"SERVICE  {s['name']:<16}{s['backend']:<10}{where}  restore {s['restore_s']:.2f} s"
+              f"  {s['parked_mib']} MiB parked")
     for e in told["endpoints"]:
         rate = f"{e['rate_now']:g}/{e['rate']:g} a second" if e["rate"] else "any rate"
         closed = f"  throttled for {e['throttled_s']:.1f} s" if e["throttled_s"] else ""
