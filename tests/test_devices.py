@@ -16,6 +16,7 @@ from tangram_hpc.backends.sandbox.backends import Backends
 from tangram_hpc.backends.slurm.environ import slurm_place
 from tangram_hpc.config import load_config
 from tangram_hpc.domain.service import ServiceSpec
+from tangram_hpc.errors import InfeasibleRequest
 from tangram_hpc.ports import ServiceRefused
 from tangram_hpc.wire.value import decode_value
 
@@ -225,7 +226,10 @@ def test_info_says_what_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[s
     from tangram_hpc.cli import main
 
     with LocalCluster(cpus=1, home=tmp_path, devices="fake:2") as cluster:
-        told = cluster.submit(["sh", "-c", "echo [$CUDA_VISIBLE_DEVICES]"], gpus=2).result()
+        words = ["sh", "-c", "echo [$CUDA_VISIBLE_DEVICES]"]
+        told = cluster.submit(words, gpus=2, trusted=True).result()
+        with pytest.raises(InfeasibleRequest, match="no wall lets untrusted code at a GPU"):
+            cluster.submit(words, gpus=2).result()
         assert told.text == "[]\n"
         monkeypatch.setenv("TANGRAM_ACCESS", str(cluster.access))
         assert main(["info"]) == 0

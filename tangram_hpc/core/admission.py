@@ -20,6 +20,8 @@ from .placers.base import Placer
 from .quota_facts import refusal_of_grant
 from .session_life import OPEN_SESSION
 
+NO_GPU = ("gpus: no wall lets untrusted code at a GPU; say trusted=True if it is your own, or use "
+          "a function or a service")
 NO_GUARD = ("trusted: no node here can keep a sandbox from your own files (no bwrap, no Landlock); "
             "ask the site for one, or say trusted=True")
 
@@ -39,11 +41,15 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
         if session is None or session.state not in OPEN_SESSION:
             return f"session: {show(action.session)} is closed"
         reserve = placer.reserve
+        if action.gpus and action.kind is Kind.EXEC and not session.spec.trusted:
+            return NO_GPU
         if reserve and action.key == "cpu" and action.degrees[0] > reserve:
             return (f"cpus: {action.degrees[0]} asked for, {placer.name} gives each "
                     f"session {reserve}")
         nodes = [ledger.nodes[session.node]] if session.node else ledger.up_nodes()
     else:
+        if action.gpus and action.guarded:
+            return NO_GPU
         nodes = ledger.up_nodes()
     return misfit(ledger, action, nodes) if ledger.complete else ""
 
