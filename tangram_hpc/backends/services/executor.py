@@ -305,7 +305,11 @@ async def _within(work: Awaitable[list[ServiceReply]], limit_s: float | None,
                   kill: Callable[[], None]) -> list[ServiceReply]:
     """Awaits it; after `limit_s` it is killed, and TimeoutError raised when it has ended."""
     task = asyncio.ensure_future(work)
-    done, _ = await asyncio.wait([task], timeout=limit_s)
+    try:
+        done, _ = await asyncio.wait([task], timeout=limit_s)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
     if done:
         return task.result()
     kill()
