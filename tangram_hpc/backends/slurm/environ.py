@@ -21,6 +21,8 @@ class SlurmPlace:
     gpus: tuple[int, ...]
     ntasks: int
     ends_at_s: int
+    nodes: int = 0
+    het_size: int = 0
 
 
 def slurm_place(environ: Mapping[str, str]) -> SlurmPlace | None:
@@ -38,6 +40,9 @@ def slurm_place(environ: Mapping[str, str]) -> SlurmPlace | None:
         gpus=_gpus(environ),
         ntasks=_int(environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")),
         ends_at_s=_int(environ.get("SLURM_JOB_END_TIME")),
+        nodes=_int(environ.get("SLURM_JOB_NUM_NODES")
+                   or environ.get("SLURM_JOB_NUM_NODES_HET_GROUP_0")),
+        het_size=_int(environ.get("SLURM_HET_SIZE")),
     )
 
 
@@ -46,6 +51,16 @@ def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     prefixes = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "HYDI_", "MPI_",
                 "OMPI_", "PRTE_", "TANGRAM_")
     return {k: v for k, v in environ.items() if not k.startswith(prefixes)}
+
+
+def unsized(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment for a further step: the job's, without the size and shape of its own tasks,
+    which `srun` would take for ours, and without a process manager."""
+    shapes = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER", "SLURM_CPUS_PER_", "SLURM_MEM_PER",
+              "SLURM_TRES_PER", "SLURM_GPU", "SLURM_CPU_BIND", "SLURM_DISTRIBUTION", "SLURM_HINT",
+              "SLURM_THREADS_PER", "SLURM_EXACT", "SLURM_OVERLAP", "SLURM_STEP_", "PMI_", "PMIX_",
+              "OMPI_", "SLURM_MPI_TYPE", "SLURM_NNODES")
+    return {k: v for k, v in environ.items() if not k.startswith(shapes)}
 
 
 def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
