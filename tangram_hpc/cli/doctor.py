@@ -16,7 +16,8 @@ _COLOURS = {"ok": "32", "warn": "33", "fail": "31", "skip": "2"}
 _PLACES = {"machine": "a machine without Slurm: the main job is an embedded run",
            "login": "beside a Slurm, not inside a job: the main job is a broker's job",
            "job": "inside a Slurm job: the main job is a broker's job"}
-_WIDTH, _LEFT = 100, 22
+_WIDTH, _LEFT = 100, 23
+_CLEAR = "\r\033[K"  # the line that says what is being looked at
 
 
 def add(verbs: Any) -> None:
@@ -48,7 +49,10 @@ def go(args: argparse.Namespace) -> int:
         config, wrong = Config.model_validate({}), str(error)
     address = "" if config.bind == "none" else config.bind or own_address()
     where = look_around(os.environ, config, address, wrong, args.mpi)
-    checks = check_up(where, _telling(sys.stderr.isatty() and not args.json))
+    live = sys.stderr.isatty()
+    checks = check_up(where, _say if live else _say_nothing)
+    if live:
+        sys.stderr.write(_CLEAR)
     why = hindrances(where.kind, checks)
     if args.json:
         from dataclasses import asdict
@@ -62,14 +66,13 @@ def go(args: argparse.Namespace) -> int:
     return 1 if why else 0
 
 
-def _telling(on: bool) -> Any:
-    def tell(group: str, name: str) -> None:
-        if on:
-            sys.stderr.write(f"\r\033[K{group}: {name} ...")
-            sys.stderr.flush()
-            if (group, name) == ("Rehearsal", "embedded run"):
-                sys.stderr.write("\r\033[K")
-    return tell
+def _say(group: str, name: str) -> None:
+    sys.stderr.write(f"{_CLEAR}{group}: {name} ...")
+    sys.stderr.flush()
+
+
+def _say_nothing(group: str, name: str) -> None:
+    pass
 
 
 def page(kind: str, host: str, checks: Sequence[Any], why: Sequence[str], colour: bool = False
@@ -85,7 +88,7 @@ def page(kind: str, host: str, checks: Sequence[Any], why: Sequence[str], colour
         if colour:
             state = f"\033[{_COLOURS[check.state]}m{state}\033[0m"
         body = _wrapped(check.found, "") + (_wrapped(check.remedy, "-> ") if check.remedy else [])
-        lines.append(f"  {state}  {check.name:<13} {body[0]}")
+        lines.append(f"  {state}  {check.name:<14} {body[0]}")
         lines += [" " * _LEFT + line for line in body[1:]]
     counts = {s: sum(c.state == s for c in checks) for s in _COLOURS}
     told = ", ".join(f"{n} {s}" for s, n in counts.items() if n)

@@ -13,7 +13,7 @@ from ...config import Config
 from ...errors import TangramError
 from ..slurm.environ import slurm_place
 from . import gpu, isolation, limits, mpi, net, rehearsal, slurm, storage
-from .check import Check, Finding, Item, SlurmFacts, Where, fail
+from .check import Check, Finding, Item, SlurmFacts, Where, fail, skip
 from .guard import guarded
 
 GROUPS: Mapping[str, tuple[Item, ...]] = {
@@ -59,6 +59,8 @@ def _one(item: Item, where: Where) -> Finding:
 def _caught(item: Item, where: Where) -> Finding:
     try:
         return item.act(where)
+    except storage.NoFolder as error:
+        return skip(f"no folder can be made in {error.filename}: {error.strerror}")
     except TangramError as error:
         return fail(str(error), "mend what it names")
     except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 from pathlib import Path
 
 from ...errors import InvalidInput
@@ -28,9 +29,10 @@ def sandboxes(where: Where) -> Finding:
         told = Backends.probed(where.config.isolation, where.config.read_paths)
     except InvalidInput as error:
         return fail(str(error), "mend that setting: no worker starts with it")
-    lacking = "; ".join(f"{name}: {why}" for name, why in told.why_not.items())
+    lacking = "; ".join(f"{name}: {why.removeprefix(f'{name}: ')}" for name, why in
+                        told.why_not.items() if not why.endswith("is not installed"))
     if not told.untrusted:
-        return warn(f"nothing here holds code that is not trusted ({lacking})",
+        return warn(f"nothing here holds code that is not trusted ({lacking or 'no program'})",
                     f"{_WALL}; until then sessions need trusted=True")
     return ok(f"untrusted code in {', '.join(_named(told.untrusted))}"
               f"{f' ({lacking})' if lacking else ''}")
@@ -125,8 +127,14 @@ def _why_no_cgroup(pinned: bool) -> str:
         try:
             enforce.probe(pinned, name).close()
         except InvalidInput as error:
-            said.append(str(error).removeprefix("enforcement: ").partition("; leave")[0])
+            said.append(f"{name}: {_short(str(error))}")
     return "; ".join(said) or "the setting `enforcement` says so"
+
+
+def _short(text: str) -> str:
+    """The first reason of several, without its folder's long name."""
+    first = text.partition("does not work here (")[2].partition(": '/")[0]
+    return re.sub(r"\[Errno \d+\] ", "", first).partition("); leave")[0]
 
 
 def programs(where: Where) -> Finding:

@@ -36,8 +36,9 @@ def ulimits(where: Where) -> Finding:
     remedies = []
     if files != resource.RLIM_INFINITY and files < _FILES:
         can = most == resource.RLIM_INFINITY or most >= _FILES
-        remedies.append(f"`ulimit -n {_FILES if can else most}` before the broker and workers start"
-                        + ("" if can else f" ({_FILES} would be better: ask the site)"))
+        remedies.append(f"`ulimit -n {_FILES if can else most}` before broker and workers start: "
+                        "each client and each sandbox takes one"
+                        + ("" if can else f"; better {_FILES}: ask the site"))
     if count != resource.RLIM_INFINITY and count < _PROCESSES and os.geteuid():
         remedies.append(f"`ulimit -u {_PROCESSES}`, or ask the site: a sandbox takes several")
     cut = {name: resource.getrlimit(kind)[0] for name, kind in _FINITE.items()}

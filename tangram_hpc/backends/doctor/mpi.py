@@ -45,8 +45,8 @@ def plugin_for(name: str) -> str:
 
 def plugins(where: Where) -> Finding:
     """Whether srun has the way that this MPI needs."""
-    if not where.slurm.configured:
-        return skip("there is no Slurm here")
+    if not where.slurm.conf:
+        return skip("there is no Slurm that answers")
     told = tell(["srun", "--mpi=list"], where.environ, 10.0)
     words = (told.out + told.err).replace(":", " ").split()
     there = sorted({w for w in words if w.startswith(("pmi", "cray")) or w in ("none", "openmpi")})
@@ -61,7 +61,8 @@ def plugins(where: Where) -> Finding:
         return warn(f"{text}; {wanted} is not there, and {name or 'you'} asked for it",
                     "MPICH goes by pmi2, Open MPI by pmix: install mpi4py with an MPI for which "
                     "there is a way")
-    return ok(f"{text}; --mpi={wanted} fits {name.split(',')[0] or 'what you named'}")
+    return ok(f"{text}; you asked for {wanted}" if where.mpi else
+              f"{text}; --mpi={wanted} fits {name.split(',')[0]}")
 
 
 def hello(where: Where) -> Finding:
@@ -70,6 +71,8 @@ def hello(where: Where) -> Finding:
         return skip("mpi4py is not installed")
     if where.kind == LOGIN:
         return skip("nothing is started from a login node; run `tangram doctor` inside a job")
+    if where.kind == JOB and not where.slurm.conf:
+        return skip("the controller does not answer, so no step can be made")
     if where.kind == JOB:
         name, _ = _library(where)
         return _judged(*_through_srun(where, where.mpi or plugin_for(name)))
@@ -89,7 +92,7 @@ def _mpiexec() -> str:
 
 def _through_srun(where: Where, way: str) -> tuple[Told, str]:
     assert where.place is not None
-    nodes = min(2, max(1, where.place.nodes))
+    nodes = min(2, where.place.nodes[0])
     argv = ["srun", "--overlap", "--overcommit", "--ntasks=2", f"--nodes={nodes}", "--mem=0",
             "--cpus-per-task=1", "--gres=none", f"--mpi={way}", "--kill-on-bad-exit=1",
             "--input=none", sys.executable, "-m", HELLO]

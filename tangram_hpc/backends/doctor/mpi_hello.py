@@ -24,7 +24,8 @@ def main(words: list[str]) -> int:
         mpi4py.rc.initialize = mpi4py.rc.finalize = False
     from mpi4py import MPI
 
-    library = MPI.Get_library_version().splitlines()[0].replace("\t", " ").strip("\0 ")
+    library = MPI.Get_library_version().splitlines()[0].strip("\0")
+    library = " ".join(library.replace("Version:", "").split())
     if words == ["library"]:
         print(json.dumps({"library": library}))
         return 0

@@ -26,9 +26,9 @@ from ..rundir import home
 from ..slurm.environ import unsized
 from ..transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from ..transport.dial import dial
-from .check import JOB, MACHINE, Finding, Item, Where, fail, ok, skip, warn
+from .check import JOB, LOGIN, Finding, Item, Where, fail, ok, skip, warn
 from .guard import Told, tell
-from .storage import scratch_base, trial_folder
+from .storage import NoFolder, scratch_base, trial_folder
 
 STEP = f"{__package__}.step"
 _STEP_S = 45.0
@@ -73,10 +73,10 @@ def address(where: Where) -> Finding:
         return skip("the setting `bind` is \"none\": the Unix socket only")
     host = socket.gethostname()
     text = f"{where.address} ({'by `bind`' if where.config.bind else f'what {host} stands for'})"
-    if where.kind != MACHINE and _is_loopback(where.address):
+    if where.kind == JOB and _is_loopback(where.address):
         return warn(f"{text}: only this machine can reach it",
                     "set `bind` to the address of the interface that the nodes share")
-    return ok(text)
+    return ok(text + ("; a job's broker listens on its own node" if where.kind == LOGIN else ""))
 
 
 # ---- connecting to ourselves ---------------------------------------------------------------------
@@ -143,23 +143,28 @@ def nodes(where: Where) -> Finding:
         return skip("not inside a job")
     if not where.address:
         return skip("the setting `bind` is \"none\"")
+    if not where.slurm.conf:
+        return skip("the controller does not answer, so no step can be made")
     assert where.place is not None
-    count, key = max(1, where.place.nodes), os.urandom(32)
+    groups, key = where.place.nodes, os.urandom(32)
+    size = ([f"--nodes={groups[0]}", f"--ntasks={groups[0]}"] if len(groups) == 1
+            else [f"--het-group=0-{len(groups) - 1}"])
     try:
         with trial_folder(home(where.environ)) as folder:
             sock = listen_tcp(where.address)
             host, port = sock.getsockname()[:2]
             path = folder / "access.json"
             write_access(path, Access(_JOB, (f"tcp:{host}:{port}",), key, str(folder)))
-            argv = ["srun", "--overlap", "--overcommit", f"--nodes={count}", f"--ntasks={count}",
-                    "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=0", "--gres=none",
-                    "--mpi=none", "--kill-on-bad-exit=0", "--input=none",
-                    sys.executable, "-m", STEP, str(path)]
+            argv = ["srun", "--overlap", "--overcommit", *size, "--ntasks-per-node=1",
+                    "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none",
+                    "--kill-on-bad-exit=0", "--input=none", sys.executable, "-m", STEP, str(path)]
             told = asyncio.run(_served(sock, key, lambda: tell(argv, unsized(where.environ),
                                                                _STEP_S)))
+    except NoFolder:
+        raise
     except OSError as error:
-        return fail(f"cannot begin: {error.strerror or error}", "see `home` and `tcp`")
-    return _judged(told, count)
+        return fail(f"cannot begin: {error.strerror or error}", "see `tcp`")
+    return _judged(told, sum(groups))
 
 
 def _judged(told: Told, count: int) -> Finding:

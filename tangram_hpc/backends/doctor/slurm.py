@@ -8,6 +8,7 @@ from __future__ import annotations
 import calendar
 import importlib.metadata
 import importlib.util
+import os
 import re
 import shutil
 import sys
@@ -36,12 +37,15 @@ def ask(environ: Mapping[str, str]) -> SlurmFacts:
     if "scontrol" in lacking:
         inside = bool(environ.get("SLURM_JOB_ID"))
         return SlurmFacts(configured=inside, why="Slurm's commands are not on the PATH")
+    named = environ.get("SLURM_CONF", "")
+    if named and not os.path.exists(named):  # the commands would try for a minute
+        return SlurmFacts(configured=True, why=f"SLURM_CONF names {named}, which is not there")
     fixed = {**environ, "SLURM_TIME_FORMAT": "standard", "TZ": "UTC0"}
     before = time.time()
     told = tell(["scontrol", "show", "config"], fixed, ASK_S)
     after = time.time()
     if told.code:
-        none = _UNCONFIGURED in told.err and not environ.get("SLURM_CONF")
+        none = _UNCONFIGURED in told.err and not named
         why = "Slurm's commands are here, but no cluster is configured for them" if none else (
             f"the controller does not answer: {told.last}")
         return SlurmFacts(configured=not none, why=why, seconds=told.seconds)
@@ -115,8 +119,8 @@ def het_jobs(where: Where) -> Finding:
     if "backfill" not in kind:
         return warn(f"SchedulerType {kind}: het jobs never start",
                     "use the template of one component, or ask the site for sched/backfill")
-    size = where.place.het_size if where.place is not None else 0
-    here = f"; this job has {size} components" if size else ""
+    size = len(where.place.nodes) if where.place is not None else 0
+    here = f"; this job has {size} components" if size > 1 else ""
     return ok(f"{kind} starts them{here}")
 
 
@@ -151,7 +155,7 @@ def partitions(where: Where) -> Finding:
     counts: dict[str, list[int]] = {}
     for row in told.out.splitlines():
         name, up, nodes, state, gres = (row.split("|") + [""] * 5)[:5]
-        usable = up == "up" and not re.match(r"(down|drain|fail|maint|inval|unk)|.*\*", state)
+        usable = up == "up" and not re.match(r"(down|dr|fail|maint|inval|unk)|.*\*", state)
         count = counts.setdefault(name, [0, 0, 0])
         number = int(nodes) if nodes.isdigit() else 0
         count[0] += number
@@ -194,8 +198,8 @@ def job(where: Where) -> Finding:
     text = f"job {place.job} on {place.node}: {place.cpus} CPUs, {memory}, {gpus}{end}"
     if real < place.cpus:
         return warn(f"{text}; but this process may run on {real} cores only",
-                    "actions are counted, not bound to cores; give srun --cpus-per-task, which "
-                    "steps do not inherit from sbatch")
+                    "actions are counted, not bound to cores; where the node has more, give srun "
+                    "--cpus-per-task, which steps do not inherit from sbatch")
     return ok(text)
 
 

@@ -36,10 +36,18 @@ def nearest(path: Path) -> Path:
     return path
 
 
+class NoFolder(OSError):
+    """None could be made. `home` and `scratch` say so; who else needs one does not apply."""
+
+
 @contextmanager
 def trial_folder(base: Path, prefix: str = ".tangram-doctor-") -> Iterator[Path]:
-    """A private folder on the same file system, gone afterwards. Raises OSError."""
-    folder = tempfile.mkdtemp(prefix=prefix, dir=nearest(base))
+    """A private folder on the same file system, gone afterwards. Raises NoFolder."""
+    there = nearest(base)
+    try:
+        folder = tempfile.mkdtemp(prefix=prefix, dir=there)
+    except OSError as error:
+        raise NoFolder(error.errno, error.strerror, str(there)) from None
     try:
         yield Path(folder)
     finally:
@@ -91,7 +99,8 @@ def folder(where: Where) -> Finding:
         return warn(f"{text}; it is user {path.stat().st_uid}'s", "set TANGRAM_HOME to your own")
     if free < _ROOM_MIB:
         return warn(text, "journals and results lie there: make room, or set TANGRAM_HOME")
-    if where.kind != MACHINE and not is_shared(kind):
+    told_by_nodes = where.place is not None and sum(where.place.nodes) > 1
+    if where.kind != MACHINE and not told_by_nodes and not is_shared(kind):
         return warn(f"{text}; it looks local to this node",
                     "set TANGRAM_HOME to a file system that all nodes share (where they do share "
                     "this one, `nodes` says so inside a job)")
@@ -160,13 +169,13 @@ def scratch(where: Where) -> Finding:
     """Room, kind and rights of the folder that sandboxes lie in."""
     base = scratch_base(where)
     remedy = "set `scratch` (or TMPDIR) to a folder on the node's own disk"
+    if not base.is_dir():
+        return fail(f"{base} is no folder", remedy)
     try:
         with trial_folder(base, "tangram-doctor-") as trial:
             runs = _runs(trial / "run")
     except OSError as error:
         return fail(f"{base}: {error.strerror}", remedy)
-    if not base.exists():
-        return fail(f"{base} is not there", remedy)
     kind, free = file_system(base), _free_mib(base)
     text = f"{base} on {kind}, {free / 1024:.1f} GiB free"
     text_holds, holds = _locks(base)

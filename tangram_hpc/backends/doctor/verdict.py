@@ -30,7 +30,7 @@ NEEDS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "latency": (_ANY, "the journal is written there"),
     "scratch": (_ANY, "sockets and sandboxes lie there"),
     "unix socket": (_ANY, "clients of the broker's node come by it"),
-    "tcp": (_SLURM, "workers on other nodes come by it"),
+    "tcp": ((JOB,), "workers on other nodes come by it"),
     "nodes": ((JOB,), "workers on those nodes would not reach the broker"),
     "embedded run": (_ANY, "it is the main job in small"),
 }

@@ -1,0 +1,260 @@
+"""`tangram doctor`: its page and its verdict, its deadlines, and what it says of this very machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tangram_hpc.backends.doctor import isolation, limits, mpi, net, rehearsal, slurm, storage
+from tangram_hpc.backends.doctor.check import Check, Finding, Item, SlurmFacts, Where, ok, warn
+from tangram_hpc.backends.doctor.checkup import GROUPS, check_up
+from tangram_hpc.backends.doctor.guard import Told, guarded, tell
+from tangram_hpc.backends.doctor.verdict import NEEDS, hindrances
+from tangram_hpc.backends.sandbox.holders import RUNTIMES, missing
+from tangram_hpc.backends.slurm.environ import slurm_place, unsized
+from tangram_hpc.cli.doctor import page
+from tangram_hpc.config import Config
+from tangram_hpc.errors import InvalidInput
+
+
+def check(name: str, state: str, group: str = "Files", found: str = "it is", remedy: str = ""
+          ) -> Check:
+    return Check(group, name, state, found, remedy, 0.1)
+
+
+def where(tmp_path: Path, **environ: str) -> Where:
+    given = {"TANGRAM_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path), **environ}
+    return Where(given, Config.model_validate({}), "127.0.0.1", SlurmFacts(why="none here"),
+                 slurm_place(given))
+
+
+# ---- the page and the verdict --------------------------------------------------------------------
+
+
+def test_the_page_has_a_group_a_subject_and_fits() -> None:
+    checks = [check("home", "ok"), check("scratch", "warn", remedy="word " * 60),
+              check("tcp", "fail", "Network", "x" * 130, "mend it"),
+              check("nodes", "skip", "Network")]
+    lines = page("machine", "here", checks, ["tcp: because"])
+    assert lines.count("Files") == lines.count("Network") == 1
+    assert all(len(line) <= 100 for line in lines if "x" * 130 not in line)
+    rows = [line for line in lines if line[2:6].strip() in ("ok", "warn", "fail", "skip")]
+    assert [r.index(" it is") for r in rows if r.endswith("it is")] == [22, 22, 22]
+    assert sum("-> " in line for line in lines) == 2
+    assert lines[-2:] == ["The main job would not run here (1 ok, 1 warn, 1 fail, 1 skip).",
+                          "  tcp: because"]
+    assert "\033" not in "".join(lines)
+    coloured = page("machine", "here", checks, [], colour=True)
+    assert "\033[31mfail\033[0m  tcp" in "".join(coloured)
+    assert coloured[-1].startswith("The main job would run here")
+
+
+def test_only_what_the_main_job_needs_stops_it() -> None:
+    broken = [check("tcp", "fail"), check("locking", "fail"), check("home", "warn")]
+    assert hindrances("machine", broken) == []
+    assert [line.split(":")[0] for line in hindrances("job", broken)] == ["tcp"]
+    assert [line.split(":")[0] for line in hindrances("login", [check("home", "fail")])] == ["home"]
+    assert hindrances("job", [check(name, "warn") for name in NEEDS]) == []
+
+
+def test_what_the_verdict_names_is_on_the_list() -> None:
+    names = [item.name for items in GROUPS.values() for item in items]
+    assert len(names) == len(set(names))
+    assert set(NEEDS) <= set(names)
+
+
+# ---- deadlines -----------------------------------------------------------------------------------
+
+
+def test_a_check_that_hangs_or_breaks_does_not_end_the_page(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def hangs(_: Where) -> Finding:
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        time.sleep(3600)
+        return ok("")
+
+    def refuses(_: Where) -> Finding:
+        raise InvalidInput("config field `x`: no")
+
+    items = {"A": (Item("hangs", hangs, 0.5, "pull the plug"),
+                   Item("breaks", lambda _: ok(str({}["missing"]))),
+                   Item("reads", lambda _: ok((tmp_path / "none").read_text())),
+                   Item("refuses", refuses), Item("well", lambda _: ok("fine"))),
+             "B": (Item("warns", lambda _: warn("half", "all")),)}
+    heard: list[tuple[str, str]] = []
+    found = check_up(where(tmp_path), lambda *words: heard.append(words), items)
+    assert [c.state for c in found] == ["fail", "fail", "fail", "fail", "ok", "warn"]
+    assert (found[0].found, found[0].remedy) == ("no answer in 0.5 s", "pull the plug")
+    assert "KeyError: 'missing'" in capfd.readouterr().err
+    assert str(tmp_path / "none") in found[2].found and "`x`" in found[3].found
+    assert heard == [(c.group, c.name) for c in found]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_large_answer_comes_whole() -> None:
+    assert guarded(lambda: "x" * (1 << 20), str, 30.0) == "x" * (1 << 20)
+
+
+def test_commands_have_deadlines() -> None:
+    deaf = "trap '' TERM; echo begun; while :; do sleep 0.1; done"
+    told = tell(["bash", "-c", deaf], os.environ, 0.5)
+    assert (told.code, told.out) == (124, "begun\n") and "0.5 s" in told.last
+    assert tell(["bash", "-c", "echo no >&2; exit 3"], os.environ, 30.0).last == "no"
+    missing = tell(["no-such-command"], os.environ, 30.0)
+    assert missing.code == 127 and "no-such-command" in missing.last
+
+
+# ---- single findings -----------------------------------------------------------------------------
+
+
+def test_releases_and_clocks_are_read() -> None:
+    assert slurm.release("slurm-wlm 22.05.8") == (22, 5) and slurm.release("none") == (0, 0)
+    text = "Configuration data as of 2026-11-21T17:12:39\n"
+    low, high = slurm._skew(text, 1795281159.5, 1795281159.6)  # the same second, in UTC
+    assert low == pytest.approx(-0.6) and high == pytest.approx(0.5)
+
+    def told(low: float, high: float) -> Finding:
+        facts = SlurmFacts({"ClusterName": "c"}, True, skew_s=(low, high))
+        return slurm.clock(Where({}, Config.model_validate({}), "", facts))
+
+    assert told(low, high).state == "ok"
+    assert (told(4.0, 5.1).state, told(-601.0, -600.0).state) == ("warn", "fail")
+    assert "ahead by 4.0" in told(4.0, 5.1).found and "behind by 600.0" in told(-601, -600).found
+
+
+def test_a_further_step_does_not_inherit_a_shape() -> None:
+    given = {"SLURM_JOB_ID": "7", "SLURM_CONF": "/c", "SLURM_MEM_PER_CPU": "100", "PMI_RANK": "1",
+             "SLURM_NTASKS_PER_NODE": "4", "SLURM_CPUS_PER_TASK": "2", "PATH": "/bin"}
+    assert unsized(given) == {"SLURM_JOB_ID": "7", "SLURM_CONF": "/c", "PATH": "/bin"}
+
+
+def test_the_nodes_of_a_job_are_counted_by_component() -> None:
+    groups = {f"SLURM_JOB_NUM_NODES_HET_GROUP_{n}": str(n + 1) for n in range(3)}
+    for environ, nodes in (({}, (1,)), ({"SLURM_JOB_NUM_NODES": "4"}, (4,)),
+                           ({"SLURM_HET_SIZE": "3", **groups}, (1, 2, 3)),
+                           ({"SLURM_HET_SIZE": "3", "SLURM_JOB_NUM_NODES": "2"}, (2,))):
+        place = slurm_place({"SLURM_JOB_ID": "7", **environ})
+        assert place is not None and place.nodes == nodes
+
+
+def test_worlds_of_one_rank_are_no_world() -> None:
+    one = '{"size": 1, "seconds": 0.1, "threads": true}\n'
+    assert "two worlds of one" in mpi._judged(Told(0, one * 2, "", 1.0), "srun").found
+    assert mpi._judged(Told(0, one, "", 1.0), "srun").state == "fail"
+    assert mpi._judged(Told(1, "", "no way", 1.0), "srun").found.endswith("no way")
+    two = one.replace("1,", "2,", 1)
+    assert mpi._judged(Told(0, "srun: hello\n" + two, "", 1.0), "srun").state == "ok"
+    assert mpi._judged(Told(0, two.replace("true", "false"), "", 1.0), "srun").state == "warn"
+
+
+def test_file_systems_are_told(tmp_path: Path) -> None:
+    assert storage.file_system(Path("/proc/self")) == "proc"
+    assert storage.is_shared("nfs4") and storage.is_shared("lustre")
+    assert not storage.is_shared("ext4") and not storage.is_shared("tmpfs")
+    assert storage.nearest(tmp_path / "a" / "b") == tmp_path
+
+
+def test_files_and_locks_are_really_tried(tmp_path: Path) -> None:
+    here = where(tmp_path)
+    for act in (storage.latency, storage.locking, storage.clock):
+        assert act(here).state == "ok", act
+    assert storage.scratch(here).found.startswith(f"{tmp_path} on ")
+    assert os.listdir(tmp_path) == []  # the home was not made, and nothing is left
+    (tmp_path / "file").write_text("")
+    assert storage.scratch(where(tmp_path, TMPDIR=str(tmp_path / "file"))).state == "fail"
+    assert storage.scratch(where(tmp_path, TMPDIR=str(tmp_path / "none"))).state == "fail"
+    blocked = where(tmp_path, TANGRAM_HOME=str(tmp_path / "file" / "home"))
+    assert storage.folder(blocked).state == "fail"
+    found = check_up(blocked, groups={"F": (Item("latency", storage.latency),)})
+    assert found[0].state == "skip" and "no folder can be made" in found[0].found
+
+
+def test_the_broker_is_reached_with_its_handshake(tmp_path: Path) -> None:
+    here = where(tmp_path)
+    assert "handshake" in net.tcp(here).found and net.unix(here).state == "ok"
+    elsewhere = Where({}, Config.model_validate({}), "203.0.113.9", SlurmFacts())
+    assert net.tcp(elsewhere).state == "fail" and "cannot listen" in net.tcp(elsewhere).found
+    long = tmp_path / ("n" * 100)
+    long.mkdir()
+    assert "short path" in net.unix(where(tmp_path, TMPDIR=str(long))).remedy
+    assert "lo 127.0.0.1" in net.interfaces(here).found
+
+
+def test_what_workers_refuse_is_a_failure(tmp_path: Path) -> None:
+    here = where(tmp_path)
+    wrong = Where(here.environ, Config.model_validate({"enforcement": "cgroup2",
+                                                       "read_paths": ("/proc",)}), "", SlurmFacts())
+    assert isolation.sandboxes(wrong).state == "fail"
+    best = isolation.cgroups(here)
+    assert best.state in ("ok", "warn") and not (best.state == "warn" and not best.remedy)
+    many = Where(here.environ, Config.model_validate({"cpus": 4096}), "", SlurmFacts())
+    assert limits.cores(many).state == "warn" and "counted" in limits.cores(many).found
+
+
+# ---- this machine --------------------------------------------------------------------------------
+
+
+def doctor(tmp_path: Path, *words: str, **environ: str) -> tuple[int, dict[str, Any]]:
+    """What `tangram doctor --json` says with a home and a scratch of its own."""
+    for name in ("home", "tmp"):
+        (tmp_path / name).mkdir(exist_ok=True)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "TANGRAM"))}
+    env = {**kept, "TANGRAM_HOME": str(tmp_path / "home/t"), "TMPDIR": str(tmp_path / "tmp"),
+           **environ}
+    done = subprocess.run([sys.executable, "-m", "tangram_hpc", "doctor", "--json", *words],
+                          env=env, capture_output=True, text=True, timeout=170)
+    told = json.loads(done.stdout)
+    for c in told["checks"]:
+        assert bool(c["remedy"]) == (c["state"] in ("warn", "fail")), c
+    return done.returncode, told
+
+
+def by_name(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {c["name"]: c for c in told["checks"]}
+
+
+@pytest.mark.timeout(300)
+def test_this_machine_runs_the_main_job(tmp_path: Path) -> None:
+    status, told = doctor(tmp_path)
+    if told["place"] != "machine":
+        pytest.skip("this machine has a Slurm of its own")
+    found = by_name(told)
+    assert (status, told["runs"], told["why_not"]) == (0, True, []), told["why_not"]
+    assert found["embedded run"]["state"] in ("ok", "warn")
+    assert found["cores"]["found"].startswith(f"{len(os.sched_getaffinity(0))} of ")
+    assert found["library"]["state"] == "ok" and "two ranks met" in found["hello"]["found"]
+    assert found["job"]["state"] == found["nodes"]["state"] == "skip"
+    assert str(tmp_path / "tmp") in found["scratch"]["found"]
+    assert os.listdir(tmp_path / "home") == os.listdir(tmp_path / "tmp") == []
+
+
+@pytest.mark.timeout(300)
+def test_a_machine_that_cannot_is_told_why(tmp_path: Path) -> None:
+    status, told = doctor(tmp_path, TANGRAM_CPUS="many", TMPDIR=str(tmp_path / "none"))
+    found = by_name(told)
+    assert status == 1 and not told["runs"]
+    named = {line.split(":")[0] for line in told["why_not"]}
+    assert {"settings", "scratch", "embedded run"} <= named
+    assert "`cpus` (TANGRAM_CPUS)" in found["settings"]["found"]
+    assert "a worker did not start" in found["embedded run"]["found"] or (
+        "broker" in found["embedded run"]["found"])
+
+
+def test_a_rehearsal_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """A worker that does not start, as its settings forbid it: one line, and nothing is left."""
+    if not missing(RUNTIMES["enroot"]):
+        pytest.skip("enroot is here, so that it may be asked for")
+    given = {**os.environ, "TANGRAM_HOME": str(tmp_path / "home"), "TANGRAM_ISOLATION": "enroot",
+             "TMPDIR": str(tmp_path)}
+    found = rehearsal.run(Where(given, Config.model_validate({}), "", SlurmFacts()))
+    assert found.state == "fail" and "a worker did not start" in found.found
+    assert os.listdir(tmp_path) == []
