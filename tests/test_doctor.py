@@ -1,4 +1,4 @@
-"""`tangram doctor`: its page and its verdict, its deadlines, and what it says of this very machine."""
+"""`tangram doctor`: its page, its verdict, its deadlines, and what it says of this machine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import fake_nvml as fake
 import pytest
 
-from tangram_hpc.backends.doctor import isolation, limits, mpi, net, rehearsal, slurm, storage
+from tangram_hpc.backends.doctor import gpu, isolation, limits, mpi, net, rehearsal, slurm, storage
 from tangram_hpc.backends.doctor.check import Check, Finding, Item, SlurmFacts, Where, ok, warn
 from tangram_hpc.backends.doctor.checkup import GROUPS, check_up
 from tangram_hpc.backends.doctor.guard import Told, guarded, tell
 from tangram_hpc.backends.doctor.verdict import NEEDS, hindrances
+from tangram_hpc.backends.gpu.nvml import look
 from tangram_hpc.backends.sandbox.holders import RUNTIMES, missing
 from tangram_hpc.backends.slurm.environ import slurm_place, unsized
 from tangram_hpc.cli.doctor import page
@@ -154,6 +156,42 @@ def test_worlds_of_one_rank_are_no_world() -> None:
     two = one.replace("1,", "2,", 1)
     assert mpi._judged(Told(0, "srun: hello\n" + two, "", 1.0), "srun").state == "ok"
     assert mpi._judged(Told(0, two.replace("true", "false"), "", 1.0), "srun").state == "warn"
+
+
+def test_a_node_that_cannot_reach_us_is_named() -> None:
+    rows = [{"node": f"n{n}", "why": "", "ms": 1.0, "clock": 1000.0} for n in range(2)]
+
+    def judged(*rows: dict[str, Any]) -> Finding:
+        text = "srun: a word\n" + "".join(json.dumps(row) + "\n" for row in rows)
+        return net._judged(Told(0, text, "srun: error: a node", 1.0), 2, 999.0, 1001.0)
+
+    assert judged(*rows).state == "ok" and "n0, n1" in judged(*rows).found
+    late = judged(rows[0], {**rows[1], "clock": 1005.0})
+    assert late.state == "warn" and "clock of n1 differs from ours by 4.0 s" in late.found
+    deaf = judged(rows[0], {**rows[1], "why": "no broker answers"})
+    assert deaf.state == "fail" and "1 of 2" in deaf.found and "n1: no broker" in deaf.found
+    assert "srun: error: a node" in judged(rows[0]).found
+
+
+def test_gpus_by_a_fake_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words only: no GPU is behind, and what NVML itself answers is tested elsewhere."""
+    def told(place: str = "", *gpus: fake.FakeGpu, **environ: str) -> dict[str, Check]:
+        monkeypatch.setattr(gpu, "look", lambda: look(fake.FakeNvml(*gpus)))
+        job = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": place} if place else {}
+        checks = [Item(item.name, item.act) for item in gpu.CHECKS]
+        found = check_up(where(tmp_path, **job, **environ), groups={"GPUs": tuple(checks)})
+        return {c.name: c for c in found}
+
+    whole = told("", fake.FakeGpu("GPU-0"), fake.FakeGpu("GPU-1"))
+    assert [c.state for c in whole.values()] == ["ok", "ok", "skip", "ok"]
+    assert "Fake H200" in whole["NVML"].found and "2 x Fake H200" in whole["lent"].found
+    cut = told("", fake.FakeGpu("GPU-0", mig=True,
+                                 slices=[fake.FakeGpu("MIG-1", path=(1, 0))]))
+    assert cut["MIG"].found == "on, on 1 of 1 GPUs: 1 slices; give each worker one of them"
+    assert told("", fake.FakeGpu("GPU-0", mig=True, slices=[]))["MIG"].state == "warn"
+    none = told("0,1")
+    assert none["NVML"].state == "warn" and "Slurm gave 2" in none["NVML"].found
+    assert "by Slurm's word" in none["lent"].found and none["MIG"].state == "skip"
 
 
 def test_file_systems_are_told(tmp_path: Path) -> None:

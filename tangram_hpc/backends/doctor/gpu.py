@@ -57,7 +57,7 @@ def sharing(where: Where) -> Finding:
 def lent(where: Where) -> Finding:
     """The worker's own finding of its devices."""
     given = where.place.gpus if where.place is not None else None
-    found = find_devices(where.environ, where.config.devices, given)
+    found = find_devices(where.environ, where.config.devices, given, look)
     if not found.devices:
         return skip(f"none: {found.why}")
     if found.why:

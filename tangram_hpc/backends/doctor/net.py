@@ -35,6 +35,7 @@ _STEP_S = 45.0
 _GET_ADDRESS = 0x8915
 _JOB = "doctor"
 _TIMES = 5
+_SKEW_S = 2.0
 T = TypeVar("T")
 
 
@@ -158,22 +159,30 @@ def nodes(where: Where) -> Finding:
             argv = ["srun", "--overlap", "--overcommit", *size, "--ntasks-per-node=1",
                     "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none",
                     "--kill-on-bad-exit=0", "--input=none", sys.executable, "-m", STEP, str(path)]
+            before = time.time()
             told = asyncio.run(_served(sock, key, lambda: tell(argv, unsized(where.environ),
                                                                _STEP_S)))
     except NoFolder:
         raise
     except OSError as error:
         return fail(f"cannot begin: {error.strerror or error}", "see `tcp`")
-    return _judged(told, sum(groups))
+    return _judged(told, sum(groups), before, time.time())
 
 
-def _judged(told: Told, count: int) -> Finding:
+def _judged(told: Told, count: int, before: float, after: float) -> Finding:
+    """`before` and `after`: our clock around the step; the others' must lie between."""
     rows = [json.loads(line) for line in told.out.splitlines() if line.startswith("{")]
     well = [row for row in rows if not row["why"]]
     if len(well) == count:
         slowest = max(row["ms"] for row in well)
-        return ok(f"{', '.join(sorted(row['node'] for row in well))}: a step on each read the "
-                  f"access file and reached the broker's address (slowest {slowest:.1f} ms)")
+        text = f"{', '.join(sorted(row['node'] for row in well))}: a step on each read the " \
+               f"access file and reached the broker's address (slowest {slowest:.1f} ms)"
+        off = {row["node"]: max(before - row["clock"], row["clock"] - after) for row in rows}
+        worst = max(off, key=lambda node: off[node])
+        if off[worst] > _SKEW_S:
+            return warn(f"{text}; the clock of {worst} differs from ours by {off[worst]:.1f} s",
+                        "have the site synchronise clocks: a node's end would be misjudged")
+        return ok(f"{text}; no clock differs by seconds")
     bad = next((f"{row['node']}: {row['why']}" for row in rows if row["why"]), told.last)
     return fail(f"{len(well)} of {count} nodes reach a broker here; {bad}",
                 "an access file that is not there: TANGRAM_HOME must be on a file system that all "

@@ -31,6 +31,7 @@ def main(path: Path) -> int:
         row["ms"] = round((time.perf_counter() - began) * 1000, 3)
     except TangramError as error:
         row["why"] = str(error)
+    row["clock"] = time.time()
     print(json.dumps(row), flush=True)
     return 0
 
