@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,65 @@ def test_a_check_that_hangs_or_breaks_does_not_end_the_page(
 
 def test_a_large_answer_comes_whole() -> None:
     assert guarded(lambda: "x" * (1 << 20), str, 30.0) == "x" * (1 << 20)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_a_check_ends_with_its_parent() -> None:
+    hangs = ("import os, time\n"
+             "from tangram_hpc.backends.doctor.guard import guarded\n"
+             "def act():\n    print(os.getpid(), flush=True)\n    time.sleep(3600)\n"
+             "guarded(act, str, 3600)\n")
+    parent = subprocess.Popen([sys.executable, "-c", hangs], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert not gone(child)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 30
+    while not gone(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert gone(child)
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own on which every write hangs, unkillable, as on a dead server."""
+    lacking = [p for p in ("mkfs.ext4", "mount", "fsfreeze") if shutil.which(p) is None]
+    if os.geteuid() or lacking:
+        pytest.skip(f"needs root and {', '.join(lacking) or 'nothing else'}")
+    image, point = tmp_path / "image", tmp_path / "point"
+    point.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(20 << 20)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    if subprocess.run(["mount", "-o", "loop", str(image), str(point)], check=False).returncode:
+        pytest.skip("no loop device can be mounted here")
+    try:
+        subprocess.run(["fsfreeze", "-f", str(point)], check=True)
+        try:
+            yield point
+        finally:
+            subprocess.run(["fsfreeze", "-u", str(point)], check=True)
+    finally:
+        for _ in range(50):  # who hung on it ends now
+            if subprocess.run(["umount", str(point)], check=False).returncode == 0:
+                break
+            time.sleep(0.1)
+
+
+def test_a_file_system_that_hangs_is_left(frozen: Path) -> None:
+    here = where(frozen)
+    items = {"Files": (Item("home", storage.folder, 1.0, "ask the site"),
+                       Item("well", lambda _: ok("goes on")))}
+    found = check_up(here, groups=items)
+    assert [(c.state, c.found) for c in found] == [("fail", "no answer in 1 s"), ("ok", "goes on")]
+    assert hindrances("machine", found)
 
 
 def test_commands_have_deadlines() -> None:

@@ -6,6 +6,7 @@ is gone): the caller never waits longer than it said. Nothing else of ours is le
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -21,12 +22,14 @@ from typing import NoReturn, TypeVar
 import msgspec
 
 T = TypeVar("T")
+_PR_SET_PDEATHSIG = 1
 _GONE_S = 1.0  # how long a killed process may take to go
 
 
 def guarded(act: Callable[[], T], kind: type[T], seconds: float) -> T | None:
     """What `act` returns, from a forked process; None when that takes longer, or when it breaks
-    (its traceback is on stderr then). The process and its group end with the call."""
+    (its traceback is on stderr then). The process and its group end with the call, and the process
+    when its parent is killed."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -43,6 +46,7 @@ def guarded(act: Callable[[], T], kind: type[T], seconds: float) -> T | None:
 def _be_the_child(act: Callable[[], T], writing: int) -> NoReturn:
     try:
         os.setsid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         data = msgspec.msgpack.encode(act())
         os.write(writing, len(data).to_bytes(4, "big"))
         while data:
