@@ -24,6 +24,7 @@ _OLDEST = (20, 11)  # srun --overlap
 _TRIED = "22.05"
 _UNCONFIGURED = "configuration source"
 _AS_OF = re.compile(r"data as of (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+_HOOKS = ("JobSubmitPlugins", "CliFilterPlugins", "PlugStackConfig")  # may rewrite a job
 _MUNGE_S = 300.0  # how long its credentials hold
 ASK_S = 15.0
 
@@ -130,7 +131,8 @@ def plugins(where: Where) -> Finding:
     if not conf:
         return skip("the controller has not answered")
     task, track = conf.get("TaskPlugin", ""), conf.get("ProctrackType", "")
-    text = f"{track}, {task}, {conf.get('SelectType', '')}"
+    hooks = [conf[key] for key in _HOOKS if conf.get(key, "(null)") != "(null)"]
+    text = ", ".join([track, task, conf.get("SelectType", ""), *hooks])
     lacks = []
     if "cgroup" not in track:
         lacks.append("does not find all processes of a step that dies")
