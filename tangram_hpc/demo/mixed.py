@@ -8,6 +8,7 @@ loaded and each was called once.
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
 import time
 from collections.abc import Callable
@@ -16,14 +17,14 @@ from typing import Any
 
 from ..accounting.record import fold
 from ..backends.journal import read_journal
+from ..errors import TangramError
 from ..local import LocalCluster
 from .crew import CREW, question
 from .job import SESSION_ROOM_MIB, DemoPlan, run_ranks, warm
-from .mixed_rank import SEARCH
 from .mixed_report import Mixed, gather
 from .policy import GROUP
 from .problems import load
-from .search import SearchServer
+from .search import SEARCH, SearchServer
 
 RATE, BURST, JITTER_MS, CONCURRENCY = 40.0, 10.0, 100.0, 16  # the search endpoint's quota
 SHARED, OWN = "shared", "own"
@@ -73,4 +74,8 @@ def _declare(cluster: LocalCluster, models: dict[str, dict[str, Any]], stay_s: f
     deadline = time.monotonic() + _LOAD_S
     for name in models:
         method, asked = question(name, "def one():\n", "    return 1\n")
-        cluster.call(name, method, name="warm", **asked).result(deadline - time.monotonic())
+        try:
+            cluster.call(name, method, name="warm", **asked).result(deadline - time.monotonic())
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            raise TangramError(f"service {name}: not loaded within {_LOAD_S:.0f} s; see "
+                               f"{cluster.folder}/worker.log") from None

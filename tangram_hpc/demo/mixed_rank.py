@@ -18,9 +18,8 @@ from .crew import CREW, opinion, question
 from .policy import Plan
 from .problems import Problem, choose, load
 from .rank import Driven, arguments, drive, run_step, walls
-from .search import get, query_of
+from .search import SEARCH, get, query_of
 
-SEARCH = "search"
 SEARCH_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 300.0
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..accounting.record import ActionRecord
 from ..domain.action import Kind
 from .crew import CREW, JUDGE, TEACHERS
+from .search import SEARCH
 
 EXEC = "coding exec"
-KINDS = (EXEC, JUDGE, "teachers", "search")
-AGREE = 1e-3  # relative: batches of other sizes are padded otherwise, and rounded otherwise
+KINDS = (EXEC, JUDGE, "teachers", SEARCH)
+AGREE = 1e-4  # relative: batches of other sizes are padded otherwise, and rounded otherwise
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,13 @@ def _parts(ranks: Any, calls: list[dict[str, Any]], timed: Sequence[ActionRecord
            ) -> dict[str, Part]:
     execs = [row for rank in ranks for row in rank["rows"]]
     granted = [r.planned_ns / 1e9 for r in timed if r.action.kind is Kind.GRANT]
-    searches = [c for c in calls if c["kind"] == "search"]
+    searches = [c for c in calls if c["kind"] == SEARCH]
     wait = sum(granted) / max(1, len(granted))  # only the broker knows when it granted
     return {
         EXEC: _part(execs),
         JUDGE: _part([c for c in calls if c["kind"] == JUDGE]),
         "teachers": _part([c for c in calls if c["kind"] in TEACHERS]),
-        "search": _part([{**c, "queue_s": wait} for c in searches]),
+        SEARCH: _part([{**c, "queue_s": wait} for c in searches]),
     }
 
 
@@ -127,9 +128,13 @@ def disagreements(one: Mixed, other: Mixed) -> list[str]:
     found = []
     for key in sorted(one.opinions.keys() | other.opinions.keys()):
         here, there = one.opinions.get(key), other.opinions.get(key)
-        if here is None or there is None or abs(there - here) > AGREE * max(1.0, abs(here)):
+        if here is None or there is None or _apart(here, there) > AGREE:
             found.append(f"{key}: {here} in one phase, {there} in the other")
     return found
+
+
+def _apart(here: float, there: float) -> float:
+    return abs(there - here) / max(1.0, abs(here))
 
 
 def table(shared: Mixed, own: Mixed) -> str:
@@ -165,7 +170,8 @@ def table(shared: Mixed, own: Mixed) -> str:
 def summary(shared: Mixed, own: Mixed) -> dict[str, Any]:
     """The mixed demo's last line."""
     differ = disagreements(shared, own)
-    runs = (shared, own)
+    runs, both = (shared, own), shared.opinions.keys() & own.opinions.keys()
+    apart = max((_apart(shared.opinions[k], own.opinions[k]) for k in both), default=0.0)
     return {
         "ok": not differ and all(not m.wrong and m.passed == m.expected for m in runs),
         "step_ratio": round(own.step / shared.step, 3),
@@ -174,11 +180,17 @@ def summary(shared: Mixed, own: Mixed) -> dict[str, Any]:
         "trajectories": shared.trajectories,
         "rewards_ok": all(m.passed == m.expected for m in runs),
         "teachers_differ": len(differ),
+        "teachers_apart_max": float(f"{apart:.2g}"),
         **{m.phase: {
             "step_s": round(m.step, 2), "devices": m.devices, "held_s": round(m.held, 1),
             "busy_s": round(m.busy, 1), "busy_share": round(m.busy_share, 4),
             "restores": m.restores, "restore_share": round(m.restore_share, 4),
             "batch_max": m.batch_max, "throttled": m.throttled, "wrong": len(m.wrong),
-            "act_ms": {kind: round(p.act * 1e3, 1) for kind, p in m.parts.items()},
+            "ms": {kind: _ms(p) for kind, p in m.parts.items()},
         } for m in runs},
     }
+
+
+def _ms(part: Part) -> dict[str, float]:
+    told = asdict(part)
+    return {"actions": told.pop("actions"), **{k: round(v * 1e3, 2) for k, v in told.items()}}

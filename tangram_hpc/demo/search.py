@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from .problems import Problem
 
+SEARCH = "search"  # the endpoint's name
 HITS = 3  # that an answer has at most
 QUERY_CHARS = 80
 
