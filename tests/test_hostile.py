@@ -274,6 +274,8 @@ def test_memory_that_belongs_to_no_process(arena: Arena, how: str) -> None:
      "disk:"),
     ("top = os.getcwd()\nfor n in range(400):\n    os.mkdir('d'); os.chdir('d')\n"
      "for n in range(100): open(f'{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
+    ("for n in range(30):\n    os.mkdir('d' * 250); os.chdir('d' * 250)\n"
+     "for n in range(100): open(f'{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
     ("os.mkdir('shut', 0o300); os.chdir('shut')\n"
      "for n in range(100): open(f'{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
     ("held = []\nfor n in range(100):\n"
@@ -281,7 +283,7 @@ def test_memory_that_belongs_to_no_process(arena: Arena, how: str) -> None:
      "    held[-1].write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
     ("os.chdir(os.environ['TMPDIR'])\n"
      "for n in range(100): open(f'{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
-], ids=["one", "many", "deep", "closed", "unlinked", "tmp"])
+], ids=["one", "many", "deep", "long", "closed", "unlinked", "tmp"])
 def test_disk_filler(arena: Arena, source: str, said: str) -> None:
     with arena.duel() as duel:
         outcome, _ = duel.python(f"signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n{source}",
@@ -290,7 +292,8 @@ def test_disk_filler(arena: Arena, source: str, said: str) -> None:
         refused, _ = duel.rig.file("more", b"x", session=duel.attacker)
         if said == "disk:" and "unlink" not in source:
             assert refused.state is ActionState.FAILED and "disk:" in refused.reason
-        outcome, _ = duel.shell("chmod -R u+rwx . $TMPDIR; rm -rf * $TMPDIR/*")
+        # longer than the first looks at its disk, which is still too full
+        outcome, _ = duel.shell("sleep 0.7; chmod -R u+rwx . $TMPDIR; rm -rf * $TMPDIR/*")
         assert outcome.state is ActionState.COMPLETED, outcome
         duel.goes_on()
     assert DISK_MIB < 100

@@ -20,7 +20,8 @@ LOOK_NS = 50_000_000
 _DISK_NS = 500_000_000
 _DISK_LATEST_NS = 5_000_000_000  # many small files must not buy time for large ones
 _SHARE = 20
-_DEPTH_MAX = 256  # directories in each other; deeper is only made to hide
+_DEPTH_MAX = 512  # directories in each other; deeper is only made to hide
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Meter:
@@ -91,44 +92,67 @@ class Meter:
 
 def used_mib(home: str) -> int:
     """The blocks of all beneath a directory, in MiB; -1 when it is too deep to be measured. Entries
-    that come or go meanwhile may be missed. O(entries)."""
-    blocks, todo = 0, [(home, 0)]
-    while todo:
-        path, depth = todo.pop()
-        if depth > _DEPTH_MAX:
-            return -1
-        for inside, about in _entries(path):
-            blocks += about.st_blocks
-            if stat.S_ISDIR(about.st_mode):
-                todo.append((inside, depth + 1))
+    that come or go meanwhile may be missed. O(entries); holds a descriptor a level, as a path of
+    many levels is longer than the kernel takes."""
+    blocks = 0
+    walk = [_Level.of(home, None)]
+    try:
+        while walk:
+            here = walk[-1]
+            if here is None or not here.folders:
+                walk.pop()
+                if here is not None:
+                    blocks += here.blocks
+                    here.close()
+            elif len(walk) > _DEPTH_MAX:
+                return -1
+            else:
+                walk.append(_Level.of(here.folders.pop(), here.fd))
+    finally:
+        for level in walk:
+            if level is not None:
+                level.close()
     return blocks * 512 >> 20
 
 
-def _entries(path: str) -> list[tuple[str, os.stat_result]]:
-    """What lies in a directory. One that its user closed, who may still write in it, is opened for
-    as long as we look."""
-    try:
-        return _scanned(path)
-    except PermissionError:
-        with suppress(OSError):
-            mode = stat.S_IMODE(os.lstat(path).st_mode)
-            os.chmod(path, 0o700)
+class _Level:
+    """An open directory: the blocks of what lies in it, and its directories that are still to be
+    looked at."""
+
+    def __init__(self, fd: int, name: str, above: int | None, mode: int) -> None:
+        self.fd, self._name, self._above, self._mode = fd, name, above, mode
+        self.blocks, self.folders = 0, list[str]()
+        with suppress(OSError), os.scandir(fd) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    about = entry.stat(follow_symlinks=False)
+                    self.blocks += about.st_blocks
+                    if stat.S_ISDIR(about.st_mode):
+                        self.folders.append(entry.name)
+
+    @classmethod
+    def of(cls, name: str, above: int | None) -> _Level | None:
+        """This directory; None when it went. One that its user closed, who may still write in it,
+        is opened for as long as we look."""
+        mode = -1
+        try:
             try:
-                return _scanned(path)
-            finally:
-                os.chmod(path, mode)
-    except OSError:  # it went
-        pass
-    return []
+                fd = os.open(name, _FOLDER, dir_fd=above)
+            except PermissionError:
+                about = os.stat(name, dir_fd=above, follow_symlinks=False)
+                os.chmod(name, 0o700, dir_fd=above)
+                mode = stat.S_IMODE(about.st_mode)
+                fd = os.open(name, _FOLDER, dir_fd=above)
+        except OSError:
+            return None
+        return cls(fd, name, above, mode)
 
-
-def _scanned(path: str) -> list[tuple[str, os.stat_result]]:
-    found = []
-    with os.scandir(path) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):
-                found.append((entry.path, entry.stat(follow_symlinks=False)))
-    return found
+    def close(self) -> None:
+        """Leaves it as it was."""
+        os.close(self.fd)
+        if self._mode >= 0:
+            with suppress(OSError):
+                os.chmod(self._name, self._mode, dir_fd=self._above)
 
 
 def unlinked_mib(pids: list[int], folders: tuple[str, ...]) -> int:
