@@ -28,7 +28,7 @@ BLIND = {("sim", "backends")}  # models need no MPI, no Slurm, no processes
 
 # foreign package -> the only places that may import it
 DOORS = {
-    "mpi4py": ("backends/transport/mpi.py",),
+    "mpi4py": ("backends/transport/mpi.py", "backends/doctor/mpi_hello.py"),
     "pyslurm": ("backends/slurm/",),
     "pynvml": ("backends/gpu/nvml.py",),
     "pydantic": ("config.py", "services.py", "endpoints.py", "sim/workload.py"),

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SlurmPlace:
-    """Where this process runs; zeros and empty strings for what Slurm did not say."""
+    """Where this process runs; zeros and empty strings for what Slurm did not say. `nodes`: how
+    many each component of the job has; one number where it is no het job."""
 
     job: str
     node: str
@@ -21,6 +22,7 @@ class SlurmPlace:
     gpus: tuple[int, ...]
     ntasks: int
     ends_at_s: int
+    nodes: tuple[int, ...] = ()
 
 
 def slurm_place(environ: Mapping[str, str]) -> SlurmPlace | None:
@@ -38,6 +40,7 @@ def slurm_place(environ: Mapping[str, str]) -> SlurmPlace | None:
         gpus=_gpus(environ),
         ntasks=_int(environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")),
         ends_at_s=_int(environ.get("SLURM_JOB_END_TIME")),
+        nodes=_nodes(environ),
     )
 
 
@@ -46,6 +49,24 @@ def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     prefixes = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "HYDI_", "MPI_",
                 "OMPI_", "PRTE_", "TANGRAM_")
     return {k: v for k, v in environ.items() if not k.startswith(prefixes)}
+
+
+def _nodes(environ: Mapping[str, str]) -> tuple[int, ...]:
+    """A step hears of its own component only, unless its srun was given the batch script's word."""
+    name = "SLURM_JOB_NUM_NODES"
+    size = _int(environ.get("SLURM_HET_SIZE"))
+    groups = tuple(_int(environ.get(f"{name}_HET_GROUP_{n}")) for n in range(size))
+    return groups if groups and all(groups) else (_int(environ.get(name)) or 1,)
+
+
+def unsized(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment for a further step: the job's, without the size and shape of its own tasks,
+    which `srun` would take for ours, and without a process manager."""
+    shapes = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER", "SLURM_CPUS_PER_", "SLURM_MEM_PER",
+              "SLURM_TRES_PER", "SLURM_GPU", "SLURM_CPU_BIND", "SLURM_DISTRIBUTION", "SLURM_HINT",
+              "SLURM_THREADS_PER", "SLURM_EXACT", "SLURM_OVERLAP", "SLURM_STEP_", "PMI_", "PMIX_",
+              "OMPI_", "SLURM_MPI_TYPE", "SLURM_NNODES")
+    return {k: v for k, v in environ.items() if not k.startswith(shapes)}
 
 
 def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:

@@ -1,0 +1,42 @@
+"""One rank of a hello: meets the others, and rank 0 prints one JSON line. A program of its own.
+
+Law: it ends by itself whatever the others do; the one thing it does with MPI is an allgather.
+With the word `library` it only says which MPI this is, and starts none.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+
+_ALONE_S = 40  # MPI_Init waits for ever for a rank that never comes
+
+
+def main(words: list[str]) -> int:
+    """Returns the exit status."""
+    signal.alarm(_ALONE_S)  # its default deed ends us, inside MPI as well
+    began = time.monotonic()
+    import mpi4py
+
+    if words == ["library"]:
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    library = MPI.Get_library_version().splitlines()[0].strip("\0")
+    library = " ".join(library.replace("Version:", "").split())
+    if words == ["library"]:
+        print(json.dumps({"library": library}))
+        return 0
+    world = MPI.COMM_WORLD
+    hosts = world.allgather(MPI.Get_processor_name())
+    if world.rank == 0:
+        print(json.dumps({"size": world.size, "hosts": len(set(hosts)), "library": library,
+                          "threads": MPI.Query_thread() == MPI.THREAD_MULTIPLE,
+                          "seconds": round(time.monotonic() - began, 3)}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

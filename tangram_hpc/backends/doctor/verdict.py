@@ -1,0 +1,47 @@
+"""What the main job cannot do without. The one place that says so.
+
+Law: a broken check ends in exit status 1 only when its name is here for where this runs. The main
+job is an embedded run (`LocalCluster`) on a machine without Slurm, and a broker's job (as the
+template `hetjob` starts it) where Slurm is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .check import FAIL, JOB, LOGIN, MACHINE, Check
+
+_ANY = (MACHINE, LOGIN, JOB)
+_SLURM = (LOGIN, JOB)
+
+# check -> where it counts, and why the main job does not run without
+NEEDS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "settings": (_ANY, "every part reads the settings when it starts"),
+    "controller": (_SLURM, "a job is submitted to it, and its steps are made by it"),
+    "commands": (_SLURM, "the batch script calls them"),
+    "release": (_SLURM, "the worker's step must share its nodes with others"),
+    "partitions": ((LOGIN,), "no node could start the job"),
+    "clock": (_SLURM, "Slurm refuses credentials of another time"),
+    "library": (_ANY, "mpi4py is installed, and a gateway or `tangram demo` would end with it"),
+    "hello": (_ANY, "the gateway and its trainers must be one MPI world"),
+    "sandboxes": (_ANY, "a worker does not start with a backend that does not work"),
+    "cgroups": (_ANY, "a worker does not start with an enforcement that does not work"),
+    "home": (_ANY, "the journal and the access file lie there"),
+    "latency": (_ANY, "the journal is written there"),
+    "scratch": (_ANY, "sockets and sandboxes lie there"),
+    "unix socket": (_ANY, "clients of the broker's node come by it"),
+    "tcp": ((JOB,), "workers on other nodes come by it"),
+    "nodes": ((JOB,), "workers on those nodes would not reach the broker"),
+    "embedded run": (_ANY, "it is the main job in small"),
+}
+
+
+def hindrances(kind: str, checks: Sequence[Check]) -> list[str]:
+    """Why the main job would not run, a line a check; empty when it would. `kind`: "machine",
+    "login" or "job"."""
+    lines = []
+    for check in checks:
+        kinds, why = NEEDS.get(check.name, ((), ""))
+        if check.state == FAIL and kind in kinds:
+            lines.append(f"{check.name}: {why}")
+    return lines
