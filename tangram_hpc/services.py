@@ -53,6 +53,8 @@ class TorchService(Service):
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     max_len: int = Field(4096, ge=1, description="longest sequence, tokens")
     load_s: float = Field(300.0, gt=0, description="how long loading may take")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads that it computes with; 0: its "
+                                                       "device's share of the node's cores")
 
     def weights(self) -> int:
         """As its safetensors are large, where nothing else is said."""

@@ -47,6 +47,24 @@ def test_calls_are_answered_accounted_and_run_as_one(cluster: LocalCluster) -> N
     assert all(r.elapsed_ns >= r.outcome.exec_ns or r.start_ns == r.submit_ns for r in rows)
 
 
+def test_details_tell_who_brought_it_in_and_how_many_ran_as_one(tmp_path: Path) -> None:
+    with LocalCluster(cpus=1, devices="fake:1", home=tmp_path) as cluster:
+        for name in "ab":
+            cluster.register_service(name, {**FAKE, "batch_wait_ms": 200})
+        cluster.call("b", "score").result(30)  # it stands on the device
+        calls = [cluster.call("a", "score") for _ in range(3)]
+        for one in calls:
+            one.result(30)
+        told = [one.details for one in calls]
+        batches = [one.told[0].outcome.batch for one in calls]
+        assert [d.batch for d in told] == batches and max(batches) > 1
+        brought = [d for d in told if d.restore_s]
+        assert len(brought) == 1 and brought[0].restore_s >= FAKE["wake_s"]
+        one = brought[0]
+        rest = one.act_s - one.queue_s - one.restore_s - one.exec_s
+        assert one.system_s == pytest.approx(max(0.0, rest))
+
+
 def test_what_is_wrong_is_said_in_one_line(cluster: LocalCluster) -> None:
     cluster.register_service("a", FAKE)
     cluster.register_service("a", FAKE)  # as every rank does

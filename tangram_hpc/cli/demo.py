@@ -1,13 +1,20 @@
-"""`tangram demo`: the main job on this machine - one RL step over real coding tasks, compared."""
+"""`tangram demo`: the main job on this machine - one RL step over real coding tasks, compared; with
+`--mixed` one that also calls a judge, teachers and a search endpoint."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from typing import Any
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-DEFAULT_SCALE = 0.015
+if TYPE_CHECKING:
+    from ..demo.job import DemoPlan
+
+DEFAULT_SCALE, MIXED_SCALE = 0.015, 0.1
+DEFAULT_PROBLEMS, DEFAULT_MIXED = 64, 16
 
 
 def add(verbs: Any) -> None:
@@ -17,33 +24,55 @@ def add(verbs: Any) -> None:
         description="Runs one RL step over HumanEval problems on this machine, without Slurm: "
         "packed actions, then one static reservation per trajectory on the same CPUs, then plain "
         "fcfs:1. The last line is one JSON object.")
-    p.add_argument("--problems", type=int, default=64, help="1 to 164 (default 64)")
+    p.add_argument("--mixed", action="store_true",
+                   help="besides a judge, three teachers and a search endpoint: all services on "
+                        "one device, then one device each (needs the extra torch)")
+    p.add_argument("--problems", type=int, default=None,
+                   help=f"1 to 164 (default {DEFAULT_PROBLEMS}; mixed {DEFAULT_MIXED})")
     p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--scale", type=float, default=DEFAULT_SCALE,
-                   help=f"factor on the measured think times (default {DEFAULT_SCALE})")
+    p.add_argument("--scale", type=float, default=None,
+                   help="factor on the measured think times "
+                        f"(default {DEFAULT_SCALE}; mixed {MIXED_SCALE})")
     p.add_argument("--cpus", type=int, default=0, help="CPUs to hold (default: all usable)")
     p.set_defaults(go=go)
 
 
 def go(args: argparse.Namespace) -> int:
-    """Runs the three phases and reports."""
+    """Runs the phases and reports."""
     from ..backends.cpu import affinity
-    from ..demo import job, report
-    from ..demo.think import mean_s
+    from ..demo.job import DemoPlan
     from ..errors import InvalidInput
 
-    if not 1 <= args.problems <= 164:
-        raise InvalidInput(f"--problems: {args.problems} is not between 1 and 164")
-    if not args.scale > 0:
-        raise InvalidInput(f"--scale: {args.scale} is not > 0")
+    problems, scale = args.problems, args.scale
+    if problems is None:
+        problems = DEFAULT_MIXED if args.mixed else DEFAULT_PROBLEMS
+    if scale is None:
+        scale = MIXED_SCALE if args.mixed else DEFAULT_SCALE
+    if not 1 <= problems <= 164:
+        raise InvalidInput(f"--problems: {problems} is not between 1 and 164")
+    if not scale > 0:
+        raise InvalidInput(f"--scale: {scale} is not > 0")
     if args.cpus < 0:
         raise InvalidInput(f"--cpus: {args.cpus} is not a whole number >= 0")
     cpus = args.cpus or len(affinity.usable())
-    plan = job.DemoPlan(args.problems, args.seed, args.scale, cpus)
-    print(f"One RL step: {args.problems} HumanEval problems x {job.GROUP} trajectories on {cpus} "
-          f"CPUs, {job.TRAINERS} MPI trainer ranks and a gateway, seed {args.seed}.\n"
+    plan = DemoPlan(problems, args.seed, scale, cpus)
+    return _mixed(plan) if args.mixed else _coding(plan)
+
+
+def _announce(plan: DemoPlan) -> None:
+    from ..demo.job import GROUP, TRAINERS
+    from ..demo.think import mean_s
+
+    print(f"One RL step: {plan.problems} HumanEval problems x {GROUP} trajectories on {plan.cpus} "
+          f"CPUs, {TRAINERS} MPI trainer ranks and a gateway, seed {plan.seed}.\n"
           f"Think times are measured ones (mean {mean_s('test'):.1f} s before tests) scaled by "
-          f"{args.scale}.", flush=True)
+          f"{plan.scale}.", flush=True)
+
+
+def _coding(plan: DemoPlan) -> int:
+    from ..demo import job, report
+
+    _announce(plan)
     ours, static, plain = (job.run_phase(plan, placer, _bar) for placer in
                            ("first-fit", "static:1", "fcfs:1"))
     _finish_bar()
@@ -58,6 +87,33 @@ def go(args: argparse.Namespace) -> int:
         print(f"records of {one.placer:<10} tangram acct -j {one.job}")
     print(json.dumps(share), flush=True)
     return 0 if share["rewards_ok"] else 1
+
+
+def _mixed(plan: DemoPlan) -> int:
+    from ..demo import crew, mixed, mixed_report, problems
+
+    crew.need_torch()
+    problems.load()
+    _announce(plan)
+    print(f"Each trajectory searches once (a server on loopback, {mixed.RATE:g} a second), and a "
+          f"judge and {len(crew.TEACHERS)} teachers\nlook at its program: small models with random "
+          "weights, on CPU slots that stand in for GPUs and compute on\nthe same CPUs as the "
+          "commands do.", flush=True)
+    with tempfile.TemporaryDirectory(prefix="tangram-demo-") as folder:
+        models = crew.make_models(Path(folder), plan.seed)
+        shared, own = (mixed.run_mixed(plan, models, phase, _bar) for phase in mixed.DEVICES)
+    _finish_bar()
+    print(mixed_report.table(shared, own))
+    told = mixed_report.summary(shared, own)
+    print(f"\npass rate {shared.passed}/{shared.trajectories}, the mutations make "
+          f"{shared.expected}/{shared.trajectories} certain; teachers that say otherwise in the "
+          f"other phase: {told['teachers_differ']}")
+    for line in [*shared.wrong, *own.wrong, *mixed_report.disagreements(shared, own)][:20]:
+        print(f"WRONG {line}")
+    for one in (shared, own):
+        print(f"records of {one.phase:<10} tangram acct -j {one.job}")
+    print(json.dumps(told), flush=True)
+    return 0 if told["ok"] else 1
 
 
 _WIDTH = 40

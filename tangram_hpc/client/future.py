@@ -22,7 +22,9 @@ from ..wire.message import Result
 class Details:
     """How an action was served. Times in seconds: `queue_s` submitted -> granted and `held_s`
     granted -> finished by the broker's clock, `exec_s` run time on the node, `act_s` submit ->
-    result as the client saw it. `grants`: (ns since it was granted, units from then on)."""
+    result as the client saw it. `grants`: (ns since it was granted, units from then on). Of a call
+    of a service also `restore_s`, what bringing it to its GPUs took (whoever ran with the call that
+    brought it waited for that in the queue), and `batch`, how many ran as one with it."""
 
     id: str
     state: ActionState
@@ -39,11 +41,13 @@ class Details:
     enforcement: str
     reason: str
     grants: tuple[tuple[int, int], ...] = ()
+    restore_s: float = 0.0
+    batch: int = 1
 
     @property
     def system_s(self) -> float:
-        """What was neither waiting for units nor running."""
-        return max(0.0, self.act_s - self.queue_s - self.exec_s)
+        """What was neither waiting for units, nor bringing a service in, nor running."""
+        return max(0.0, self.act_s - self.queue_s - self.restore_s - self.exec_s)
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,8 @@ class Future(concurrent.futures.Future[Any]):
         o = r.outcome
         return Details(show(r.action), o.state, r.node, r.cores, r.attempt, r.queue_ns / 1e9,
                        r.held_ns / 1e9, o.exec_ns / 1e9, act_ns / 1e9, o.cpu_ns / 1e9,
-                       o.maxrss_kib, o.isolation, o.enforcement, o.reason, r.grants)
+                       o.maxrss_kib, o.isolation, o.enforcement, o.reason, r.grants,
+                       o.restore_ns / 1e9, o.batch)
 
     @property
     def id(self) -> str:

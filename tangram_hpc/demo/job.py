@@ -25,7 +25,7 @@ from .policy import GROUP
 from .report import Figures, figures
 
 TRAINERS = 2
-_SESSION_ROOM_MIB = 64
+SESSION_ROOM_MIB = 64
 
 
 @dataclass(frozen=True)
@@ -49,41 +49,53 @@ def run_phase(plan: DemoPlan, placer: str, progress: Progress) -> Figures:
         TangramError: a rank failed; the message holds the end of its words.
     """
     total = plan.problems * GROUP
-    room = max(1024, total * _SESSION_ROOM_MIB)
+    room = max(1024, total * SESSION_ROOM_MIB)
     with LocalCluster(plan.cpus, placer=placer, home=plan.home, mem_mib=room) as cluster:
-        _warm(cluster, plan.cpus)
-        out = cluster.folder / "demo.json"
-        world = _launch(plan, cluster.access, out, cluster.folder / "ranks.log")
-        try:
-            while world.poll() is None:
-                ended = cluster.ask("info")["sessions_ended"]
-                progress(placer, min(0.99, ended / total))
-                time.sleep(0.1)
-        except BaseException:
-            world.terminate()
-            raise
-        if world.returncode != 0 or not out.exists():
-            tail = (cluster.folder / "ranks.log").read_text(errors="replace").strip()[-600:]
-            raise TangramError(f"the trainer ranks failed (status {world.returncode}): {tail}")
-        told: dict[str, Any] = json.loads(out.read_text())
+        warm(cluster, plan.cpus)
+        told = run_ranks(plan, cluster, "rank", lambda share: progress(placer, share))
         folder, job = cluster.folder, cluster.job
     progress(placer, 1.0)
     usage = fold(read_journal(folder / "journal")).usage
     return figures(told, usage, plan.cpus, placer, job)
 
 
-def _warm(cluster: LocalCluster, cpus: int) -> None:
+def run_ranks(plan: DemoPlan, cluster: LocalCluster, program: str,
+              progress: Callable[[float], None], *more: str) -> dict[str, Any]:
+    """What the trainer ranks of a world told, which run this program of this package.
+
+    Raises:
+        TangramError: a rank failed; the message holds the end of its words.
+    """
+    out, log = cluster.folder / "demo.json", cluster.folder / "ranks.log"
+    world = _launch(plan, cluster.access, out, log, program, *more)
+    try:
+        while world.poll() is None:
+            ended = cluster.ask("info")["sessions_ended"]
+            progress(min(0.99, ended / (plan.problems * GROUP)))
+            time.sleep(0.1)
+    except BaseException:
+        world.terminate()
+        raise
+    if world.returncode != 0 or not out.exists():
+        tail = log.read_text(errors="replace").strip()[-600:]
+        raise TangramError(f"the trainer ranks failed (status {world.returncode}): {tail}")
+    told: dict[str, Any] = json.loads(out.read_text())
+    return told
+
+
+def warm(cluster: LocalCluster, cpus: int) -> None:
     """Reads the interpreter from disk before anything is timed, so that no phase pays for it."""
     words = [sys.executable, "-I", "-S", "-B", "-c", "import typing, math, collections, random"]
     for future in [cluster.submit(words, name="warm") for _ in range(4 * cpus)]:
         future.result()
 
 
-def _launch(plan: DemoPlan, access: Path, out: Path, log: Path) -> subprocess.Popen[bytes]:
+def _launch(plan: DemoPlan, access: Path, out: Path, log: Path, program: str, *more: str
+            ) -> subprocess.Popen[bytes]:
     mpiexec = _mpiexec()
     python = [sys.executable, "-m"]
-    rank = [*python, "tangram_hpc.demo.rank", "--problems", str(plan.problems), "--seed",
-            str(plan.seed), "--scale", str(plan.scale), "--out", str(out)]
+    rank = [*python, f"tangram_hpc.demo.{program}", "--problems", str(plan.problems), "--seed",
+            str(plan.seed), "--scale", str(plan.scale), "--out", str(out), *more]
     command = [mpiexec, "-n", str(TRAINERS), *rank,
                ":", "-n", "1", *python, "tangram_hpc", "gateway"]
     environ = {**os.environ, "TANGRAM_ACCESS": str(access), "TANGRAM_GATEWAY": "1",

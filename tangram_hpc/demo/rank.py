@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ import tangram_hpc
 
 from . import grpo
 from .policy import GROUP, Plan, Result, Run, Think, Write, steps, trajectory_plan
-from .problems import choose, load
+from .problems import Problem, choose, load
 
 SESSION_MEM_MIB = 64
 RUN_TIMEOUT_S = 60.0
@@ -126,24 +127,30 @@ def reduce_advantages(comm: Any, driven: list[Driven], group_of: dict[int, int])
     return {"advantage_abs_mean": float(np.abs(advantages).mean()), "mixed_groups": mixed}
 
 
-def main() -> None:
-    """Runs one step and leaves rank 0's summary of all ranks in `--out`."""
+def arguments() -> argparse.ArgumentParser:
+    """What every program of a rank is told."""
     p = argparse.ArgumentParser()
     p.add_argument("--problems", type=int, required=True)
     p.add_argument("--seed", type=int, required=True)
     p.add_argument("--scale", type=float, required=True)
     p.add_argument("--out", required=True)
-    args = p.parse_args()
+    return p
+
+
+def run_step(args: argparse.Namespace, problems: list[Problem],
+             work: Callable[[tangram_hpc.Client, list[Plan]], tuple[list[Driven], dict[str, Any]]]
+             ) -> None:
+    """Runs one step and leaves rank 0's summary of all ranks in `args.out`. `work` drives this
+    rank's plans; what it has to tell besides goes into the summary."""
     client = tangram_hpc.connect(name="demo")
     comm = tangram_hpc.comm
-    problems = choose(load(), args.problems, args.seed)
     group_of = {problem.index: g for g, problem in enumerate(problems)}
     plans = [trajectory_plan(problem, member, args.seed)
              for problem in problems for member in range(GROUP)
              if member % comm.size == comm.rank]
     settle(comm.Ibarrier())
-    began = time.monotonic()
-    driven = asyncio.run(all_of(client, plans, args.scale))
+    began, began_ns = time.monotonic(), time.time_ns()
+    driven, more = work(client, plans)
     own_step_s = time.monotonic() - began
     reduced = reduce_advantages(comm, driven, group_of)
     step_s = time.monotonic() - began
@@ -154,7 +161,7 @@ def main() -> None:
         "rewards": [d.result.reward for d in driven], "wrong": wrong,
         "expected": [d.plan.expected_reward for d in driven],
         "think_s": sum(d.think_s for d in driven), "step_s": step_s, "own_step_s": own_step_s,
-        "via": client.via,
+        "began_ns": began_ns, "via": client.via, **more,
     }
     settle(comm.Ibarrier())
     everyone = comm.gather(mine, root=0)
@@ -163,6 +170,14 @@ def main() -> None:
             json.dump({"ranks": everyone, **reduced}, file)
     settle(comm.Ibarrier())
     client.close()
+
+
+def main() -> None:
+    """The coding step."""
+    args = arguments().parse_args()
+    problems = choose(load(), args.problems, args.seed)
+    run_step(args, problems,
+             lambda client, plans: (asyncio.run(all_of(client, plans, args.scale)), {}))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ not asked for.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 from ...domain.service import ServiceSpec
@@ -47,6 +48,7 @@ def _torch(options: TorchService, place: ServicePlace) -> ServiceBackend:
     from .frames import Load
     from .process import ProcessBackend
 
+    place = replace(place, threads=options.threads or place.threads)
     load = Load(options.model, options.task, options.dtype, options.max_len, place.device,
                 place.threads)
     return ProcessBackend(load, place, options.load_s)

@@ -1,0 +1,196 @@
+"""Pure. The mixed demo's figures and its tables, from what the ranks measured, what the search
+server counted and the journal folded.
+
+Law: an ACT is submit -> result; what of it was neither waiting, nor bringing a service in, nor
+running is "system". A device is busy while a service is brought to it and while it runs calls
+(`GPUTime` of `tangram acct`); it is held for the whole step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..accounting.record import ActionRecord
+from ..domain.action import Kind
+from .crew import CREW, JUDGE, TEACHERS
+from .search import SEARCH
+
+EXEC = "coding exec"
+KINDS = (EXEC, JUDGE, "teachers", SEARCH)
+AGREE = 1e-4  # relative: batches of other sizes are padded otherwise, and rounded otherwise
+
+
+@dataclass(frozen=True)
+class Part:
+    """One kind of action: how many, and the means of an ACT and its parts in seconds."""
+
+    actions: int
+    act: float
+    queue: float
+    restore: float
+    exec: float
+    system: float
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """One phase; seconds, device-seconds. `wrong`: a line for each thing that is not as it must
+    be. `opinions`: what each teacher said of each trajectory, summed up."""
+
+    phase: str
+    devices: int
+    parts: dict[str, Part]
+    step: float
+    busy: float
+    restores: int
+    restore_share: float
+    batch_max: int
+    throttled: int
+    trajectories: int
+    passed: int
+    expected: int
+    wrong: list[str]
+    opinions: dict[str, float]
+    job: str
+
+    @property
+    def held(self) -> float:
+        """Device-seconds that were held."""
+        return self.devices * self.step
+
+    @property
+    def busy_share(self) -> float:
+        """Of what was held, what was used."""
+        return self.busy / max(1e-9, self.held)
+
+
+def gather(told: dict[str, Any], records: Sequence[ActionRecord], phase: str, devices: int,
+           served: Counter[str], throttled: int, job: str) -> Mixed:
+    """From the ranks' summary, the journal's records and the server's counts."""
+    ranks = told["ranks"]
+    calls = [call for rank in ranks for call in rank["calls"]]
+    step = max(rank["step_s"] for rank in ranks)
+    since = min(rank["began_ns"] for rank in ranks)
+    timed = [r for r in records if r.submit_ns >= since]
+    of_devices = [r for r in timed if r.action.kind is Kind.CALL and r.outcome is not None]
+    passed = sum(sum(rank["rewards"]) for rank in ranks)
+    names = {c["trajectory"] for c in calls}
+    of_services = [c for c in calls if c["kind"] in CREW]
+    return Mixed(
+        phase=phase, devices=devices, parts=_parts(ranks, calls, timed), step=step,
+        busy=sum(r.gpu_held_ns for r in of_devices) / 1e9,
+        restores=sum(r.outcome.restore_ns > 0 for r in of_devices if r.outcome),
+        restore_share=sum(c["restore_s"] for c in of_services) / max(
+            1e-9, sum(c["act_s"] for c in of_services)),
+        batch_max=max((c["batch"] for c in of_services), default=0), throttled=throttled,
+        trajectories=sum(len(rank["rewards"]) for rank in ranks), passed=passed,
+        expected=sum(sum(rank["expected"]) for rank in ranks),
+        wrong=list(_wrong(ranks, names, served)),
+        opinions={k: v for rank in ranks for k, v in rank["opinions"].items()}, job=job)
+
+
+def _wrong(ranks: Any, names: Iterable[str], served: Counter[str]) -> Iterable[str]:
+    for rank in ranks:
+        yield from (f"{name}: its reward is not the one that is certain" for name in rank["wrong"])
+        yield from rank["wrong_calls"]
+    for name in names:
+        if served[name] != 1:
+            yield f"{name}: its search was served {served[name]} times"
+    yield from (f"{name}: a search that nobody made" for name in served if name not in names)
+
+
+def _parts(ranks: Any, calls: list[dict[str, Any]], timed: Sequence[ActionRecord]
+           ) -> dict[str, Part]:
+    execs = [row for rank in ranks for row in rank["rows"]]
+    granted = [r.planned_ns / 1e9 for r in timed if r.action.kind is Kind.GRANT]
+    searches = [c for c in calls if c["kind"] == SEARCH]
+    wait = sum(granted) / max(1, len(granted))  # only the broker knows when it granted
+    return {
+        EXEC: _part(execs),
+        JUDGE: _part([c for c in calls if c["kind"] == JUDGE]),
+        "teachers": _part([c for c in calls if c["kind"] in TEACHERS]),
+        SEARCH: _part([{**c, "queue_s": wait} for c in searches]),
+    }
+
+
+def _part(rows: Sequence[dict[str, Any]]) -> Part:
+    def mean(name: str) -> float:
+        return sum(row.get(name, 0.0) for row in rows) / max(1, len(rows))
+    act, queue, restore, run = map(mean, ("act_s", "queue_s", "restore_s", "exec_s"))
+    return Part(len(rows), act, queue, restore, run, act - queue - restore - run)
+
+
+def disagreements(one: Mixed, other: Mixed) -> list[str]:
+    """What teachers said otherwise in the other phase: on another model's weights they would."""
+    found = []
+    for key in sorted(one.opinions.keys() | other.opinions.keys()):
+        here, there = one.opinions.get(key), other.opinions.get(key)
+        if here is None or there is None or _apart(here, there) > AGREE:
+            found.append(f"{key}: {here} in one phase, {there} in the other")
+    return found
+
+
+def _apart(here: float, there: float) -> float:
+    return abs(there - here) / max(1.0, abs(here))
+
+
+def table(shared: Mixed, own: Mixed) -> str:
+    """A table of the kinds of action for each phase, and one of the devices."""
+    titles = {shared.phase: "on one device that all services share",
+              own.phase: f"on {own.devices} devices, one for each service"}
+    lines = []
+    for one in (shared, own):
+        lines.append(f"{titles[one.phase]:<40}{'actions':>8}{'mean ACT':>11}{'queue':>9}"
+                     f"{'restore':>9}{'execution':>11}{'system':>9}")
+        for kind in KINDS:
+            p = one.parts[kind]
+            lines.append(f"  {kind:<38}{p.actions:>8}{p.act * 1e3:>8.1f} ms{p.queue * 1e3:>9.1f}"
+                         f"{p.restore * 1e3:>9.2f}{p.exec * 1e3:>11.1f}{p.system * 1e3:>9.1f}")
+        lines.append("")
+    lines.append(f"{'':<30}{'one shared':>13}{'one each':>13}")
+
+    def row(name: str, pick: Any, form: str) -> None:
+        lines.append(f"{name:<30}" + "".join(f"{format(pick(m), form):>13}" for m in (shared, own)))
+
+    row("train step, s", lambda m: m.step, ".2f")
+    row("devices", lambda m: m.devices, "d")
+    row("device-seconds held", lambda m: m.held, ".1f")
+    row("device-seconds busy", lambda m: m.busy, ".1f")
+    row("busy share", lambda m: m.busy_share, ".1%")
+    row("restores", lambda m: m.restores, "d")
+    row("restores' share of calls' ACT", lambda m: m.restore_share, ".2%")
+    row("largest batch", lambda m: m.batch_max, "d")
+    row("throttled searches", lambda m: m.throttled, "d")
+    return "\n".join(lines)
+
+
+def summary(shared: Mixed, own: Mixed) -> dict[str, Any]:
+    """The mixed demo's last line."""
+    differ = disagreements(shared, own)
+    runs, both = (shared, own), shared.opinions.keys() & own.opinions.keys()
+    apart = max((_apart(shared.opinions[k], own.opinions[k]) for k in both), default=0.0)
+    return {
+        "ok": not differ and all(not m.wrong and m.passed == m.expected for m in runs),
+        "step_ratio": round(own.step / shared.step, 3),
+        "devices_ratio": round(own.devices / shared.devices, 2),
+        "held_ratio": round(own.held / shared.held, 2),
+        "trajectories": shared.trajectories,
+        "rewards_ok": all(m.passed == m.expected for m in runs),
+        "teachers_differ": len(differ),
+        "teachers_apart_max": float(f"{apart:.2g}"),
+        **{m.phase: {
+            "step_s": round(m.step, 2), "devices": m.devices, "held_s": round(m.held, 1),
+            "busy_s": round(m.busy, 1), "busy_share": round(m.busy_share, 4),
+            "restores": m.restores, "restore_share": round(m.restore_share, 4),
+            "batch_max": m.batch_max, "throttled": m.throttled, "wrong": len(m.wrong),
+            "ms": {kind: _ms(p) for kind, p in m.parts.items()},
+        } for m in runs},
+    }
+
+
+def _ms(part: Part) -> dict[str, float]:
+    told = asdict(part)
+    return {"actions": told.pop("actions"), **{k: round(v * 1e3, 2) for k, v in told.items()}}
