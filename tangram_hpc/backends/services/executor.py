@@ -33,7 +33,8 @@ from ...services import Service, options_of
 from ...wire.message import INLINE_MAX, Start
 from ...wire.payload import ErrorReturn, ServiceCall, Stored, ValueReturn, decode, encode
 from ..gpu.meter import GpuMeter
-from .copies import Block, Copies, Copy, Make
+from .copies import Copies, Copy, Make
+from .held import Block
 
 DEATHS_MAX = 3  # copies that may die under one call
 DIED = "its copy died under it"
@@ -76,14 +77,14 @@ class ServiceExecutor:
         reports: who is told.
         store: where large payloads lie.
         make: makes a backend for a copy of a service.
-        gpus: what this node lends.
+        mem_mib: memory that copies of services may take; 0: any.
         meter: tells what a call used of its GPUs, where it can be told.
     """
 
-    def __init__(self, reports: Reports, store: Store, make: Make, gpus: Block,
+    def __init__(self, reports: Reports, store: Store, make: Make, mem_mib: int = 0,
                  meter: GpuMeter | None = None) -> None:
         self._reports, self._store, self._meter = reports, store, meter
-        self._copies = Copies(make, gpus)
+        self._copies = Copies(make, mem_mib)
         self._lanes: dict[tuple[str, Block], Lane] = {}
         self._of: dict[int, tuple[Lane, Call]] = {}  # by lease
         self._tasks: list[asyncio.Task[None]] = []  # that were cancelled
