@@ -17,7 +17,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
-IN_PULSE, SD, SIGMA = 0.7, 0.4, 0.48
+IN_PULSE, SD, SIGMA = 0.7, 0.25, 0.48
 LENGTHS = (0.25, 3.0)  # shortest and longest text, of the mean
 
 

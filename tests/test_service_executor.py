@@ -110,6 +110,18 @@ def test_another_copy_that_is_loaded_serves_at_the_same_time() -> None:
     play(scene)
 
 
+def test_as_many_copies_are_loaded_in_advance_as_said_and_as_fit_the_first_of_each_first() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a", copies=3)
+        rig.declare("b", copies=3)
+        while len(rig.copies) < 5 or rig.copies[-1].state == "new":
+            await rig_turn()
+        await rig.all(rig.call("a"))
+        assert [c.spec.name for c in rig.copies][:4] == ["a", "b", "a", "b"]
+        assert len(rig.copies) == 5
+    play(scene, mem_mib=5)
+
+
 def test_no_more_copies_are_loaded_than_there_is_memory_for() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a")

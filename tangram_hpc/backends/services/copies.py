@@ -57,6 +57,7 @@ class Copies:
         self._held = Held()
         self._loads = asyncio.Semaphore(LOADS)
         self._specs: dict[str, ServiceSpec] = {}
+        self._ahead: dict[str, int] = {}  # copies that are loaded before they are wanted
         self._copies: dict[str, list[Copy]] = {}
         self._refused: dict[str, str] = {}
         self._numbers = 0
@@ -65,10 +66,11 @@ class Copies:
         self._lines: dict[str, list[object]] = {}  # who waits for a copy, first come first served
         self._change = asyncio.Event()  # something that they wait for
 
-    def prepare(self, spec: ServiceSpec) -> None:
-        """A service may be called from now on: its first copy is loaded and parked meanwhile."""
+    def prepare(self, spec: ServiceSpec, copies: int = 1) -> None:
+        """A service may be called from now on: its first copies are loaded and parked meanwhile,
+        those of each other service before its second."""
         if spec.name not in self._specs:
-            self._specs[spec.name] = spec
+            self._specs[spec.name], self._ahead[spec.name] = spec, copies
             self._copies[spec.name], self._lines[spec.name] = [], []
             self._load_another(spec.name)
 
@@ -216,16 +218,19 @@ class Copies:
         task.add_done_callback(_check)
 
     async def _load(self, service: str) -> None:
+        own = self._copies[service]
         try:
-            self._copies[service].append(await self._loaded(service))
+            own.append(await self._loaded(service))
         except ServiceRefused as error:
-            if self._copies[service]:
+            if own:
                 self._enough.add(service)
             else:
                 self._refused[service] = str(error)
         finally:  # not in a callback: who looks before that would wait for what is over
             del self._loading[service]
             self._changed()
+        if 0 < len(own) < self._ahead[service] and self._may_load(service):
+            self._load_another(service)
 
     async def _loaded(self, service: str) -> Copy:
         async with self._loads:

@@ -20,6 +20,7 @@ import msgspec
 from ...domain.outcome import Outcome
 from ...domain.service import ServiceSpec, service_of
 from ...domain.states import ActionState
+from ...errors import InvalidInput
 from ...ports import (
     OutOfDeviceMemory,
     Reports,
@@ -94,7 +95,11 @@ class ServiceExecutor:
 
     def prepare(self, spec: ServiceSpec) -> None:
         """A service may be called from now on."""
-        self._copies.prepare(spec)
+        try:
+            copies: int = options_of(spec).copies
+        except InvalidInput:
+            copies = 1  # its backend says why it cannot be served
+        self._copies.prepare(spec, copies)
 
     def start(self, order: Start, payload: memoryview) -> None:
         """Runs a call, or lets it follow on those of its service on that block."""
