@@ -206,7 +206,7 @@ def main() -> None:
     p.add_argument("--load", type=float, default=0.5, help="of what the devices can do")
     p.add_argument("--length", type=int, default=32, help="bytes of a text, on average")
     p.add_argument("--rounds", type=int, default=4)
-    p.add_argument("--calls", type=int, default=40)
+    p.add_argument("--calls", type=int, default=57)
     p.add_argument("--seed", type=int, default=1)
     a = p.parse_args()
     plan = Plan(a.seed, a.backend == "fake", *((3, 1) if a.tiny else (a.calls, a.rounds)), a.load,

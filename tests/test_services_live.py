@@ -61,15 +61,15 @@ def test_copies_that_crash_under_calls_of_others_lose_none(tmp_path: Path) -> No
         good, bad = [], []
         for n in range(120):
             name = SERVICES[n % 3]
-            good.append(cluster.call(name, "score", texts=[str(n)]))
+            good.append(cluster.call(name, f"method-{n}"))
             if n % 40 == 20:
                 bad.append(cluster.call(name, "crash"))
         for future in bad:
             with pytest.raises(ActionFailed, match="its copy died under it"):
                 future.result(60)
-        for future in good:
+        for n, future in enumerate(good):
             answer = future.result(60)
-            assert answer["fake"] is True and answer["method"] == "score"
+            assert answer["fake"] is True and answer["method"] == f"method-{n}"
         assert max(future.result()["batch"] for future in good) > 1
 
 
