@@ -6,6 +6,10 @@ here at the same time and are played in turn, round by round: same models, calls
 and threads for each device; a change of teachers costs a restore on both. Calls are submitted at
 their time, whatever became of those before; a call's ACT is its result's time less that.
 
+Slots of CPU share the machine's CPUs: where it has fewer free ones than slots, three slots do
+little more than one, and the ratio says so. With `--backend fake` a device's time is slept, not
+computed: that shows scheduler, executor and wire alone.
+
     python bench/bench_mopd_live.py [--tiny] [--backend torch|fake] [--load X] [--rounds N]
 """
 
