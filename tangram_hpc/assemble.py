@@ -311,7 +311,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
                                     sandbox_settings(config, welcome), backends=backends,
                                     pinned=spec.pinned, gpus=meter)
         make = service_maker(spec, devices, scratch / "services")
-        node = NodeExecutor(sandboxes, ServiceExecutor(reports, store, make, spec.gpus,
+        node = NodeExecutor(sandboxes, ServiceExecutor(reports, store, make, spec.mem_mib,
                                                        meter))
         return node
 

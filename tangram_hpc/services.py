@@ -32,6 +32,8 @@ class Service(BaseModel):
                                                                  "others to join it")
     stay_s: float = Field(0.0, ge=0, le=3600, description="it stays on a block for so long")
     weights_mib: int = Field(0, ge=0, description="host memory it takes parked; 0: its files")
+    copies: int = Field(1, ge=1, le=64, description="how many copies a node loads in advance, as "
+                                                    "far as its memory goes; others when wanted")
     restore_s: float = Field(0.0, ge=0, description="what bringing it to a block costs; learned")
 
     def weights(self) -> int:

@@ -73,9 +73,9 @@ class Fake:
     """The fake service."""
 
     name = "fake"
-    good = [request("score", texts=["a"]), request("score", tokens=3), request("judge")]
+    good = [request("score", texts=["a"]), request("score", length=3), request("judge")]
     wrong = [request("wrong"), ServiceRequest("score", encode_value([1])),
-             request("score", tokens=-1), ServiceRequest("score", b"\xc1")]
+             request("score", length=-1), ServiceRequest("score", b"\xc1")]
     large = [request("oom")]
 
     def make(self, home: Path, scratch: Path, tight: str = "") -> ServiceBackend:

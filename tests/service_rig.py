@@ -47,6 +47,8 @@ class FakeCopy:
         trouble = self.rig.trouble.pop(("load", self.spec.name), None)
         if trouble is not None:
             raise trouble
+        if sum(c.spec.name == self.spec.name for c in self.rig.copies) > 1:
+            await asyncio.sleep(self.rig.load_s)
         self.state = "parked"
         return 1
 
@@ -109,9 +111,10 @@ class Shelf:
 
 @dataclass
 class Rig:
-    """An executor with `gpus` GPUs."""
+    """An executor; each copy takes 1 MiB."""
 
-    gpus: int = 2
+    mem_mib: int = 0
+    load_s: float = 0.0  # of copies after a service's first
     call_s: float = 0.0
     log: list[tuple[object, ...]] = field(default_factory=list)
     trouble: dict[tuple[str, str], Exception] = field(default_factory=dict)
@@ -123,7 +126,7 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.store = Shelf()
-        self.executor = ServiceExecutor(self, self.store, self._make, tuple(range(self.gpus)))
+        self.executor = ServiceExecutor(self, self.store, self._make, self.mem_mib)
 
     def _make(self, spec: ServiceSpec, number: int) -> FakeCopy:
         self.copies.append(FakeCopy(self, spec, number))

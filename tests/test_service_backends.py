@@ -231,7 +231,7 @@ def test_a_fake_says_so_and_takes_its_time(scratch: Path) -> None:
         copy = FakeBackend(FakeService(backend="fake", call_s=0.02, token_s=0.01))
         loop = asyncio.get_running_loop()
         before = loop.time()
-        replies = await copy.call([request("a", tokens=2), request("b", tokens=3), request("c")])
+        replies = await copy.call([request("a", length=2), request("b", length=3), request("c")])
         assert loop.time() - before >= 0.07 - 0.001
         assert [value(reply) for reply in replies] == [
             {"fake": True, "method": name, "batch": 3} for name in "abc"]

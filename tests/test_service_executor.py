@@ -67,6 +67,83 @@ def test_overlapping_blocks_park_all_that_stands_there_and_a_second_copy_is_load
     play(scene)
 
 
+def test_nobody_waits_for_another_copy_to_load_while_one_can_serve() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a", batch=1)
+        rig.call_s, rig.load_s = 0.05, 3600.0
+        first, second = rig.call("a"), rig.call("a", gpus=(1,))
+        await rig.all(first, second)
+        assert rig.copies[1].state == "new", "it is still being loaded"
+        assert rig.of("wake")[-1][1:] == (1, "wake", (1,))  # the first copy moved
+        waited, restored = rig.ends[first].exec_ns, rig.ends[second].restore_ns
+        assert 0 < restored < waited, "waiting for a copy is no restore"
+    play(scene)
+
+
+def test_a_copy_that_is_never_idle_still_serves_other_blocks_in_turn() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a", batch=1)
+        rig.call_s, rig.load_s = 0.002, 3600.0
+        fed = [rig.call("a", n) for n in range(50)]
+        other = rig.call("a", gpus=(1,))
+        await rig.all(other)
+        assert fed[-1] not in rig.ends
+        await rig.all(*fed)
+        assert [e[3] for e in rig.of("call") if e[3] != [0]] == [[n] for n in range(1, 50)]
+    play(scene)
+
+
+def test_another_copy_that_is_loaded_serves_at_the_same_time() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a", batch=1)
+        await rig.all(rig.call("a"), rig.call("a", gpus=(1,)))
+        while rig.copies[-1].state == "new":
+            await rig_turn()
+        await rig.all(rig.call("a"), rig.call("a", gpus=(1,)))
+        before = len(rig.of("wake"))
+        rig.call_s = 0.02
+        leases = [rig.call("a", method="hang", timeout_s=0.05), rig.call("a", 5, gpus=(1,))]
+        await rig.all(leases[1])
+        assert leases[0] not in rig.ends and len(rig.of("wake")) <= before + 1
+        await rig.all(*leases)
+        assert len(rig.copies) == 2
+    play(scene)
+
+
+def test_as_many_copies_are_loaded_in_advance_as_said_and_as_fit_the_first_of_each_first() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a", copies=3)
+        rig.declare("b", copies=3)
+        while len(rig.copies) < 5 or rig.copies[-1].state == "new":
+            await rig_turn()
+        await rig.all(rig.call("a"))
+        assert [c.spec.name for c in rig.copies][:4] == ["a", "b", "a", "b"]
+        assert len(rig.copies) == 5
+    play(scene, mem_mib=5)
+
+
+def test_no_more_copies_are_loaded_than_there_is_memory_for() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        rig.declare("b")
+        for _ in range(3):
+            await rig.all(*(rig.call(name, gpus=(gpu,)) for name in "ab" for gpu in (0, 1)))
+        assert len(rig.copies) == 2 and rig.of("wake")
+    play(scene, mem_mib=2)
+
+
+def test_a_service_of_which_another_copy_cannot_be_loaded_is_served_by_the_first() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        await rig.all(rig.call("a"))
+        rig.trouble["load", "a"] = REFUSED
+        leases = [rig.call("a", n, gpus=(n % 2,)) for n in range(8)]
+        await rig.all(*leases)
+        assert [rig.values[x] for x in leases] == [{"fake": n} for n in range(8)]
+        assert len(rig.copies) == 2
+    play(scene)
+
+
 def test_what_a_copy_dies_under_runs_again_and_only_the_bad_one_fails() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a")

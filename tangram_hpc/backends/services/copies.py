@@ -2,8 +2,10 @@
 a block of GPUs and parked. Must not know of leases or calls.
 
 Law: a copy is loaded once and lives until it dies; it stands on one block or is parked. On a GPU
-stands one copy at most. Who brings a copy to a block holds that block's lock, so nobody else moves
-anything there. Copies of one service beyond its first are loaded when a call needs one.
+stands one copy at most. Who brings a copy to a block has taken that block, so nobody else moves
+anything there. Copies of one service beyond its first are loaded when more blocks want it than
+there are, as far as the node's memory goes; nobody waits for that while one that lives can serve:
+those that want one take turns, each for so long that moving it is a small part of its time.
 """
 
 from __future__ import annotations
@@ -11,28 +13,34 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from ...domain.service import ServiceSpec
 from ...ports import OutOfDeviceMemory, ServiceBackend, ServiceDied, ServiceRefused
+from .held import Block, Held
 
-Block = tuple[int, ...]
 LOADS = 2  # copies that are loaded at once
 DEATHS = 3  # while loading, in a row: then its service is refused
+KEEPS = 4  # a block keeps a copy that others wait for as long as so many restores take
 
 Make = Callable[[ServiceSpec, int], ServiceBackend]  # of a service, its copy of this number
 
 
 @dataclass(eq=False)
 class Copy:
-    """One copy. `block` is () while it is parked; `users` want it where it is."""
+    """One copy. `block` is () while it is parked; `taken`: somebody is about to wake it; `owed`: it
+    has been on its block, since `since` (monotonic ns), for long enough, and others wait for it."""
 
     service: str
     backend: ServiceBackend
+    mib: int = 0
     block: Block = ()
     dead: bool = False
     taken: bool = False
+    owed: bool = False
+    since: int = 0
+    restore_ns: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -41,26 +49,30 @@ class Copies:
 
     Args:
         make: makes a backend that is not loaded yet.
-        gpus: what this node lends.
+        mem_mib: memory that all copies may take; 0: any. Each service has one in any case.
     """
 
-    def __init__(self, make: Make, gpus: Block) -> None:
-        self._make = make
-        self._gpus = gpus
-        self._locks = {gpu: asyncio.Lock() for gpu in gpus}
+    def __init__(self, make: Make, mem_mib: int = 0) -> None:
+        self._make, self._mem_mib = make, mem_mib
+        self._held = Held()
         self._loads = asyncio.Semaphore(LOADS)
         self._specs: dict[str, ServiceSpec] = {}
+        self._ahead: dict[str, int] = {}  # copies that are loaded before they are wanted
         self._copies: dict[str, list[Copy]] = {}
         self._refused: dict[str, str] = {}
         self._numbers = 0
         self._loading: dict[str, asyncio.Task[None]] = {}
+        self._enough: set[str] = set()  # services of which another copy could not be loaded
+        self._lines: dict[str, list[object]] = {}  # who waits for a copy, first come first served
+        self._change = asyncio.Event()  # something that they wait for
 
-    def prepare(self, spec: ServiceSpec) -> None:
-        """A service may be called from now on: its first copy is loaded and parked meanwhile."""
+    def prepare(self, spec: ServiceSpec, copies: int = 1) -> None:
+        """A service may be called from now on: its first copies are loaded and parked meanwhile,
+        those of each other service before its second."""
         if spec.name not in self._specs:
-            self._specs[spec.name] = spec
-            self._copies[spec.name] = []
-            self._load_first(spec.name)
+            self._specs[spec.name], self._ahead[spec.name] = spec, copies
+            self._copies[spec.name], self._lines[spec.name] = [], []
+            self._load_another(spec.name)
 
     def spec(self, service: str) -> ServiceSpec | None:
         """The service, if it was prepared."""
@@ -69,28 +81,31 @@ class Copies:
     @asynccontextmanager
     async def on(self, service: str, block: Block) -> AsyncIterator[tuple[Copy, int]]:
         """A copy that stands on this block, and the ns that bringing it there took (0: it stood
-        there); nobody else moves anything on the block meanwhile.
+        there; waiting for a copy never counts); nobody else moves anything there meanwhile.
 
         Raises:
             ServiceRefused: the service can never be served here.
             ServiceDied: the copy died on its way.
             OutOfDeviceMemory: it does not fit.
         """
-        async with AsyncExitStack() as stack:
-            for gpu in block:  # ascending, so nobody waits in a ring
-                await stack.enter_async_context(self._locks[gpu])
-            copy = self._standing(service, block)
-            took = 0
+        await self._held.take(block)
+        try:
+            copy, took = self._standing(service, block), 0
             if copy is None:
-                began = time.monotonic_ns()
                 copy = await self._bring(service, block)
-                took = max(1, time.monotonic_ns() - began)
-            await stack.enter_async_context(copy.lock)
-            try:
-                yield copy, took
-            except ServiceDied:
-                await self._bury(copy)
-                raise
+                took = copy.restore_ns
+            async with copy.lock:
+                try:
+                    yield copy, took
+                except ServiceDied:
+                    await self._bury(copy)
+                    raise
+                finally:
+                    kept = time.monotonic_ns() - copy.since
+                    copy.owed = bool(self._lines[service]) and kept >= KEEPS * copy.restore_ns
+        finally:
+            self._held.give(block)
+            self._changed()
 
     def kill(self) -> None:
         """Ends all of them at once; `close` is to follow."""
@@ -113,24 +128,28 @@ class Copies:
 
     def _standing(self, service: str, block: Block) -> Copy | None:
         for copy in self._copies.get(service, ()):
-            if copy.block == block and not copy.dead:
+            if copy.block == block and not copy.dead and not (copy.owed and self._lines[service]):
                 return copy
         return None
 
     async def _bring(self, service: str, block: Block) -> Copy:
         """Parks what overlaps, then wakes a copy there."""
+        began = time.monotonic_ns()
         over = [c for c in self._everyone() if not set(c.block).isdisjoint(block)]
         await asyncio.gather(*(self._park(c) for c in over))
+        took = time.monotonic_ns() - began
         copy = await self._free_copy(service)
+        began = time.monotonic_ns()
         try:
             async with copy.lock:
                 await copy.backend.wake(block)
-                copy.block = block
+                copy.block, copy.since = block, time.monotonic_ns()
+                copy.restore_ns = max(1, took + copy.since - began)
         except ServiceDied:
             await self._bury(copy)
             raise
         finally:
-            copy.taken = False
+            copy.taken = copy.owed = False
         return copy
 
     async def _park(self, copy: Copy) -> None:
@@ -142,34 +161,76 @@ class Copies:
             except ServiceDied:
                 await self._bury(copy)
             copy.block = ()
+        self._changed()
 
     async def _free_copy(self, service: str) -> Copy:
-        """A parked copy that is this caller's to wake; another one is loaded where all stand."""
-        while True:
-            if service in self._refused:
-                raise ServiceRefused(self._refused[service])
-            copies = self._copies[service]
-            for copy in copies:
-                if not copy.block and not copy.taken:
-                    copy.taken = True
+        """A parked copy that is this caller's to wake: the first that there is, be it loaded, or
+        parked from where nobody uses it."""
+        ticket, line = object(), self._lines[service]
+        line.append(ticket)
+        try:
+            while True:
+                change = self._change  # what happens while we look must not be missed
+                if service in self._refused:
+                    raise ServiceRefused(self._refused[service])
+                if line[0] is ticket and (copy := await self._unused(service)) is not None:
                     return copy
-            if service not in self._loading:
-                self._load_first(service)
-            await asyncio.shield(self._loading[service])
+                if self._may_load(service):
+                    self._load_another(service)
+                await change.wait()
+        finally:
+            line.remove(ticket)
+            self._changed()
+
+    async def _unused(self, service: str) -> Copy | None:
+        free = [c for c in self._copies[service] if not c.taken and not c.dead]
+        for copy in sorted(free, key=lambda c: c.block):  # those that are parked first
+            if not copy.block:
+                copy.taken = True
+                return copy
+            block = copy.block
+            if self._held.try_take(block):
+                copy.taken = True
+                try:
+                    await self._park(copy)
+                finally:
+                    self._held.give(block)
+                if not copy.dead:
+                    return copy
+        return None
+
+    def _changed(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()
 
     # ---- loading and dying ----
 
-    def _load_first(self, service: str) -> None:
+    def _may_load(self, service: str) -> bool:
+        own = self._copies[service]
+        if service in self._loading or (own and service in self._enough):
+            return False
+        taken = [*self._everyone(), *(c for name in self._loading for c in self._copies[name][:1])]
+        return not own or not self._mem_mib or (
+            own[0].mib + sum(c.mib for c in taken) <= self._mem_mib)
+
+    def _load_another(self, service: str) -> None:
         task = self._loading[service] = asyncio.ensure_future(self._load(service))
         task.add_done_callback(_check)
 
     async def _load(self, service: str) -> None:
+        own = self._copies[service]
         try:
-            self._copies[service].append(await self._loaded(service))
+            own.append(await self._loaded(service))
         except ServiceRefused as error:
-            self._refused[service] = str(error)
+            if own:
+                self._enough.add(service)
+            else:
+                self._refused[service] = str(error)
         finally:  # not in a callback: who looks before that would wait for what is over
             del self._loading[service]
+            self._changed()
+        if 0 < len(own) < self._ahead[service] and self._may_load(service):
+            self._load_another(service)
 
     async def _loaded(self, service: str) -> Copy:
         async with self._loads:
@@ -177,7 +238,7 @@ class Copies:
                 self._numbers += 1
                 backend = self._make(self._specs[service], self._numbers)
                 try:
-                    await backend.load()
+                    mib = await backend.load()
                 except ServiceDied as error:
                     with suppress(ServiceDied):
                         await backend.close()
@@ -190,7 +251,7 @@ class Copies:
                     with suppress(ServiceDied):
                         await backend.close()
                     raise
-                return Copy(service, backend)
+                return Copy(service, backend, mib)
         raise AssertionError("unreachable")
 
     async def _bury(self, copy: Copy) -> None:
@@ -199,7 +260,7 @@ class Copies:
             self._copies[copy.service].remove(copy)
             with suppress(ServiceDied, OutOfDeviceMemory):
                 await copy.backend.close()
-
+            self._changed()
 
 
 def _check(task: asyncio.Task[None]) -> None:

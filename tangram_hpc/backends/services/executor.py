@@ -20,6 +20,7 @@ import msgspec
 from ...domain.outcome import Outcome
 from ...domain.service import ServiceSpec, service_of
 from ...domain.states import ActionState
+from ...errors import InvalidInput
 from ...ports import (
     OutOfDeviceMemory,
     Reports,
@@ -33,7 +34,8 @@ from ...services import Service, options_of
 from ...wire.message import INLINE_MAX, Start
 from ...wire.payload import ErrorReturn, ServiceCall, Stored, ValueReturn, decode, encode
 from ..gpu.meter import GpuMeter
-from .copies import Block, Copies, Copy, Make
+from .copies import Copies, Copy, Make
+from .held import Block
 
 DEATHS_MAX = 3  # copies that may die under one call
 DIED = "its copy died under it"
@@ -76,14 +78,14 @@ class ServiceExecutor:
         reports: who is told.
         store: where large payloads lie.
         make: makes a backend for a copy of a service.
-        gpus: what this node lends.
+        mem_mib: memory that copies of services may take; 0: any.
         meter: tells what a call used of its GPUs, where it can be told.
     """
 
-    def __init__(self, reports: Reports, store: Store, make: Make, gpus: Block,
+    def __init__(self, reports: Reports, store: Store, make: Make, mem_mib: int = 0,
                  meter: GpuMeter | None = None) -> None:
         self._reports, self._store, self._meter = reports, store, meter
-        self._copies = Copies(make, gpus)
+        self._copies = Copies(make, mem_mib)
         self._lanes: dict[tuple[str, Block], Lane] = {}
         self._of: dict[int, tuple[Lane, Call]] = {}  # by lease
         self._tasks: list[asyncio.Task[None]] = []  # that were cancelled
@@ -93,7 +95,11 @@ class ServiceExecutor:
 
     def prepare(self, spec: ServiceSpec) -> None:
         """A service may be called from now on."""
-        self._copies.prepare(spec)
+        try:
+            copies: int = options_of(spec).copies
+        except InvalidInput:
+            copies = 1  # its backend says why it cannot be served
+        self._copies.prepare(spec, copies)
 
     def start(self, order: Start, payload: memoryview) -> None:
         """Runs a call, or lets it follow on those of its service on that block."""

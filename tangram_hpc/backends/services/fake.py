@@ -44,7 +44,8 @@ class FakeBackend:
         await self._take("wake", self._service.wake_s)
 
     async def call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:
-        """See `ports.ServiceBackend.call`. Tokens are the field `tokens` of the arguments."""
+        """See `ports.ServiceBackend.call`. How many tokens one is
+        says the field `length` of its arguments."""
         replies, tokens = [], 0
         for request in requests:
             reply, own = self._reply(request, len(requests))
@@ -91,9 +92,9 @@ class FakeBackend:
             return ServiceReply(error=f"arguments: not a value ({error})"), 0
         if not isinstance(fields, dict):
             return ServiceReply(error=f"arguments: a {type(fields).__name__}, not a dict"), 0
-        tokens = fields.get("tokens", 0)
+        tokens = fields.get("length", 0)
         if type(tokens) is not int or tokens < 0:
-            return ServiceReply(error=f"tokens: {tokens!r} must be a whole number, at least 0"), 0
+            return ServiceReply(error=f"length: {tokens!r} must be a whole number, at least 0"), 0
         if request.method == "wrong":
             return ServiceReply(error="method: wrong, as it was told"), 0
         value = {"fake": True, "method": request.method, "batch": batch}
