@@ -80,7 +80,16 @@ def plan(o: Namespace) -> Cluster:
         gpu_nodes=dc_config.names(name, "g", o.gpu_nodes),
         trainer_nodes=dc_config.names(name, "t", o.trainer_nodes),
         cpus_per_node=o.cpus_per_node, gpus_per_node=o.gpus_per_node, conf_lines=o.conf_line,
+        plugins=[plugin_line(text) for text in o.plugin],
     )  # fmt: skip
+
+
+def plugin_line(text: str) -> str:
+    """A line of plugstack.conf; a plugin that is not there would only be told by a log."""
+    path, _, words = text.partition(" ")
+    if not path.startswith("/") or not Path(path).is_file():
+        raise ClusterError(f"--plugin {path!r}: give the full path of a built SPANK plugin", 2)
+    return f"optional {path} {words}".rstrip()
 
 
 def reserve(c: Cluster, wanted: int | None) -> contextlib.closing:

@@ -231,6 +231,8 @@ def write_config(c: Cluster) -> None:
     etc = f"{c.prefix}/etc"
     put(f"{etc}/slurm.conf", slurm_conf(c))
     put(f"{etc}/gres.conf", gres_conf(c))
+    if c.plugins:
+        put(f"{etc}/plugstack.conf", "\n".join(c.plugins) + "\n")
     if slurm_version() >= (23, 0):
         put(f"{etc}/cgroup.conf", "CgroupPlugin=disabled\n")
     if c.dbd:
