@@ -20,7 +20,8 @@ from dc_base import SAFE_PATH, ClusterError, hold, require_root, say
 
 PACKAGES = [
     "slurmctld", "slurmd", "slurmdbd", "slurm-client", "munge", "mariadb-server",
-    "slurm-wlm-basic-plugins", "libslurm-dev", "gcc", "libc6-dev", "make", "iproute2", "passwd", "util-linux",
+    "slurm-wlm-basic-plugins", "iproute2", "passwd", "util-linux",
+    "libslurm-dev", "gcc", "libc6-dev", "make",
 ]  # fmt: skip
 CORE = ["munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo", "scontrol", "useradd"]
 DBD = ["slurmdbd", "sacctmgr", "sacct", "mariadbd", "mariadb-install-db"]

@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pwd.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,6 +82,14 @@ static enum state look(int folder, const char *path, time_t *when)
 	return state;
 }
 
+static void account_home(char *path, size_t size)
+{
+	char text[4096];
+	struct passwd entry, *found = NULL;
+	if (!getpwuid_r(geteuid(), &entry, text, sizeof text, &found) && found)
+		snprintf(path, size, "%s", found->pw_dir);
+}
+
 /* The folder of all jobs, from the environment of the step, or of this process for none. */
 static int jobs_folder(spank_t sp, char *path, size_t size)
 {
@@ -94,6 +103,8 @@ static int jobs_folder(spank_t sp, char *path, size_t size)
 		else if (spank_getenv(sp, names[n], home, sizeof home) != ESPANK_SUCCESS)
 			*home = '\0';
 	}
+	if (!*home) /* --export=NONE */
+		account_home(home, sizeof home);
 	int length = snprintf(path, size, "%s%s/jobs", home, below);
 	return *home == '/' && length > 0 && (size_t)length < size;
 }
