@@ -194,8 +194,9 @@ def test_no_broker_is_said_once_and_the_step_runs(cluster: RunningCluster) -> No
 
 
 def test_a_batch_jobs_steps_inherit_it(cluster: RunningCluster, brokers: dict[str, Path]) -> None:
-    script = ("#!/bin/bash\n#SBATCH --tangram=local-old\necho $TANGRAM_JOB\n"
-              "srun bash -c 'echo $TANGRAM_JOB'\nsrun --tangram=local-new bash -c 'echo $TANGRAM_JOB'\n")
+    tell = "bash -c 'echo $TANGRAM_JOB'"
+    script = (f"#!/bin/bash\n#SBATCH --tangram=local-old\n{tell}\nsrun {tell}\n"
+              f"srun --tangram=local-new {tell}\n")
     done = cluster.run_as_user(["sbatch", "-W", "-o", "batch.out"], input=script)
     assert done.returncode == 0, done.stderr
     assert (cluster.home / "batch.out").read_text().split() == ["local-old"] * 2 + ["local-new"]
@@ -303,7 +304,7 @@ def test_where_no_cgroup_can_be_made_jobs_run_as_ever(
 
 @needs_v1
 def test_a_worker_can_enforce_by_cgroups(cluster: RunningCluster) -> None:
-    """What a worker finds out when it starts, as a plain user; less without, and nothing is left."""
+    """What a worker finds out when it starts, as a plain user; less without."""
     copy = cluster.home / "lib"
     shutil.copytree(REPO / "tangram_hpc", copy / "tangram_hpc", dirs_exist_ok=True,
                     ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,5 +1,5 @@
-/* Owns: the cgroups that a step's user is given - one beneath the step's own in each hierarchy of
- * cgroup version 1 that limits something - and their end.
+/* Owns: the cgroups that a step's user is given - of version 1 one beneath the step's own in each
+ * hierarchy that limits something, of version 2 one beside the task's - and their end.
  *
  * Law: runs as root, so it does little, and nothing that a user names. It acts only beneath the cgroup
  * in which Slurm has put the task, on a cgroup file system, where no links can be, and goes from there
@@ -9,7 +9,8 @@
  * the two files by which processes are moved in, never a file that limits: what Slurm allowed the step
  * stays the most that the user has. It never moves a task out of the sight of Slurm, which signals and
  * ends what is in its own cgroup and not what is beneath: where it tracks a step by its freezer
- * cgroup, that one is left alone.
+ * cgroup, that one is left alone, and of version 2, where one cgroup does everything, the task stays
+ * where it is and its children may go to the one beside it.
  */
 #define _GNU_SOURCE
 #include "cgroup.h"
@@ -109,8 +110,8 @@ static int path_of(pid_t pid, const char *controllers, char *path, size_t size)
 	return found;
 }
 
-/* Opens the folder of a path in the hierarchy that has this controller; -1 when it is not mounted
- * where it can be seen. */
+/* Opens the folder of a path in the hierarchy that has this controller, or for "" in that of version
+ * 2; -1 when it is not mounted where it can be seen. */
 static int open_at(const char *controller, const char *path)
 {
 	char line[LINE_MAX_], root[PATH_MAX], point[PATH_MAX], kind[32], options[512];
@@ -126,8 +127,10 @@ static int open_at(const char *controller, const char *path)
 		    sscanf(rest, " - %31s %*s %511s", kind, options) != 2)
 			continue;
 		size_t skip = strcmp(root, "/") ? strlen(root) : 0;
-		if (strcmp(kind, "cgroup") || !has(options, controller) ||
-		    strncmp(path, root, skip) || (path[skip] && path[skip] != '/'))
+		if (*controller ? strcmp(kind, "cgroup") || !has(options, controller)
+				: strcmp(kind, "cgroup2"))
+			continue;
+		if (strncmp(path, root, skip) || (path[skip] && path[skip] != '/'))
 			continue;
 		snprintf(full, sizeof full, "%s%s", point, path + skip);
 		folder = open(full, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -137,11 +140,11 @@ static int open_at(const char *controller, const char *path)
 }
 
 /* Whether a folder is what we may act in: of nobody else, on a cgroup file system. */
-static int may_act(int folder, struct stat *about, uid_t uid)
+static int may_act(int folder, struct stat *about, uid_t uid, long magic)
 {
 	struct statfs kind;
 	return !fstat(folder, about) && !fstatfs(folder, &kind) &&
-	       (about->st_uid == 0 || about->st_uid == uid) && kind.f_type == CGROUP_SUPER_MAGIC;
+	       (about->st_uid == 0 || about->st_uid == uid) && kind.f_type == magic;
 }
 
 /* ---- giving ----------------------------------------------------------------------------------- */
@@ -208,13 +211,56 @@ static int delegate_one(const char *controllers, const char *controller, const c
 	int parent = open_at(controller, path), child = -1, done = 0;
 	if (parent < 0)
 		return 0; /* not mounted here: nothing can be had */
-	if (!may_act(parent, &about, uid) || !counts_all(parent, controllers)) {
+	if (!may_act(parent, &about, uid, CGROUP_SUPER_MAGIC) || !counts_all(parent, controllers)) {
 		say("tangram: %s: %s is not such that it could be handed over", controllers, path);
 	} else if ((child = make(parent, &about, name)) < 0 ||
 		   (has(controllers, "cpuset") && fill_cpuset(parent, child)) ||
 		   give(child, task, uid, gid)) {
 		say("tangram: %s: no cgroup beneath %s for the step's user: %s", controllers, path,
 		    strerror(errno));
+	} else {
+		done = 1;
+	}
+	if (child >= 0)
+		close(child);
+	close(parent);
+	return done;
+}
+
+/* What a user needs to move his processes from the task's cgroup into the one beside it and on, and
+ * to lend its controllers: all within `parent`, in which nothing but the step's tasks is. */
+static int give2(int parent, int child, uid_t uid, gid_t gid)
+{
+	static const char *const files[] = {"cgroup.procs", "cgroup.threads",
+					    "cgroup.subtree_control"};
+	for (int n = 0; n < 3; n++)
+		if (fchownat(child, files[n], uid, gid, AT_SYMLINK_NOFOLLOW))
+			return -1;
+	return fchmod(child, 0755) || fchown(child, uid, gid) ||
+	       fchownat(parent, "cgroup.procs", uid, gid, AT_SYMLINK_NOFOLLOW) ? -1 : 0;
+}
+
+/* Version 2: a cgroup beside the task's, if Slurm has one for the tasks alone and lends it something
+ * to limit. */
+static int delegate_beside(char *path, uid_t uid, gid_t gid, const char *name, say_f *say)
+{
+	char own[PATH_MAX], lent[512];
+	struct stat about;
+	char *last = strrchr(path, '/');
+	if (!last || last == path || !path_of(getpid(), "", own, sizeof own))
+		return 0;
+	*last = '\0';
+	size_t length = strlen(path);
+	if (!strncmp(own, path, length) && (own[length] == '/' || !own[length]))
+		return 0; /* slurmstepd would be the user's to move */
+	int parent = open_at("", path), child = -1, done = 0;
+	if (parent < 0)
+		return 0;
+	if (get(parent, "cgroup.subtree_control", lent, sizeof lent) || !*lent) {
+		/* a hybrid machine: version 1 has the controllers */
+	} else if (!may_act(parent, &about, 0, CGROUP2_SUPER_MAGIC) ||
+		   (child = make(parent, &about, name)) < 0 || give2(parent, child, uid, gid)) {
+		say("tangram: no cgroup beneath %s for the step's user: %s", path, strerror(errno));
 	} else {
 		done = 1;
 	}
@@ -241,10 +287,16 @@ int delegate(pid_t task, uid_t uid, gid_t gid, const char *name, say_f *say)
 		controllers++;
 		*path++ = '\0';
 		path[strcspn(path, "\n")] = '\0';
+		if (strstr(path, "/..") || strlen(path) >= PATH_MAX)
+			continue;
+		if (!*controllers) {
+			done += delegate_beside(path, uid, gid, name, say);
+			continue;
+		}
 		for (size_t n = 0; n < sizeof WANTED / sizeof *WANTED && !controller; n++)
 			if (has(controllers, WANTED[n]))
 				controller = WANTED[n];
-		if (!controller || strstr(path, "/..") || strlen(path) >= PATH_MAX)
+		if (!controller)
 			continue;
 		/* by this one Slurm finds the step's processes */
 		if (has(controllers, "freezer") &&
@@ -262,7 +314,8 @@ int delegate(pid_t task, uid_t uid, gid_t gid, const char *name, say_f *say)
  * descriptor is closed. */
 static void clear(int folder, int depth)
 {
-	put(folder, "freezer.state", "THAWED");
+	put(folder, "freezer.state", "THAWED"); /* version 1 */
+	put(folder, "cgroup.freeze", "0");	/* version 2 */
 	DIR *list = fdopendir(folder);
 	if (!list) {
 		close(folder);

@@ -9,8 +9,8 @@ typedef void say_f(const char *format, ...) __attribute__((format(printf, 1, 2))
 
 #pragma GCC visibility push(hidden)
 
-/* Makes a cgroup `name` beneath that of `task` in each hierarchy that limits something, gives it to
- * the user and moves the task in. Returns in how many the task now stands in one of the user's. */
+/* Makes a cgroup `name` for the user: of version 1 beneath that of `task`, which is moved in, in each
+ * hierarchy that limits something; of version 2 beside it. Returns in how many. */
 int delegate(pid_t task, uid_t uid, gid_t gid, const char *name, say_f *say);
 
 /* Kills what lives in the cgroups made, and removes them. Blocks, two seconds at most. */
