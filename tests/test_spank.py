@@ -53,6 +53,13 @@ found = enforce.probe(True)
 print(found.name, *sorted(found.limits))
 found.close()
 """
+HOLDS = """
+import sys
+from tangram_hpc import LocalCluster
+with LocalCluster(cpus=1) as cluster:
+    print(cluster.job, flush=True)
+    sys.stdin.read()
+"""
 MOVES = """
 import json, os
 from resize import through_session
@@ -317,13 +324,42 @@ def test_a_worker_can_enforce_by_cgroups(cluster: RunningCluster) -> None:
         assert left_of(cluster) == []
 
 
+# ---- the whole ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def venv(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This package, for the cluster's user."""
+    return install_for(cluster, tmp_path_factory.mktemp("tree"), requirements=("{tree}",))
+
+
+@pytest.mark.parametrize("cluster", ["cgroup"], indirect=True)
+def test_a_step_reaches_the_broker_that_runs(cluster: RunningCluster, venv: Path) -> None:
+    """A real one: the step's programs find it without a word, and are told when it has ended."""
+    (cluster.home / "holds.py").write_text(HOLDS)
+    broker = subprocess.Popen([str(venv / "bin/python"), "holds.py"], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True, **cluster.as_user())
+    assert broker.stdin is not None and broker.stdout is not None
+    try:
+        job = broker.stdout.readline().strip()
+        found = told(cluster, "--tangram=auto")
+        path = cluster.home / ".tangram" / "jobs" / job / "access.json"
+        assert found == names(path)
+        done = cluster.run_as_user(f"srun --tangram {venv}/bin/tangram run -- echo ran")
+        assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    finally:
+        broker.stdin.close()
+        broker.wait(60)
+        broker.stdout.close()
+    done = cluster.run_as_user(["srun", f"--tangram={job}", "true"])
+    assert done.returncode != 0 and "its broker has ended" in done.stderr
+
+
 @needs_v1
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core only: nothing can be moved")
 @pytest.mark.parametrize("cluster", ["cgroup"], indirect=True)
-def test_a_resize_moves_cores_for_real(cluster: RunningCluster,
-                                       tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_resize_moves_cores_for_real(cluster: RunningCluster, venv: Path) -> None:
     """The whole way in a step of a plain user: broker, worker, a session, one core and then two."""
-    venv = install_for(cluster, tmp_path_factory.mktemp("tree"), requirements=("{tree}",))
     shutil.copy(REPO / "bench" / "resize.py", cluster.home / "resize.py")
     (cluster.home / "moves.py").write_text(MOVES)
     done = cluster.run_as_user(f"srun --tangram -n1 -c2 --mem=2000 {venv}/bin/python moves.py",

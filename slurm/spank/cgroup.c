@@ -29,7 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MADE_MAX = 16, DEEPEST = 32, PASSES = 200, PAUSE_MS = 10, LINE_MAX_ = 2 * PATH_MAX };
+enum { MADE_MAX = 16, DEEPEST = 200, PASSES = 200, PAUSE_MS = 10, LINE_MAX_ = 2 * PATH_MAX };
 
 static const char *const WANTED[] = {"cpuset", "cpu", "cpuacct", "memory", "pids", "freezer"};
 
@@ -233,6 +233,9 @@ static int give2(int parent, int child, uid_t uid, gid_t gid)
 {
 	static const char *const files[] = {"cgroup.procs", "cgroup.threads",
 					    "cgroup.subtree_control"};
+	/* version 2 shows Slurm nothing of what is moved: it must all be found at the end */
+	if (put(child, "cgroup.max.depth", "32"))
+		return -1;
 	for (int n = 0; n < 3; n++)
 		if (fchownat(child, files[n], uid, gid, AT_SYMLINK_NOFOLLOW))
 			return -1;
@@ -316,6 +319,7 @@ static void clear(int folder, int depth)
 {
 	put(folder, "freezer.state", "THAWED"); /* version 1 */
 	put(folder, "cgroup.freeze", "0");	/* version 2 */
+	put(folder, "cgroup.kill", "1");	/* since Linux 5.14: with all beneath */
 	DIR *list = fdopendir(folder);
 	if (!list) {
 		close(folder);
