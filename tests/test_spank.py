@@ -207,6 +207,12 @@ def test_a_batch_jobs_steps_inherit_it(cluster: RunningCluster, brokers: dict[st
     done = cluster.run_as_user(["sbatch", "-W", "-o", "batch.out"], input=script)
     assert done.returncode == 0, done.stderr
     assert (cluster.home / "batch.out").read_text().split() == ["local-old"] * 2 + ["local-new"]
+    script = (f"#!/bin/bash\n#SBATCH --tangram\n{tell.replace('$', 'x$')}\nsrun {tell}\n"
+              f"export TANGRAM_JOB=$SLURM_JOB_ID\nsrun bash -c 'echo x$TANGRAM_ACCESS'\n")
+    done = cluster.run_as_user(["sbatch", "-W", "-o", "batch.out"], input=script)
+    assert done.returncode == 0, done.stderr
+    # its own broker may not be there yet: no other one is put in its place
+    assert (cluster.home / "batch.out").read_text().split() == ["x", "local-new", "x"]
     done = cluster.run_as_user("salloc --tangram=local-old srun bash -c 'echo $TANGRAM_JOB'")
     assert done.stdout == "local-old\n"
 

@@ -264,15 +264,17 @@ int slurm_spank_init(spank_t sp, int count, char **words)
 int slurm_spank_user_init(spank_t sp, int count, char **words)
 {
 	char jobs[PATH_MAX];
+	uint32_t step = 0;
 	uid_t uid;
 	(void)count, (void)words;
 	if (mode == OFF || spank_get_item(sp, S_JOB_UID, &uid) != ESPANK_SUCCESS ||
 	    geteuid() != uid || !jobs_folder(sp, jobs, sizeof jobs))
 		return 0;
+	spank_get_item(sp, S_JOB_STEPID, &step);
 	if (mode == JOB)
 		connect_job(sp, jobs);
-	else
-		connect_auto(sp, jobs);
+	else if (step != SLURM_BATCH_SCRIPT && step != SLURM_INTERACTIVE_STEP)
+		connect_auto(sp, jobs); /* a script may start a broker; its steps find that one */
 	return 0;
 }
 
