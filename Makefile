@@ -34,8 +34,8 @@ $(TORCH)/.installed: $(STAMP)
 run: install
 	$(BIN)/tangram demo
 
-# What only root can install on Debian: Slurm, munge and MariaDB for the real-Slurm tests, and
-# bubblewrap for the sandboxes.
+# What only root can install on Debian: Slurm, munge and MariaDB for the real-Slurm tests, what its
+# plugin is built with, and bubblewrap for the sandboxes.
 system:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  slurm/devcluster/devcluster install && { command -v bwrap >/dev/null || \

@@ -1,13 +1,16 @@
 """What needs cgroup v2 alone, on a Debian kernel under qemu: the enforcement suite, as root in the
-machine's first cgroup and as another user in one that was delegated."""
+machine's first cgroup and as another user in one that was delegated; and Slurm with its plugin."""
 
 from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from devcluster_fixture import devcluster, reason_to_skip
 from vm import boot
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
@@ -41,6 +44,24 @@ def test_the_enforcement_suite_passes_on_cgroup_v2(user: bool) -> None:
     assert {word for _, word in on_v2} == {"PASSED"}
     assert all(word == "SKIPPED" for _, parameters, word in ran
                if parameters.startswith("cgroup1"))
+
+
+def test_slurm_and_its_plugin_on_cgroup_v2(tmp_path: Path) -> None:
+    """A user's step has cgroups with the plugin and none without; Slurm ends what was moved."""
+    if reason := reason_to_skip():
+        pytest.skip(reason)
+    assert devcluster("install", timeout=900).returncode == 0
+    subprocess.run(["make", "-C", str(boot.REPO / "slurm/spank"), f"OUT={tmp_path}"], check=True)
+    script = boot.REPO / "tests/vm/spank.sh"
+    try:
+        ended = boot.run(["/bin/bash", str(script), str(tmp_path / "tangram.so")])
+    except boot.Unavailable as error:
+        pytest.skip(str(error))
+    print(ended.console)
+    assert ended.status == 0
+    assert re.findall(r"^SAW (.*?)\r?$", ended.console, re.MULTILINE) == [
+        "cgroup2 cores memory quota True", "affinity True", "bound True 2", "child", "ended",
+        "again", "left 0 idle"]
 
 
 def test_a_command_that_fails_is_told() -> None:

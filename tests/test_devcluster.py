@@ -201,6 +201,8 @@ def test_a_busy_port_and_a_foreign_prefix_are_refused(
         ["up", "--name", "Bad-Name"],
         ["down", "--prefix", "/"],
         ["up", "--cpu-nodes", "x"],
+        ["up", "--plugin", "/nowhere/tangram.so default=auto"],
+        ["up", "--cgroups", "--cpus-per-node", "1000"],
     ],
 )
 def test_wrong_use_is_one_clear_line(args: list[str]) -> None:

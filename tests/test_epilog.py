@@ -185,6 +185,31 @@ def test_cgroups_beneath_this_jobs_go_with_what_lives_in_them() -> None:
             path.rmdir()
 
 
+@root_only
+def test_what_the_plugin_made_for_a_step_goes_by_its_job() -> None:
+    """Where Slurm has no cgroups of its own, beneath whatever slurmd stands in."""
+    top = pids_cgroup()
+    if top is None:
+        pytest.skip("no cgroup can be made here")
+    mine, foreign = (top / f"tangram-job{job}-step0-{os.getpid()}" for job in (JOB, FOREIGN))
+    sleeper = subprocess.Popen(["sleep", "600"])
+    try:
+        for place in (mine, foreign):
+            (place / "tangram-1-2-3-4" / "7").mkdir(parents=True)
+        (mine / "tangram-1-2-3-4" / "7" / "cgroup.procs").write_text(str(sleeper.pid))
+        epilog(Path("/nowhere"), **of_job())
+        assert sleeper.wait(10) == -signal.SIGKILL
+        epilog(Path("/nowhere"), **of_job())
+        assert not mine.exists() and (foreign / "tangram-1-2-3-4" / "7").exists()
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+        for place in (mine, foreign):
+            for path in sorted([place, *(p for p in place.rglob("*") if p.is_dir())], reverse=True):
+                if path.exists():
+                    path.rmdir()
+
+
 @pytest.mark.slurm
 def test_a_real_slurmd_runs_it(tmp_path_factory: pytest.TempPathFactory) -> None:
     """By the numbers that Slurm itself gives, in a plain job and in both parts of a het job."""

@@ -82,6 +82,8 @@ class Cluster:
     gpus_per_node: int
     dbd: bool
     conf_lines: list[str] = field(default_factory=list)
+    plugins: list[str] = field(default_factory=list)
+    cgroups: bool = False
     user_created: bool = False
     uid: int = -1
     ready: bool = False

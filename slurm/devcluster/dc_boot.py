@@ -73,6 +73,9 @@ def plan(o: Namespace) -> Cluster:
         raise ClusterError(f"ask for 1 to {dc_config.MAX_NODES} nodes in all", 2)
     if not 1 <= o.cpus_per_node <= 1024 or not 0 <= o.gpus_per_node <= 64:
         raise ClusterError("--cpus-per-node is 1 to 1024, --gpus-per-node 0 to 64", 2)
+    if o.cgroups and o.cpus_per_node > (os.cpu_count() or 1):
+        raise ClusterError(f"--cgroups binds to real CPUs: give --cpus-per-node {os.cpu_count()} "
+                           "or less", 2)  # fmt: skip
     return Cluster(
         name=name, prefix=str(resolve_prefix(o.prefix, name)), base_port=0,
         user=o.user or f"{name}user", dbd=not o.no_dbd,
@@ -80,7 +83,16 @@ def plan(o: Namespace) -> Cluster:
         gpu_nodes=dc_config.names(name, "g", o.gpu_nodes),
         trainer_nodes=dc_config.names(name, "t", o.trainer_nodes),
         cpus_per_node=o.cpus_per_node, gpus_per_node=o.gpus_per_node, conf_lines=o.conf_line,
+        plugins=[plugin_line(text) for text in o.plugin], cgroups=o.cgroups,
     )  # fmt: skip
+
+
+def plugin_line(text: str) -> str:
+    """A line of plugstack.conf; a plugin that is not there would only be told by a log."""
+    path, _, words = text.partition(" ")
+    if not path.startswith("/") or not Path(path).is_file():
+        raise ClusterError(f"--plugin {path!r}: give the full path of a built SPANK plugin", 2)
+    return f"optional {path} {words}".rstrip()
 
 
 def reserve(c: Cluster, wanted: int | None) -> contextlib.closing:

@@ -56,6 +56,11 @@ def add_up(up: argparse.ArgumentParser) -> None:
         "--conf-line", metavar="K=V", action="append", default=[],
         help="one more line for slurm.conf (the last one of a key counts)",
     )  # fmt: skip
+    up.add_argument("--cgroups", action="store_true", help="Slurm tracks and limits by cgroups")
+    up.add_argument(
+        "--plugin", metavar="'PATH [ARG...]'", action="append", default=[],
+        help="a SPANK plugin with its arguments, loaded as `optional`",
+    )  # fmt: skip
 
 
 def do_up(o: argparse.Namespace) -> int:

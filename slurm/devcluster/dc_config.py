@@ -44,8 +44,8 @@ SlurmdDebug=info
 SrunPortRange={srun_first}-{srun_last}
 MpiDefault=none
 SwitchType=switch/none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+ProctrackType=proctrack/{track}
+TaskPlugin={tasks}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 GresTypes=gpu
@@ -63,7 +63,7 @@ KillWait=5
 MinJobAge=300
 CompleteWait=0
 OverTimeLimit=0
-JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherType=jobacct_gather/{gather}
 JobAcctGatherFrequency=task=5
 JobCompType=jobcomp/none
 SlurmdParameters=config_overrides
@@ -71,6 +71,13 @@ MaxStepCount=40000
 MessageTimeout=20
 RebootProgram=/bin/true
 MailProg=/bin/true
+"""
+
+# version 1 also where both are mounted: version 2 has no controllers there
+CGROUP_CONF = """\
+CgroupPlugin=cgroup/{version}
+{more}ConstrainCores=yes
+ConstrainRAMSpace=yes
 """
 
 SCHEDULER = (
@@ -170,6 +177,9 @@ def slurm_conf(c: Cluster) -> str:
         "name": c.name, "prefix": c.prefix, "host": socket.gethostname(), "base": c.base_port,
         "dbd_port": c.base_port + 1, "srun_first": c.base_port + 200,
         "srun_last": c.base_port + SPAN - 1, "scheduler": SCHEDULER,
+        "track": "cgroup" if c.cgroups else "linuxproc",
+        "tasks": "task/cgroup,task/affinity" if c.cgroups else "task/none",
+        "gather": "cgroup" if c.cgroups else "linux",
     }  # fmt: skip
     text = SLURM_CONF.format(**fill)
     store = "AccountingStorageType=accounting_storage/none\n"
@@ -231,7 +241,13 @@ def write_config(c: Cluster) -> None:
     etc = f"{c.prefix}/etc"
     put(f"{etc}/slurm.conf", slurm_conf(c))
     put(f"{etc}/gres.conf", gres_conf(c))
-    if slurm_version() >= (23, 0):
+    if c.plugins:
+        put(f"{etc}/plugstack.conf", "\n".join(c.plugins) + "\n")
+    if c.cgroups:
+        only_v2 = os.path.exists("/sys/fs/cgroup/cgroup.controllers")
+        put(f"{etc}/cgroup.conf", CGROUP_CONF.format(
+            version="v2" if only_v2 else "v1", more="IgnoreSystemd=yes\n" if only_v2 else ""))
+    elif slurm_version() >= (23, 0):
         put(f"{etc}/cgroup.conf", "CgroupPlugin=disabled\n")
     if c.dbd:
         put(f"{etc}/slurmdbd.conf", SLURMDBD_CONF.format(**fill), "slurm", 0o600)

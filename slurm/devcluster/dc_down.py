@@ -40,6 +40,8 @@ def take_down(c: Cluster) -> None:
     if c.user_created and c.uid > 0:
         remove_shared_memory(c.uid)
         remove_user(c)
+    if c.cgroups:
+        remove_cgroups(c)
     unmount(c)
     shutil.rmtree(c.root)
 
@@ -97,6 +99,16 @@ def remove_user(c: Cluster) -> None:
         if done.returncode:
             time.sleep(0.2)
     raise ClusterError(f"cannot remove user {c.user} ({done.stderr.strip()}): run `down` again")
+
+
+def remove_cgroups(c: Cluster) -> None:
+    """Slurm leaves its own, by the node's name; only empty ones can be removed."""
+    top = Path("/sys/fs/cgroup")
+    for node in c.nodes:
+        for root in [*top.glob(f"*/slurm_{node}"), *top.glob(f"system.slice/{node}_slurm*")]:
+            for folder, _, _ in os.walk(root, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
 
 
 def unmount(c: Cluster) -> None:

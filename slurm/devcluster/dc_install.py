@@ -21,9 +21,11 @@ from dc_base import SAFE_PATH, ClusterError, hold, require_root, say
 PACKAGES = [
     "slurmctld", "slurmd", "slurmdbd", "slurm-client", "munge", "mariadb-server",
     "slurm-wlm-basic-plugins", "iproute2", "passwd", "util-linux",
+    "libslurm-dev", "gcc", "libc6-dev", "make",
 ]  # fmt: skip
 CORE = ["munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo", "scontrol", "useradd"]
 DBD = ["slurmdbd", "sacctmgr", "sacct", "mariadbd", "mariadb-install-db"]
+HEADERS = ["slurm/spank.h", "stdio.h"]
 POLICY = Path("/usr/sbin/policy-rc.d")
 DENY = "#!/bin/sh\n# devcluster install: start no daemon\nexit 101\n"
 
@@ -39,6 +41,12 @@ def missing(dbd: bool = True) -> list[str]:
         except KeyError:
             lack.append(f"user {user}")
     return lack
+
+
+def missing_to_build() -> list[str]:
+    """What the SPANK plugin is built with and this machine lacks; `up` works without."""
+    tools = [p for p in ("gcc", "make") if not shutil.which(p, path=SAFE_PATH)]
+    return tools + [h for h in HEADERS if not Path("/usr/include", h).is_file()]
 
 
 @contextlib.contextmanager
@@ -76,18 +84,18 @@ def lists_present() -> bool:
 
 
 def install() -> None:
-    if not missing():
+    if not missing() + missing_to_build():
         say("all packages are installed")
         return
     require_root()
     if not shutil.which("apt-get", path=SAFE_PATH):
         raise ClusterError("no apt-get: devcluster needs a Debian or Ubuntu machine", 2)
     with hold("install", 900):
-        if not missing():
+        if not missing() + missing_to_build():
             return
         say("installing " + " ".join(PACKAGES))
         run_install()
-    if lack := missing():
+    if lack := missing() + missing_to_build():
         raise ClusterError(f"still missing after apt-get install: {', '.join(lack)}")
 
 

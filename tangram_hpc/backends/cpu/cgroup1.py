@@ -97,6 +97,7 @@ class Cgroup1(CgroupEnforcer):
         self._at: dict[str, str] = {}  # this worker's folder by controller
         self._balanced = False
         self.missing: dict[str, str] = {}  # why a controller is not used
+        self._occupied: list[str] = []  # by a trial that could be moved in and not out again
         for controller in _GIVES:
             self._found(controller)
         if self._at:
@@ -106,6 +107,7 @@ class Cgroup1(CgroupEnforcer):
                     self._try(controller, trial.pid)
             finally:
                 trial.end()
+            cgroupfs.destroy(self._occupied, 1.0)
         self.limits = frozenset(filter(None, map(_GIVES.__getitem__, self._at)))
         if not self.limits:
             self.close()
@@ -145,8 +147,8 @@ class Cgroup1(CgroupEnforcer):
     def _without(self, controller: str, folder: str, error: OSError) -> None:
         self.missing[controller] = str(error)
         self._at.pop(controller, None)
-        if folder and folder not in self._at.values():
-            cgroupfs.discard(folder)
+        if folder and folder not in self._at.values() and not cgroupfs.discard(folder):
+            self._occupied.append(folder)
 
     def _limit_once(self, controller: str, group: Group1) -> None:
         if controller == "cpuset":

@@ -88,7 +88,8 @@ class Cgroup2(CgroupEnforcer):
         super().__init__()
         self.all_cores = ""
         home = cgroupfs.own_folder("")
-        self._home = os.path.dirname(home) if os.path.basename(home) == cgroupfs.LEAF else home
+        self._home = os.path.dirname(home) if os.path.basename(home) == cgroupfs.LEAF \
+            else _beside(home) or home
         self._folder = f"{self._home}/{cgroupfs.new_name()}"
         self._enabled: list[str] = []
         self.missing: dict[str, str] = {}  # why a controller is not used
@@ -158,6 +159,20 @@ class Cgroup2(CgroupEnforcer):
     def _end(self) -> None:
         cgroupfs.destroy([self._folder], 1.0)
         _restore(self._home, self._enabled)
+
+
+def _beside(home: str) -> str:
+    """The cgroup that Slurm's plugin has made for this user beside the task's; "" when none.
+
+    Slurm sees only what is in the task's own: a worker that stood elsewhere would not be signalled.
+    """
+    above = os.path.dirname(home)
+    with suppress(OSError):
+        for name in os.listdir(above):
+            folder = f"{above}/{name}"
+            if name.startswith(cgroupfs.STEP) and os.stat(folder).st_uid == os.geteuid():
+                return folder
+    return ""
 
 
 def _is_first(folder: str) -> bool:

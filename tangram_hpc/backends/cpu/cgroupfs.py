@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 PREFIX = "tangram-"
+STEP = "tangram-job"  # what slurm/spank names the cgroup of a step
 LEAF = "tangram-workers"  # where workers stand while their cgroup lends its controllers (v2)
 _NAME = re.compile(r"tangram-(\d+)-(\d+)-(\d+)-(\d+)$")
 _OCTAL = re.compile(r"\\([0-7]{3})")
