@@ -42,7 +42,7 @@ BATCH, WAIT_MS = 4, 2.0
 WITHIN_S = 300.0  # of waiting for what was submitted
 LOOK_S, BUSY = 1.5, 0.15  # so many CPU seconds in so many seconds are nobody's loading
 CLOSE = 2e-3  # logprobs of one call in other company differ by no more
-FAKE = {"wake_s": 0.02, "call_s": 0.004, "token_s": 0.00025}
+FAKE = {"wake_s": 0.02, "call_s": 0.004, "token_s": 0.00035}
 
 
 @dataclass
@@ -207,10 +207,10 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--tiny", action="store_true", help="seconds, for the tests")
     p.add_argument("--backend", choices=("torch", "fake"), default="torch")
-    p.add_argument("--load", type=float, default=0.5, help="of what the devices can do")
-    p.add_argument("--length", type=int, default=32, help="bytes of a text, on average")
-    p.add_argument("--rounds", type=int, default=4)
-    p.add_argument("--calls", type=int, default=57)
+    p.add_argument("--load", type=float, default=0.65, help="of what the devices can do")
+    p.add_argument("--length", type=int, default=160, help="bytes of a text, on average")
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--calls", type=int, default=40)
     p.add_argument("--seed", type=int, default=1)
     a = p.parse_args()
     plan = Plan(a.seed, a.backend == "fake", *((3, 1) if a.tiny else (a.calls, a.rounds)), a.load,

@@ -1,11 +1,11 @@
 """A scaled-down `mopd` for the live bench: its models, its texts, and when which teacher is called.
 
-The shape, after `mopd-512`: nine teachers, called 57 times each. Of a teacher's calls 70% come in
-one pulse, normal about its middle; pulse follows pulse, teacher by teacher, and overlaps with the
-next at its foot (sd a quarter of the distance between two; in `mopd-512` 0.4, but there a pulse is
-worth four of ten devices, and with three it would hardly fill one). The other 30% come at any time.
-Work is log-normal (sigma 0.48), and a restore costs about as much as a call. Here a call's work is
-the length of its text.
+The shape, after `mopd-512`: nine teachers. Of a teacher's calls 70% come in one pulse, normal about
+its middle; pulse follows pulse, teacher by teacher, and overlaps with the next at its foot (sd a
+quarter of the distance between two; in `mopd-512` 0.4, but there a pulse is worth four of ten
+devices, and with three it would hardly fill one). The other 30% come at any time. Work is
+log-normal (sigma 0.48): a call's work is the length of its text. With the bench's texts a restore
+costs a third to a half of a call; ARL-Tangram's production figures are 0.20 s and 0.62 s (§6).
 """
 
 from __future__ import annotations
