@@ -97,7 +97,7 @@ def test_inside_a_het_job(site: Site) -> None:
     found = by_name(step)
     assert (home / "step.status").read_text() == "1\n"
     assert "two worlds of one rank" in found["hello"]["found"]
-    assert [line.split(":")[0] for line in step["why_not"]] == ["hello"]
+    assert [line.split(":")[0] for line in step["why_not"]] == ["hello"], found["nodes"]
     assert "Slurm gave 2" in found["NVML"]["found"] and "by Slurm's word" in found["lent"]["found"]
 
     assert "The main job would run here" in (home / "page.txt").read_text()
