@@ -91,6 +91,14 @@ class World:
         return self.happen(ev.LeaseFinished(self.now, self.lease_of(action),
                                             Outcome(state, exec_ns=1), clean))
 
+    def drain(self) -> None:
+        """Lets all that runs and waits complete."""
+        while self.ledger.leases or len(self.ledger.ready):
+            for lease in list(self.ledger.leases):
+                self.happen(ev.LeaseFinished(self.now, lease, Outcome(ActionState.COMPLETED), True))
+            self.now = max(self.now, self.scheduler.next_deadline())
+            self.plan()
+
 
 def started(made: list[de.Decision]) -> list[int]:
     """The actions that these decisions start, in order."""

@@ -294,11 +294,7 @@ def test_random_pushback_breaks_no_law_and_replays(seed: int) -> None:
                     pushed=rng.choice([0, 0, FALTERED, THROTTLED]),
                     wait_ns=rng.choice([0, SECOND // 3]))
         w.plan()
-    while w.ledger.leases or len(w.ledger.ready):
-        for lease in list(w.ledger.leases):
-            w.happen(ev.LeaseFinished(w.now, lease, Outcome(ActionState.COMPLETED), True))
-        w.now = max(w.now, w.scheduler.next_deadline())
-        w.plan()
+    w.drain()
     assert all(w.ledger.actions[a].state in ENDED for a in submitted)
     again = Scheduler(w.scheduler.placer)
     for event in w.events:

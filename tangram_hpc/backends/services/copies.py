@@ -209,9 +209,11 @@ class Copies:
         own = self._copies[service]
         if service in self._loading or (own and service in self._enough):
             return False
-        taken = [*self._everyone(), *(c for name in self._loading for c in self._copies[name][:1])]
-        return not own or not self._mem_mib or (
-            own[0].mib + sum(c.mib for c in taken) <= self._mem_mib)
+        if not own or not self._mem_mib:
+            return True
+        loading = [self._copies[name][0] for name in self._loading if self._copies[name]]
+        taken = sum(copy.mib for copy in [*self._everyone(), *loading])  # as large as its first
+        return own[0].mib + taken <= self._mem_mib
 
     def _load_another(self, service: str) -> None:
         task = self._loading[service] = asyncio.ensure_future(self._load(service))

@@ -41,6 +41,10 @@ DEATHS_MAX = 3  # copies that may die under one call
 DIED = "its copy died under it"
 
 
+class TookTooLong(ServiceDied):
+    """A copy was ended because a call of it had run for its limit: no fault of the others."""
+
+
 @dataclass(eq=False)
 class Call:
     """A call that has no outcome yet."""
@@ -66,7 +70,6 @@ class Lane:
     def __init__(self, service: str, block: Block) -> None:
         self.service, self.block = service, block
         self.calls: deque[Call] = deque()
-        self.running: list[Call] = []
         self.deaths = 0  # copies that died on their way to it, in a row
         self.task: asyncio.Task[None] | None = None
 
@@ -161,9 +164,7 @@ class ServiceExecutor:
         if options.batch > 1 and options.batch_wait_ms and len(lane.calls) < options.batch:
             await asyncio.sleep(options.batch_wait_ms / 1e3)
         while lane.calls:
-            lane.running = _batch(lane.calls, options)
-            await self._run(lane, lane.running)
-            lane.running = []
+            await self._run(lane, _batch(lane.calls, options))
         lane.task = None
         self._lanes.pop((lane.service, lane.block), None)
 
@@ -177,7 +178,9 @@ class ServiceExecutor:
                     batch[0].restore_ns = took_ns
                     for call in batch:
                         self._begin(call, lane.block)
-                    await self._call(lane, copy, batch)
+                    await self._call(copy, batch)
+        except TookTooLong as error:
+            self._again(lane, batch, str(error), False)
         except ServiceDied as error:
             lane.deaths += not called
             if lane.deaths >= DEATHS_MAX:
@@ -202,7 +205,7 @@ class ServiceExecutor:
                 self._end(call, Outcome(ActionState.CANCELLED))
         return [call for call in batch if not call.told]
 
-    async def _call(self, lane: Lane, copy: Copy, batch: list[Call]) -> None:
+    async def _call(self, copy: Copy, batch: list[Call]) -> None:
         began = time.monotonic_ns()
         limits = [call.timeout_s for call in batch if call.timeout_s is not None]
         try:
@@ -214,15 +217,14 @@ class ServiceExecutor:
             half = len(batch) // 2  # what does not fit as one may as two
             for part in (batch[:half], batch[half:]):
                 try:
-                    await self._call(lane, copy, part)
+                    await self._call(copy, part)
                 except OutOfDeviceMemory:
                     self._fail(part, ActionState.OUT_OF_MEMORY,
                                f"it does not fit on its GPUs: {error}")
             return
         except TimeoutError:
-            spent = time.monotonic_ns() - began
-            self._time_out(lane, batch, spent)
-            raise ServiceDied("it was ended, as a call of it took too long") from None
+            self._time_out(batch, time.monotonic_ns() - began)
+            raise TookTooLong("it was ended, as a call of it took too long") from None
         self._tell(batch, replies, time.monotonic_ns() - began)
 
     def _tell(self, batch: Sequence[Call], replies: Sequence[ServiceReply], spent_ns: int) -> None:
@@ -235,18 +237,16 @@ class ServiceExecutor:
             self._end(call, Outcome(state, exec_ns=spent_ns, reason=reply.error,
                                     restore_ns=call.restore_ns, batch=len(batch)), payload)
 
-    def _time_out(self, lane: Lane, batch: list[Call], spent_ns: int) -> None:
-        for call in list(batch):
+    def _time_out(self, batch: Sequence[Call], spent_ns: int) -> None:
+        for call in batch:
             limit = call.timeout_s
             if limit is not None and spent_ns >= limit * 1e9:
-                batch.remove(call)
                 reason = f"it ran longer than its limit of {limit:g} s"
                 self._end(call, Outcome(ActionState.TIMEOUT, exec_ns=spent_ns, reason=reason,
                                         restore_ns=call.restore_ns))
-        for call in batch:
-            call.deaths -= 1  # it was not theirs
 
-    def _again(self, lane: Lane, batch: list[Call], why: str, under_it: bool) -> None:
+    def _again(self, lane: Lane, batch: Sequence[Call], why: str, under_it: bool) -> None:
+        """Puts those without an outcome back; `under_it`: the copy may have died of them."""
         for call in reversed(batch):
             if call.order.lease not in self._of:
                 continue  # its outcome is known

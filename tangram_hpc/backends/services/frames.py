@@ -7,7 +7,7 @@ length and one msgpack message; never a pickle. What a request holds is opaque h
 from __future__ import annotations
 
 import struct
-from typing import Union
+from typing import TypeVar, Union
 
 import msgspec
 
@@ -125,10 +125,7 @@ def order(body: bytes) -> Order:
     Raises:
         ProtocolError: it is none.
     """
-    try:
-        return _orders.decode(body)
-    except msgspec.DecodeError as error:
-        raise ProtocolError(f"an order is not in the protocol: {error}") from None
+    return _decoded(_orders, body, "an order")
 
 
 def answer(body: bytes) -> Answer:
@@ -137,7 +134,14 @@ def answer(body: bytes) -> Answer:
     Raises:
         ProtocolError: it is none.
     """
+    return _decoded(_answers, body, "an answer")
+
+
+_T = TypeVar("_T")
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_T], body: bytes, what: str) -> _T:
     try:
-        return _answers.decode(body)
+        return decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise ProtocolError(f"an answer is not in the protocol: {error}") from None
+        raise ProtocolError(f"{what} is not in the protocol: {error}") from None
