@@ -84,8 +84,8 @@ def make() -> Path:
     part = CACHE / f"{SUITE}.part"
     shutil.rmtree(part, ignore_errors=True)
     # what it mounts there goes with its namespace
-    _do(["unshare", "--mount", "debootstrap", "--variant=minbase", "--include=ca-certificates", SUITE,
-         str(part), _mirror()], 900)
+    _do(["unshare", "--mount", "debootstrap", "--variant=minbase", "--include=ca-certificates",
+         SUITE, str(part), _mirror()], 900)
     policy = part / "usr/sbin/policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 101\n")  # no daemon starts because it was installed
     policy.chmod(0o755)
