@@ -147,6 +147,8 @@ def test_each_call_is_answered() -> None:
         assert await told(lambda then: slurm.comment(1, "c", then)) is None
         rows = await told(lambda then: slurm.query([2, 44], then, ["j5"]))
         assert [r.job for r in rows] == [2, 5]
+        assert await told(lambda then: slurm.query([], then)) == ()
+        assert await told(lambda then: slurm.cancel([], then)) is None
         assert [what for what, _, _ in fake.made] == ["submit", "cancel", "comment", "query"]
         calls = slurm.calls()
         assert (calls.filling, calls.submits, calls.queries, calls.cancels, calls.comments) == (
