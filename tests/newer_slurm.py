@@ -21,16 +21,19 @@ PACKAGES = [
     "slurmctld", "slurmd", "slurmdbd", "slurm-client", "munge", "mariadb-server",
     "slurm-wlm-basic-plugins", "libslurm-dev", "gcc", "libc6-dev", "make", "iproute2", "procps",
     "python3", "python3-venv", "python3-msgspec", "python3-numpy", "python3-pydantic",
-    "python3-cloudpickle", "python3-pytest", "python3-hypothesis",
+    "python3-cloudpickle", "python3-pytest", "python3-hypothesis", "python3-mpi4py",
 ]  # fmt: skip
-SEEN = ("tangram_hpc", "slurm", "tests", "sbatch_templates", "pyproject.toml", "setup.py",
+SEEN = ("tangram_hpc", "slurm", "tests", "sbatch_templates", "bench", "pyproject.toml", "setup.py",
         "README.md")
 ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root",
        "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 ISOLATED = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--net", "--uts", "--ipc"]
 BEGIN = """
 set -e
+mount --bind {root} {root} # a root that is no mount cannot be unshared from
+cd {root}
 mount -t proc proc {root}/proc
+mount --rbind /sys {root}/sys
 mount -t tmpfs tmpfs {root}/dev/shm
 mount -t tmpfs -o mode=1777 tmpfs {root}/tmp
 mount -t tmpfs tmpfs {root}/run
@@ -74,7 +77,8 @@ def make() -> Path:
         raise Unavailable("only root can make and enter another system")
     if not shutil.which("unshare") or not shutil.which("ip"):
         raise Unavailable("needs unshare and ip (Debian: util-linux, iproute2)")
-    if (root / "made").exists():
+    if root.exists():
+        _install(root)
         return root
     if not shutil.which("debootstrap"):
         raise Unavailable("needs debootstrap (Debian: apt-get install debootstrap)")
@@ -89,14 +93,22 @@ def make() -> Path:
     policy = part / "usr/sbin/policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 101\n")  # no daemon starts because it was installed
     policy.chmod(0o755)
-    inside = ["unshare", "--pid", "--fork", "--mount", f"--mount-proc={part}/proc", "chroot",
-              str(part), "apt-get"]
+    _install(part)
+    part.rename(root)
+    return root
+
+
+def _install(root: Path) -> None:
+    """All packages, where another list was installed."""
+    made = root / "made"
+    if made.exists() and made.read_text().split() == PACKAGES:
+        return
+    inside = ["unshare", "--pid", "--fork", "--mount", f"--mount-proc={root}/proc", "chroot",
+              str(root), "apt-get"]
     _do([*inside, "update", "-q"], 300)
     _do([*inside, "install", "-q", "-y", "--no-install-recommends", *PACKAGES], 900)
     _do([*inside, "clean"], 60)
-    (part / "made").touch()
-    part.rename(root)
-    return root
+    made.write_text("\n".join(PACKAGES))
 
 
 def run(script: str, seconds: float) -> subprocess.CompletedProcess[str]:
