@@ -1,7 +1,7 @@
 """The last word about a job: its accounting in one line, in the Comment of its Slurm job.
 
-Law: once, at the end, within `READ_S` + `CALL_S`; a site that refuses it, a controller that is away or a
-journal that is too long to read in that time is a line on standard error, never a failure.
+Law: once, at the end, within `READ_S` + `CALL_S`; a site that refuses it, a controller that is
+away, a journal that is too long to read in that time: a line on standard error, never a failure.
 """
 
 from __future__ import annotations
