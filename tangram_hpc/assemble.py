@@ -30,7 +30,9 @@ from .backends.sandbox.backends import Backends
 from .backends.sandbox.executor import SandboxExecutor
 from .backends.services.executor import ServiceExecutor
 from .backends.services.registry import make_backend
+from .backends.slurm.choice import make_slurm
 from .backends.slurm.environ import slurm_place
+from .backends.slurm.remark import leave_remark
 from .backends.store import FolderStore
 from .backends.transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from .backends.transport.channel import SocketChannel
@@ -93,8 +95,12 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
         user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, endpoints=endpoints,
         services=tuple(service_spec(name, told) for name, told in config.services.items()))
-    broker = Broker(Scheduler(make_placer(config.placer)), journal, SystemClock(),
-                    LoopTimer(loop), settings, ended.set)
+    place, clock = slurm_place(environ), SystemClock()
+    held = place is not None and place.job == plan.job  # else it is a guest in somebody's job
+    slurm = make_slurm(config.slurm, environ, plan.job, config.slurm_query_s, clock) if (
+        held) else None
+    broker = Broker(Scheduler(make_placer(config.placer)), journal, clock,
+                    LoopTimer(loop), settings, ended.set, slurm)
     key = os.urandom(32)
     sockets = [listen_unix(str(scratch / "broker.sock"))]
     addresses = [f"unix:{scratch / 'broker.sock'}"]
@@ -119,6 +125,11 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.rmtree(folder / "store", ignore_errors=True)
     await asyncio.sleep(0.05)  # the last frames leave
+    if slurm is not None:
+        if config.job_comment and plan.job.isdigit() and (
+                why := await leave_remark(slurm, int(plan.job), folder / "journal")):
+            print(f"tangram: broker: no summary in the job's Comment: {why}", file=sys.stderr)
+        await slurm.closed()
 
 
 def _converse(broker: Broker, link: SocketLink) -> None:

@@ -23,10 +23,10 @@ from ..domain.ids import client_of, show
 from ..domain.service import EndpointSpec, ServiceSpec, endpoint_of
 from ..domain.session import SessionSpec
 from ..domain.states import SessionState
-from ..ports import Buffer, Clock, Journal, Link, Timer
+from ..ports import Buffer, Clock, Journal, Link, Slurm, Timer
 from ..wire import message as ms
 from .explain import explain
-from .status import info, nodes, pending, services
+from .status import info, nodes, pending, services, slurm_calls
 
 SILENCE_S = 30.0  # a worker that says nothing for so long is lost
 _WATCH_S = 2.0
@@ -66,9 +66,11 @@ class Broker:
     """Fills nothing, owns nothing but tables of who is on which link and whose payload is where."""
 
     def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock, timer: Timer,
-                 settings: Settings, on_end: Callable[[], None]) -> None:
+                 settings: Settings, on_end: Callable[[], None],
+                 slurm: Slurm | None = None) -> None:
         self.scheduler, self.settings = scheduler, settings
         self._journal, self._clock, self._timer, self._on_end = journal, clock, timer, on_end
+        self._slurm = slurm  # None outside of a job
         self._clients: dict[int, Talk] = {}
         self._workers: dict[int, Talk] = {}
         self._payloads: dict[int, Buffer] = {}  # by action, until its result is known
@@ -321,6 +323,8 @@ class Broker:
         view, now = views.get(ask.what), self._now()
         if view is not None:
             told = view(self.scheduler, self.settings.job, now)
+            if ask.what == "info" and self._slurm is not None:
+                told["slurm"] = slurm_calls(self._slurm.calls(), now)
         elif ask.what == "explain":
             told = explain(self.scheduler, now, ask.argument)
         else:
