@@ -1,0 +1,25 @@
+set -euo pipefail
+
+# ---- nothing is done with a script that is not filled in --------------------------------------------
+left=$(grep -v '^#[: ]' "$0" | grep -Eo '<[A-Z][A-Z_]+>' | sort -u | tr '\n' ' ') || true
+if [ -n "$left" ]; then
+    echo "tangram: error: placeholders are left in this script: ${left% }; fill them in with" \
+        "\`tangram template render <TEMPLATE> -o KEY=VALUE\`" >&2
+    exit 2
+fi
+
+# ---- a requeued job writes a file of its own: NAME-JOB.1.out, then NAME-JOB.2.out ... ----------------
+start="${SLURM_RESTART_COUNT:-0}"
+out=$(readlink /proc/self/fd/1)
+if [ "$start" -gt 0 ] && [ -f "$out" ]; then
+    exec >> "${out%.out}.$start.out" 2>&1
+fi
+
+# ---- environment: every step inherits it ------------------------------------------------------------
+<SETUP>
+umask 077
+export SLURM_EXPORT_ENV=ALL                             # whatever --export the job was submitted with
+if ! command -v tangram >/dev/null; then
+    echo "tangram: error: no \`tangram\` on PATH; the key \`setup\` names the command that puts it there" >&2
+    exit 2
+fi
