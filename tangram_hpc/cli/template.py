@@ -27,7 +27,8 @@ _KEY = re.compile(r"^#: ([a-z_]+)(=(\S*))?\s+(\S.*)$", re.MULTILINE)
 _PART = re.compile(r"^#\+ ([a-z_]+)\n", re.MULTILINE)
 _CAUTION = re.compile(r"^#! ([a-z_]+)=(\S+): (.+)$", re.MULTILINE)
 _OPEN = re.compile(r"<([A-Z][A-Z_]+)>")
-_COUNT = re.compile(r"(nodes|cpus|ranks|satellites|virtual_cpus)(_|$)")  # keys that stand for whole numbers
+# keys that stand for whole numbers: of at least 1, and of at least 0
+_COUNT = re.compile(r"(nodes|cpus|ranks|satellites|virtual_cpus)(_|$)")
 
 _WHOLE = ("requeues", "warn", "wait_s")
 _WORDS = {"gateway": ("on", "off")}
@@ -77,8 +78,10 @@ class Template:
         values = {name: given.get(name, key.default) for name, key in self.keys.items()}
         if ranks := values.get("ranks"):
             tasks = int(ranks) + (values["gateway"] != "off")
-            each = -(-tasks // int(values.get("nodes") or 1))
-            values |= {"tasks_trainer": str(tasks), "tasks_node": str(each)}
+            nodes = int(values.get("nodes_trainer") or values.get("nodes") or 1)
+            each = -(-tasks // nodes)
+            values |= {"tasks_trainer": str(tasks), "tasks_node": str(each),
+                       "ranks_node": str(-(-int(ranks) // nodes))}
             if lent := values.get("cpus_lent"):
                 values["cpus_node"] = str(int(lent) + each * int(values["cpus_per_rank"] or 1))
         return values
