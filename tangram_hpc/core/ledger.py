@@ -15,6 +15,7 @@ from ..domain.outcome import Outcome
 from ..domain.service import ServiceSpec, endpoint_of, service_of
 from ..domain.session import SessionSpec
 from ..domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
+from .alloc_ledger import AllocLedger
 from .core_sets import CoreSet
 from .demand import Demand
 from .estimator import Estimator
@@ -193,6 +194,7 @@ class Ledger:
     next_node: int = 1
     next_client: int = 1
     sessions_seen: int = 0
+    allocs: AllocLedger = field(default_factory=AllocLedger)
 
     def up_nodes(self) -> list[NodeEntry]:
         """The nodes that can be lent from, in order of joining."""
@@ -206,6 +208,7 @@ class Ledger:
         """Proves the laws; an AssertionError names the one that is broken. O(everything)."""
         for node in [self.outside, *self.nodes.values()]:
             self._check_node(node)
+        self.allocs.check({n.node for n in self.nodes.values() if n.state is not NodeState.DOWN})
         for action_id, entry in self.actions.items():
             pending = entry.state is ActionState.PENDING
             assert pending or action_id not in self.ready, f"{entry} waits and does not"

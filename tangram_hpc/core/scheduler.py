@@ -11,22 +11,18 @@ from __future__ import annotations
 
 from ..domain import event as ev
 from ..domain.action import Action
-from ..domain.decision import (
-    Decision,
-    KillLease,
-    Reply,
-    ResizeLease,
-    StartLease,
-)
+from ..domain.decision import Decision, KillLease, Reply, ResizeLease, StartLease
 from ..domain.ids import client_of
 from ..domain.outcome import Outcome
 from ..domain.service import endpoint_of, service_of
 from ..domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
 from .admission import misfit, misfit_of_session
 from .ahead import ahead, is_short
+from .alloc_facts import AllocFacts, found
 from .batches import batches, forget, note
 from .carry_out import Carrier
 from .core_sets import CoreSet
+from .elastic_allocs import ElasticAllocs
 from .gpu_blocks import GpuSet
 from .ledger import ActionEntry, ClientEntry, LeaseEntry, Ledger, NodeEntry
 from .placers.base import Placement, Placer
@@ -40,7 +36,7 @@ from .transitions import ACTION_MOVES, LEASE_MOVES, NODE_MOVES, SESSION_MOVES, m
 _WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # ends that an action came to by itself
 
 
-class Scheduler(SessionFacts, QuotaFacts):
+class Scheduler(SessionFacts, QuotaFacts, AllocFacts):
     """One ledger and one placer."""
 
     def __init__(self, placer: Placer) -> None:
@@ -51,7 +47,9 @@ class Scheduler(SessionFacts, QuotaFacts):
         # state: a restart plans at once.
         self._again_at = 0
         self._placed_at = 0
+        self.elastic = ElasticAllocs()
         self._handlers = {
+            **self._of_allocations(),
             ev.ClientJoined: self._client_joined,
             ev.ClientLeft: self._client_left,
             ev.ClientExpired: self._client_expired,
@@ -89,7 +87,7 @@ class Scheduler(SessionFacts, QuotaFacts):
     def plan(self, now: int) -> list[ev.Event]:
         """What to do now, as events to journal and handle in this order; to be called again until
         it has nothing to do. Changes nothing of the state."""
-        events = lapsed(self.ledger, now)
+        events = lapsed(self.ledger, now) or self.elastic.decide(self.ledger, now)
         if events:
             return events
         if not (self.dirty or 0 < self._place_due() <= now):
@@ -112,9 +110,9 @@ class Scheduler(SessionFacts, QuotaFacts):
 
     def next_deadline(self) -> int:
         """When `plan` has something to do although nothing happens (epoch ns); 0 for never: a grace
-        or a session's patience ends, a token comes for a call that waits, or the placer's own
-        deadline."""
-        return min((at for at in (self._place_due(), next_lapse(self.ledger)) if at), default=0)
+        or a session's patience ends, a token comes, the placer or `elastic` wants to look."""
+        dues = (self._place_due(), next_lapse(self.ledger), self.elastic.due_at(self.ledger))
+        return min((at for at in dues if at), default=0)
 
     def _place_due(self) -> int:
         due, last = self._again_at, self._placed_at
@@ -130,6 +128,8 @@ class Scheduler(SessionFacts, QuotaFacts):
         if type(fact) is ev.LeaseFinished or type(fact) is ev.ActionSubmitted:
             return [fact]  # nearly all are
         match fact:
+            case ev.NodeJoined():
+                return [*found(self.ledger, fact), fact]
             case ev.NodeLost():
                 return self._loss_of_node(fact)
             case ev.NodesComplete():
@@ -185,12 +185,14 @@ class Scheduler(SessionFacts, QuotaFacts):
         self.ledger.nodes[event.node] = NodeEntry(
             event.node, spec, CoreSet(spec.cores), GpuSet(spec.gpus), spec.mem_mib, spec.ahead)
         self.ledger.next_node = max(self.ledger.next_node, event.node + 1)
+        self._alloc_joined(event)
         self.dirty = True
         return prepare(self.ledger, event)
 
     def _node_lost(self, event: ev.NodeLost) -> list[Decision]:
         node = self.ledger.nodes[event.node]
         node.state = move(NODE_MOVES, node.state, NodeState.DOWN, event)
+        self._alloc_left(event)
         return []
 
     def _loss_of_node(self, fact: ev.NodeLost) -> list[ev.Event]:
