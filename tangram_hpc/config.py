@@ -70,6 +70,9 @@ class Config(BaseModel):
     endpoints: dict[str, dict[str, Any]] = Field(
         {}, description="tables [endpoints.NAME]: somebody else's APIs, see endpoints.py")
 
+    elastic: dict[str, Any] = Field(
+        {}, description="table [elastic]: nodes that may be asked for and given back while the "
+                        "job runs, see allocations.py")
     services: dict[str, dict[str, Any]] = Field(
         {}, description="GPU services by name, as for `register_service`")
 
@@ -107,7 +110,7 @@ def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None 
     named = environ.get("TANGRAM_CONFIG")
     path = Path(named) if named else (folder or Path.cwd()) / "tangram.toml"
     if named or path.exists():
-        for key, value in _read_toml(path).items():
+        for key, value in read_toml(path).items():
             values[key], origin[key] = value, str(path)
     for name, text in environ.items():
         key = name.removeprefix(ENV_PREFIX)
@@ -121,7 +124,8 @@ def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None 
     return _checked(values, origin)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as plain values. Raises InvalidInput: one line."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:

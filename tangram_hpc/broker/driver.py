@@ -19,13 +19,15 @@ from ..core.scheduler import Scheduler
 from ..core.service_facts import declaration_of_service
 from ..domain import decision as de
 from ..domain import event as ev
+from ..domain.allocation import AllocPolicy
 from ..domain.ids import client_of, show
 from ..domain.service import EndpointSpec, ServiceSpec, endpoint_of
 from ..domain.session import SessionSpec
 from ..domain.states import SessionState
-from ..ports import Buffer, Clock, Journal, Link, Timer
+from ..ports import Buffer, Clock, Journal, Link, Slurm, Timer
 from ..wire import message as ms
 from .explain import explain
+from .satellites import Satellites, SatelliteScripts
 from .status import info, nodes, pending, services
 
 SILENCE_S = 30.0  # a worker that says nothing for so long is lost
@@ -50,6 +52,7 @@ class Settings:
     services: tuple[ServiceSpec, ...] = ()
     endpoints: tuple[EndpointSpec, ...] = ()
     gap_s: float = 0.0
+    policy: AllocPolicy | None = None
 
 
 @dataclass(slots=True)
@@ -67,9 +70,12 @@ class Broker:
     """Fills nothing, owns nothing but tables of who is on which link and whose payload is where."""
 
     def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock, timer: Timer,
-                 settings: Settings, on_end: Callable[[], None]) -> None:
+                 settings: Settings, on_end: Callable[[], None],
+                 slurm: Slurm | None = None, scripts: SatelliteScripts | None = None) -> None:
         self.scheduler, self.settings = scheduler, settings
         self._journal, self._clock, self._timer, self._on_end = journal, clock, timer, on_end
+        self.satellites = Satellites(settings.job, slurm, scripts or SatelliteScripts(),
+                                     scheduler.ledger, clock, timer, self._learn, self._end_worker)
         self._clients: dict[int, Talk] = {}
         self._workers: dict[int, Talk] = {}
         self._payloads: dict[int, Buffer] = {}  # by action, until its result is known
@@ -93,6 +99,9 @@ class Broker:
             self._happen(ev.ServiceDeclared(self._now(), service))
         for endpoint in s.endpoints:
             self._happen(ev.EndpointDeclared(self._now(), endpoint))
+        if s.policy is not None:
+            self._happen(ev.AllocationsAllowed(self._now(), s.policy))
+        self.satellites.start()
         self._timer.after(s.join_s, self._stop_waiting_for_nodes)
         self._timer.after(_WATCH_S, self._watch)
         self._touch()
@@ -103,6 +112,7 @@ class Broker:
             return
         self._beat()
         self.ended = True
+        self.satellites.stop()
         self._happen(ev.BrokerStopped(self._now(), reason))
         for talk in [*self._workers.values(), *self._clients.values()]:
             talk.link.send(ms.Shutdown(reason))
@@ -361,6 +371,10 @@ class Broker:
                 self._tell(order.node, ms.OpenSandbox(order.spec))
             case de.CloseSession():
                 self._tell(order.node, ms.CloseSandbox(order.session))
+            case de.AskAllocation():
+                self.satellites.ask(order)
+            case de.EndAllocation():
+                self.satellites.end(order)
             case de.PrepareService():
                 self._tell(order.node, ms.PrepareService(order.spec))
             case de.AnnounceSession():
@@ -384,6 +398,15 @@ class Broker:
         if action in ledger.actions:  # its client may still come back for it
             self._results[action] = (result, payload)
         self._say(client_of(action), result, payload)
+
+    def _learn(self, fact: ev.Event) -> None:
+        """A fact that comes from Slurm."""
+        if not self.ended:
+            self._happen(fact)
+            self._touch()
+
+    def _end_worker(self, node: int, reason: str) -> None:
+        self._tell(node, ms.Shutdown(reason))
 
     def _tell(self, node: int, message: ms.Message, payload: Buffer | None = None) -> None:
         talk = self._workers.get(node)
@@ -449,6 +472,7 @@ class Broker:
             if talk is not None:
                 talk.link.close()
                 self.lost(talk, f"silent for {SILENCE_S:.0f} s")
+        self.satellites.watch()
         self._timer.after(_WATCH_S, self._watch)
 
     def _now(self) -> int:
