@@ -30,7 +30,9 @@ from .backends.sandbox.backends import Backends
 from .backends.sandbox.executor import SandboxExecutor
 from .backends.services.executor import ServiceExecutor
 from .backends.services.registry import make_backend
+from .backends.slurm.choice import make_slurm
 from .backends.slurm.environ import slurm_place
+from .backends.slurm.remark import leave_remark
 from .backends.store import FolderStore
 from .backends.transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from .backends.transport.channel import SocketChannel
@@ -38,10 +40,12 @@ from .backends.transport.dial import dial
 from .backends.transport.naps import sharpen
 from .backends.transport.pipes import SocketPipes
 from .broker.driver import Broker, Settings
+from .broker.satellites import SatelliteScripts
 from .client.client import Client
 from .config import Config, load_config
 from .core.placers.registry import make_placer
 from .core.scheduler import Scheduler
+from .domain.allocation import AllocPolicy
 from .domain.node import NodeSpec
 from .domain.service import ServiceSpec
 from .endpoints import endpoint_spec
@@ -70,12 +74,15 @@ _GAP_S = 0.002  # of a busy broker or worker, see there
 @dataclass(frozen=True)
 class BrokerPlan:
     """What `serve_broker` starts: the job, how many workers it waits for, and who holds its life
-    (`lifeline`: a pipe whose end ends it, -1 for none)."""
+    (`lifeline`: a pipe whose end ends it, -1 for none). `policy` and `scripts`: which satellites it
+    may ask for, and how they are submitted."""
 
     job: str
     nodes: int
     config: Config
     lifeline: int = -1
+    policy: AllocPolicy | None = None
+    scripts: SatelliteScripts | None = None
 
 
 async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
@@ -92,9 +99,14 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
         user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, endpoints=endpoints,
-        services=tuple(service_spec(name, told) for name, told in config.services.items()))
-    broker = Broker(Scheduler(make_placer(config.placer)), journal, SystemClock(),
-                    LoopTimer(loop), settings, ended.set)
+        services=tuple(service_spec(name, told) for name, told in config.services.items()),
+        policy=plan.policy)
+    place, clock = slurm_place(environ), SystemClock()
+    held = place is not None and place.job == plan.job  # else it is a guest in somebody's job
+    slurm = make_slurm(config.slurm, environ, plan.job, config.slurm_query_s, clock) if (
+        held) else None
+    broker = Broker(Scheduler(make_placer(config.placer)), journal, clock,
+                    LoopTimer(loop), settings, ended.set, slurm, plan.scripts)
     key = os.urandom(32)
     sockets = [listen_unix(str(scratch / "broker.sock"))]
     addresses = [f"unix:{scratch / 'broker.sock'}"]
@@ -119,6 +131,11 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.rmtree(folder / "store", ignore_errors=True)
     await asyncio.sleep(0.05)  # the last frames leave
+    if slurm is not None:
+        if config.job_comment and plan.job.isdigit() and (
+                why := await leave_remark(slurm, int(plan.job), folder / "journal")):
+            print(f"tangram: broker: no summary in the job's Comment: {why}", file=sys.stderr)
+        await slurm.closed()
 
 
 def _converse(broker: Broker, link: SocketLink) -> None:
@@ -235,9 +252,10 @@ def lent_devices(config: Config, environ: Mapping[str, str]) -> Devices:
 
 
 def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
-              component: str = "", name: str = "", devices: Devices | None = None) -> NodeSpec:
+              component: str = "", name: str = "", devices: Devices | None = None,
+              het_group: int = -1) -> NodeSpec:
     """What this process may lend: Slurm's word where there is one, the machine's otherwise.
-    `devices`: None: looked for."""
+    `devices`: None: looked for. `het_group`: of a het job, which component it is in."""
     devices = lent_devices(config, environ) if devices is None else devices
     place, real = slurm_place(environ), affinity.usable()
     host = socket.gethostname()
@@ -250,7 +268,13 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
         gpus=devices.indices, component=component,
         pinned=count <= len(real), ahead=AHEAD,
         ends_at_ns=place.ends_at_s * 10**9 if place is not None else 0,
-        backends=backends.trusted, untrusted=backends.untrusted, devices=devices.summary())
+        backends=backends.trusted, untrusted=backends.untrusted, devices=devices.summary(),
+        allocation=_allocation(place.job, het_group) if place is not None else "")
+
+
+def _allocation(job: str, het_group: int) -> str:
+    """Within a het job every step has the leader's id, and only its srun knew the component."""
+    return f"{job}+{het_group}" if het_group >= 0 else job
 
 
 def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
@@ -285,6 +309,7 @@ class WorkerPlan:
     component: str = ""
     name: str = ""
     lifeline: int = -1
+    het_group: int = -1
 
 
 async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
@@ -296,7 +321,8 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     backends = Backends.probed(config.isolation, config.read_paths)
     devices = lent_devices(config, environ)
     meter = GpuMeter(devices)
-    spec = node_spec(config, environ, backends, plan.component, plan.name, devices)
+    spec = node_spec(config, environ, backends, plan.component, plan.name, devices,
+                     plan.het_group)
     enforce.sweep()  # what workers that were killed here left; `make_scratch` does so for its own
     scratch = make_scratch(environ, config.scratch, "worker")
     ended: asyncio.Future[str] = loop.create_future()

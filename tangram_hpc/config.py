@@ -67,6 +67,13 @@ class Config(BaseModel):
     scratch: str = Field("", description="node-local folder for sandboxes; empty for TMPDIR")
     gateway_spin_us: int = Field(200, ge=0, le=100000,
                                  description="how long an MPI wait spins before it sleeps")
+    slurm: Literal["auto", "cli", "pyslurm"] = Field(
+        "auto", description="how the broker talks to Slurm: its commands, pyslurm, or pyslurm "
+                            "where it works")
+    slurm_query_s: float = Field(30.0, ge=30, le=3600,
+                                 description="least time between two of its questions to Slurm")
+    job_comment: bool = Field(
+        True, description="at its end the broker puts a summary into the job's Comment")
     endpoints: dict[str, dict[str, Any]] = Field(
         {}, description="tables [endpoints.NAME]: somebody else's APIs, see endpoints.py")
 

@@ -28,7 +28,8 @@ from ..ports import Buffer, Clock, Journal, Link, Slurm, Timer
 from ..wire import message as ms
 from .explain import explain
 from .satellites import Satellites, SatelliteScripts
-from .status import info, nodes, pending, services
+from .status import info, nodes, pending, services, slurm_calls
+from .tell_allocs import allocations
 
 SILENCE_S = 30.0  # a worker that says nothing for so long is lost
 _WATCH_S = 2.0
@@ -74,8 +75,10 @@ class Broker:
                  slurm: Slurm | None = None, scripts: SatelliteScripts | None = None) -> None:
         self.scheduler, self.settings = scheduler, settings
         self._journal, self._clock, self._timer, self._on_end = journal, clock, timer, on_end
-        self.satellites = Satellites(settings.job, slurm, scripts or SatelliteScripts(),
-                                     scheduler.ledger, clock, timer, self._learn, self._end_worker)
+        self._slurm = slurm  # None outside of a job
+        self._satellites = Satellites(settings.job, slurm, scripts or SatelliteScripts(),
+                                      scheduler.ledger, clock, timer, self._learn,
+                                      self._end_worker)
         self._clients: dict[int, Talk] = {}
         self._workers: dict[int, Talk] = {}
         self._payloads: dict[int, Buffer] = {}  # by action, until its result is known
@@ -101,7 +104,7 @@ class Broker:
             self._happen(ev.EndpointDeclared(self._now(), endpoint))
         if s.policy is not None:
             self._happen(ev.AllocationsAllowed(self._now(), s.policy))
-        self.satellites.start()
+        self._satellites.start()
         self._timer.after(s.join_s, self._stop_waiting_for_nodes)
         self._timer.after(_WATCH_S, self._watch)
         self._touch()
@@ -112,7 +115,7 @@ class Broker:
             return
         self._beat()
         self.ended = True
-        self.satellites.stop()
+        self._satellites.stop()
         self._happen(ev.BrokerStopped(self._now(), reason))
         for talk in [*self._workers.values(), *self._clients.values()]:
             talk.link.send(ms.Shutdown(reason))
@@ -334,6 +337,12 @@ class Broker:
         view, now = views.get(ask.what), self._now()
         if view is not None:
             told = view(self.scheduler, self.settings.job, now)
+            if ask.what == "info" and self._slurm is not None:
+                told["slurm"] = slurm_calls(self._slurm.calls(), now)
+            if ask.what == "info":
+                told["elastic"] = allocations(self.scheduler, self._satellites, now)
+        elif ask.what == "explain" and ask.argument == "allocation":
+            told = {"elastic": allocations(self.scheduler, self._satellites, now)}
         elif ask.what == "explain":
             told = explain(self.scheduler, now, ask.argument)
         else:
@@ -372,9 +381,9 @@ class Broker:
             case de.CloseSession():
                 self._tell(order.node, ms.CloseSandbox(order.session))
             case de.AskAllocation():
-                self.satellites.ask(order)
+                self._satellites.ask(order)
             case de.EndAllocation():
-                self.satellites.end(order)
+                self._satellites.end(order)
             case de.PrepareService():
                 self._tell(order.node, ms.PrepareService(order.spec))
             case de.AnnounceSession():
@@ -472,7 +481,7 @@ class Broker:
             if talk is not None:
                 talk.link.close()
                 self.lost(talk, f"silent for {SILENCE_S:.0f} s")
-        self.satellites.watch()
+        self._satellites.watch()
         self._timer.after(_WATCH_S, self._watch)
 
     def _now(self) -> int:

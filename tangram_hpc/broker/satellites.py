@@ -28,13 +28,22 @@ _HOPELESS = ("Limit", "BadConstraints", "InvalidAccount", "InvalidQOS", "Partiti
              "PartitionInactive", "AccountNotAllowed", "QOSNotAllowed", "JobHeld")
 
 
+@dataclass
+class SatelliteScripts:
+    """What satellites are submitted with: a script by shape, their environment, and where they
+    write what they print (as sbatch's `--output`)."""
+
+    scripts: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    output: str = ""
+
+
 def job_name(job: str, alloc: int) -> str:
     """The name under which a satellite is found again when nobody knows whether Slurm took it."""
     return f"tangram-{job}-s{alloc}"
 
 
-def job_order(job: str, alloc: int, shape: SatelliteShape, script: str,
-              environ: Mapping[str, str]) -> JobOrder:
+def job_order(job: str, alloc: int, shape: SatelliteShape, scripts: SatelliteScripts) -> JobOrder:
     """A satellite as it is submitted. It is never requeued: whether another is needed is decided
     anew."""
     seconds = shape.time_ns // 10**9
@@ -42,22 +51,16 @@ def job_order(job: str, alloc: int, shape: SatelliteShape, script: str,
         "job-name": job_name(job, alloc), "no-requeue": "", "nodes": str(shape.nodes),
         "cpus-per-task": str(shape.cpus), "time": f"{seconds // 60}:{seconds % 60:02d}"}
     wished = {"partition": shape.partition, "qos": shape.qos, "account": shape.account,
-              "mem": f"{shape.mem_mib}M" if shape.mem_mib else "", "gres": gres(shape)}
+              "mem": f"{shape.mem_mib}M" if shape.mem_mib else "", "gres": gres(shape),
+              "output": scripts.output}
     options |= {name: value for name, value in wished.items() if value}
-    return JobOrder(script, tuple(options.items()), tuple(environ.items()))
+    return JobOrder(scripts.scripts[shape.name], tuple(options.items()),
+                    tuple(scripts.environ.items()))
 
 
 def gres(shape: SatelliteShape) -> str:
     """What Slurm is asked for its GPUs; empty for none."""
     return shape.gres or (f"gpu:{shape.gpus}" if shape.gpus else "")
-
-
-@dataclass
-class SatelliteScripts:
-    """What satellites are submitted with: a script by shape, and their environment."""
-
-    scripts: Mapping[str, str] = field(default_factory=dict)
-    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 class Satellites:
@@ -103,8 +106,7 @@ class Satellites:
             self._timer.after(0, lambda: self._refuse(order.alloc, why))
             return
         self._flying.add(order.alloc)
-        made = job_order(self._job, order.alloc, shape, self._scripts.scripts[shape.name],
-                         self._scripts.environ)
+        made = job_order(self._job, order.alloc, shape, self._scripts)
         self._slurm.submit(made, lambda told: self._submitted(order.alloc, told))
 
     def end(self, order: de.EndAllocation) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 from typing import Any
@@ -17,6 +18,8 @@ def add(verbs: Any) -> None:
     p.add_argument("-n", "--noheader", action="store_true", help="no header")
     p.add_argument("-s", "--state", default="", help="only these states, divided by commas")
     p.add_argument("--json", action="store_true", help='{"actions": [...]}')
+    p.add_argument("--comment", action="store_true",
+                   help="put a summary into the Comment of the Slurm job, and print it")
     p.add_argument("-e", "--helpformat", action="store_true", help="the columns there are")
     p.set_defaults(go=go)
 
@@ -25,6 +28,7 @@ def go(args: argparse.Namespace) -> int:
     """Folds the journal and prints."""
     from ..accounting.fields import DEFAULT, FIELDS, as_json, choose
     from ..accounting.record import fold
+    from ..accounting.summary import summary
     from ..backends.journal import read_journal
     from ..backends.rundir import job_dir, last_job
 
@@ -35,6 +39,8 @@ def go(args: argparse.Namespace) -> int:
     columns = choose(args.format or os.environ.get("TANGRAM_ACCT_FORMAT") or DEFAULT)
     job = args.jobs or last_job(os.environ)
     folded = fold(read_journal(job_dir(os.environ, job) / "journal"))
+    if args.comment:
+        return _comment(job, summary(folded))
     wanted = {s.strip().upper() for s in args.state.split(",") if s.strip()}
     rows = [r for r in folded.records.values() if not wanted or r.state.value in wanted]
     if args.json:
@@ -51,6 +57,31 @@ def go(args: argparse.Namespace) -> int:
         print(" ".join("-" * abs(w) for _, w in columns))
     for r in rows:
         print(" ".join(_fit(f.text(r), w) for f, w in columns))
+    return 0
+
+
+def _comment(job: str, line: str) -> int:
+    """As the broker does at the job's end; also afterwards, where there is accounting."""
+    from ..backends.slurm.choice import make_filling
+    from ..config import load_config
+    from ..errors import InvalidInput, TangramError
+    from ..ports import SlurmNever, SlurmNotNow
+
+    if not job.isdigit():
+        raise InvalidInput(f"--jobs: {job!r} is no job of Slurm's, so it has no Comment")
+    filling = make_filling(load_config(os.environ).slurm, os.environ)
+
+    async def put() -> None:
+        try:
+            await filling.comment(int(job), line)
+        finally:
+            await filling.close()
+
+    try:
+        asyncio.run(put())
+    except (SlurmNever, SlurmNotNow) as failed:
+        raise TangramError(f"job {job}: {failed}") from None
+    print(line)
     return 0
 
 

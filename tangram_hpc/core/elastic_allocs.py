@@ -64,6 +64,10 @@ class ElasticAllocs:
             self._idle_since.clear()
         return events
 
+    def idle_ns(self, node: int, now: int) -> int:
+        """For how long a node has been seen idle."""
+        return now - self._idle_since.get(node, (0, now))[1]
+
     # ---- more ----------------------------------------------------------------------------------
 
     def _grow(self, ledger: Ledger, demand: dict[Key, Load], short: dict[Key, int], now: int

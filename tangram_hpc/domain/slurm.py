@@ -15,6 +15,17 @@ _OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", 
                    "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"})
 
 
+MARK = "tangram:"  # where our part of a Comment begins
+COMMENT_MAX = 250  # characters of our part
+
+
+def with_remark(old: str, text: str) -> str:
+    """A Comment as it becomes: what others wrote, then our part in place of an earlier one."""
+    others = old.partition(MARK)[0].rstrip(" ;")
+    ours = f"{MARK} {text}"
+    return f"{others}; {ours}" if others else ours
+
+
 class JobOrder(msgspec.Struct, frozen=True):
     """A batch job to submit.
 

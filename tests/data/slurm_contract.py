@@ -209,18 +209,23 @@ def test_a_job_of_another_user_is_not_ours() -> None:
         with_filling(lambda filling: filling.comment(FOREIGN, "mine"))
 
 
-HARD = "tangram: a=1, b='two' \"c\" d|e f=50% \\ ; $HOME"
+HARD = "a=1, b='two' \"c\" d|e f=50% \\ ; $HOME"
 
 
 def test_a_comment() -> None:
-    job = submit("remark", SLEEP, ("partition", "cpu"))
+    """Others' words stay in front; ours are replaced."""
+    job, plain = (submit("remark", SLEEP, ("partition", "cpu"), *more)
+                  for more in ([("comment", "grant 7; x|y")], []))
     running(job)
+    running(plain)
     for text in (HARD, "x" * 250):
-        with_filling(lambda filling, text=text: filling.comment(job, text))
-        assert query(job)[0].comment == text
-    with pytest.raises(SlurmNever):
-        with_filling(lambda filling: filling.comment(job, "two\nlines"))
-    assert query(job)[0].comment == "x" * 250
+        for each, others in ((job, "grant 7; x|y; "), (plain, "")):
+            with_filling(lambda f, each=each, text=text: f.comment(each, text))
+            assert query(each)[0].comment == f"{others}tangram: {text}"
+    for bad in ("two\nlines", "x" * 251):
+        with pytest.raises(SlurmNever):
+            with_filling(lambda f, bad=bad: f.comment(plain, bad))
+    assert query(plain)[0].comment == "tangram: " + "x" * 250
 
 
 @pytest.mark.skipif(not os.environ.get("CONTRACT_ACCOUNTING"), reason="no slurmdbd")
@@ -229,11 +234,11 @@ def test_a_comment_of_a_job_that_is_over() -> None:
         argv = ["sacct", "-n", "-X", "-P", "-j", str(job), "-o", "State,UID,Comment"]
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
 
-    job = submit("late", "#!/bin/sh\nexit 0\n", ("partition", "cpu"))
+    job = submit("late", "#!/bin/sh\nexit 0\n", ("partition", "cpu"), ("comment", "grant 7"))
     known = f"COMPLETED|{os.geteuid()}|"  # its owner comes a moment after its end
     until(lambda: in_accounting().startswith(known), "accounting to have its end")
-    with_filling(lambda filling: filling.comment(job, "tangram: actions=1 act_mean=2.5s"))
-    until(lambda: in_accounting() == f"{known}tangram: actions=1 act_mean=2.5s", "the comment")
+    with_filling(lambda filling: filling.comment(job, "actions=1 act_mean=2.5s"))
+    until(lambda: in_accounting() == f"{known}grant 7; tangram: actions=1 act_mean=2.5s", "it")
     with pytest.raises(SlurmNever):
         with_filling(lambda filling: filling.comment(99_999_999, "nobody's"))
 

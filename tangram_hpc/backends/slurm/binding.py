@@ -13,13 +13,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...domain.slurm import JobOrder, JobRef, JobView
+from ...domain.slurm import JobOrder, JobRef, JobView, with_remark
 from ...errors import ProtocolError
 from ...ports import SlurmNever, SlurmNotNow
 from .child import Child, ChildGone, ChildLate
 from .commands import DEADLINE_S, Commands
 from .environ import for_commands
-from .filling import checked_comment, failure, says_over, says_unknown, wanted
+from .filling import checked_comment, comment_of, failure, says_over, wanted
 from .hostlist import expand
 
 CHILD = "tangram_hpc.backends.slurm.pyslurm_child"
@@ -95,13 +95,16 @@ class Pyslurm:
 
     async def comment(self, job: int, text: str) -> None:
         """See `filling.Filling.comment`."""
-        text = checked_comment(text)
-        try:
-            await self._ask({"do": "comment", "job": job, "text": text})
-        except SlurmNever as never:
-            if not says_over(never) and not says_unknown(never):
-                raise
-            await self._commands.comment(job, text)
+        checked_comment(text)
+        old = comment_of(await self.query([job], ()))
+        if old is not None:
+            try:
+                await self._ask({"do": "comment", "job": job, "text": with_remark(old, text)})
+                return
+            except SlurmNever as never:
+                if not says_over(never):
+                    raise
+        await self._commands.comment(job, text)
 
     async def close(self) -> None:
         """See `filling.Filling.close`."""

@@ -6,12 +6,16 @@ Law: looks for pyslurm without importing it; whether it works is known when it f
 from __future__ import annotations
 
 import importlib.util
+import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+from ...core.slurm_budget import Budget, Limits
 from ...domain.slurm import JobOrder, JobRef, JobView
 from ...errors import MissingExtra
+from ...ports import Clock
 from .binding import Pyslurm, PyslurmUnusable
+from .budgeted import BudgetedSlurm
 from .commands import DEADLINE_S, Commands
 from .filling import Filling
 
@@ -35,6 +39,14 @@ def make_filling(choice: str, environ: Mapping[str, str], deadline_s: float = DE
     if choice == "auto" and there:
         return Auto(Pyslurm(environ, deadline_s), Commands(environ, deadline_s))
     return Commands(environ, deadline_s)
+
+
+def make_slurm(choice: str, environ: Mapping[str, str], job: str, query_s: float, clock: Clock
+               ) -> BudgetedSlurm:
+    """A broker's way to Slurm; `job` seeds the jitter of its pauses. Raises MissingExtra."""
+    limits = Limits(query_ns=int(query_s * 1e9))
+    return BudgetedSlurm(make_filling(choice, environ), Budget(zlib.crc32(job.encode()), limits),
+                         clock)
 
 
 class Auto:

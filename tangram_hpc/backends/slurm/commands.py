@@ -16,10 +16,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from ...domain.slurm import JobOrder, JobRef, JobView
+from ...domain.slurm import JobOrder, JobRef, JobView, with_remark
 from ...ports import SlurmNever, SlurmNotNow
 from .environ import for_commands
-from .filling import checked_comment, failure, says_over, says_unknown, wanted
+from .filling import checked_comment, comment_of, failure, says_over, says_unknown, wanted
 from .hostlist import expand
 
 DEADLINE_S = 60.0  # Slurm's own MessageTimeout is 10 s by default, and sites raise it
@@ -78,16 +78,22 @@ class Commands:
     async def comment(self, job: int, text: str) -> None:
         """See `filling.Filling.comment`. The controller keeps it while the job runs; afterwards
         only accounting has a job."""
-        text = checked_comment(text)
-        try:
-            await self._run(["scontrol", "update", f"jobid={job}", f"comment={text}"])
-        except SlurmNever as never:
-            if not says_over(never) and not says_unknown(never):
-                raise
-            told = await self._run(["sacctmgr", "-i", "modify", "job", "where", f"jobid={job}",
-                                    "set", f"comment={text}"])
-            if "nothing modified" in told.lower():
-                raise SlurmNever(f"comment: accounting has no job {job}, or not yet") from None
+        checked_comment(text)
+        old = comment_of(await self.query([job], ()))
+        if old is not None:
+            try:
+                await self._run(["scontrol", "update", f"jobid={job}",
+                                 f"comment={with_remark(old, text)}"])
+                return
+            except SlurmNever as never:
+                if not says_over(never):
+                    raise
+        told = await self._run(["sacct", "-n", "-X", "-P", "-j", str(job), "-o", "Comment"])
+        new = with_remark(told.partition("\n")[0], text)
+        told = await self._run(["sacctmgr", "-i", "modify", "job", "where", f"jobid={job}", "set",
+                                f"comment={new}"])
+        if "nothing modified" in told.lower():
+            raise SlurmNever(f"comment: accounting has no job {job}, or not yet")
 
     async def close(self) -> None:
         """See `filling.Filling.close`: whoever is cancelled has ended its command."""

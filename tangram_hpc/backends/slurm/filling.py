@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ...domain.slurm import JobOrder, JobRef, JobView
+from ...domain.slurm import COMMENT_MAX, JobOrder, JobRef, JobView
 from ...ports import SlurmFailure, SlurmNever, SlurmNotNow
 
 # parts of Slurm's messages (lower case): the call has not been carried out, and may be later
@@ -48,7 +48,7 @@ class Filling(Protocol):
         ...
 
     async def comment(self, job: int, text: str) -> None:
-        """Sets an own job's Comment."""
+        """Puts our line into an own job's Comment; two calls, as what is there must stay."""
         ...
 
     async def close(self) -> None:
@@ -82,14 +82,21 @@ def _any(failed: SlurmFailure, parts: tuple[str, ...]) -> bool:
 
 
 def checked_comment(text: str) -> str:
-    """The text, if it can be a Comment.
+    """The text, if it can be our line of a Comment.
 
     Raises:
-        SlurmNever: it has control characters.
+        SlurmNever: it has control characters, or is too long.
     """
     if not text.isprintable():
         raise SlurmNever("comment: only printable characters on one line")
+    if len(text) > COMMENT_MAX:
+        raise SlurmNever(f"comment: {len(text)} characters, at most {COMMENT_MAX}")
     return text
+
+
+def comment_of(rows: Sequence[JobView]) -> str | None:
+    """The Comment of a job, of a het job its leader's; None where there is no row of it."""
+    return next((row.comment for row in rows if row.component <= 0), None)
 
 
 def wanted(rows: Sequence[JobView], jobs: Sequence[int], names: Sequence[str]
