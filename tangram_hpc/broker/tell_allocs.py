@@ -41,7 +41,7 @@ def allocations(scheduler: Scheduler, satellites: Satellites, now: int) -> dict[
 
 def _used(allocs: AllocLedger, now: int) -> int:
     """Core-ns that satellites have used up to now."""
-    return allocs.ended_core_ns + sum(e.cpus * max(0, now - e.since)
+    return allocs.ended_core_ns + sum(e.cpus * max(0, (e.empty_at or now) - e.since)
                                       for e in allocs.satellites() if e.since)
 
 
