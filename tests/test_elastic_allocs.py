@@ -44,12 +44,15 @@ class Elastic(World):
     asked: list[int] = field(default_factory=list)  # not yet answered
     ended: list[int] = field(default_factory=list)  # told to end
     jobs: int = 100
+    tried: bool = True  # Slurm has taken one of each shape before
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.happen(ev.BrokerStarted(0, "7", self.placer, "none"))
         self.happen(ev.AllocationsAllowed(0, self.policy))
         self.join("7")
+        if self.tried:
+            self.ledger.allocs.taken.update(dict.fromkeys(s.name for s in self.policy.shapes))
 
     def join(self, allocation: str, cpus: int = 4, mem: int = 1000, gpus: int = 0,
              component: str = "") -> int:
@@ -336,6 +339,15 @@ def test_nothing_goes_soon_after_something_was_asked_for() -> None:
     assert drained.at - made[0].at >= 30 * S
 
 
+def test_a_shape_that_slurm_never_took_is_tried_with_one() -> None:
+    w = Elastic(tried=False)
+    w.burst(100)
+    assert asks(w.to(60)) == ["cpu8"]
+    assert "not said yet" in w.scheduler.elastic.verdict
+    w.taken(w.asked[0])
+    assert asks(w.to(70)) == ["cpu8"] * 3
+
+
 def test_core_hours_count_what_was_used_when_one_ends() -> None:
     w = Elastic(policy=policy_with(max_core_ns=2 * CPU8.core_ns))
     w.burst(100)
@@ -410,7 +422,7 @@ class History(Elastic):
 @settings(max_examples=120, deadline=None)
 @given(POLICIES, STEPS)
 def test_the_laws_hold_on_any_history(policy: AllocPolicy, steps: list[tuple[str, int]]) -> None:
-    w = History(policy=policy)
+    w = History(policy=policy, tried=False)
     for what, n in steps:
         w.step(what, n)
     decided = [e for e in w.events if isinstance(e, KINDS)]
@@ -419,7 +431,7 @@ def test_the_laws_hold_on_any_history(policy: AllocPolicy, steps: list[tuple[str
     for event in w.events:
         again.handle(event)
     assert again.ledger.allocs == w.ledger.allocs, "a replay decides nothing and knows the same"
-    twice = History(policy=policy)
+    twice = History(policy=policy, tried=False)
     for what, n in steps:
         twice.step(what, n)
     assert twice.events == w.events

@@ -64,6 +64,8 @@ class AllocFacts:
             entry.nodes, entry.cpus, entry.joined = found.nodes, found.cpus, found.joined
             entry.since, entry.held_at, entry.empty_at = found.since, found.held_at, found.empty_at
         entry.job, allocs.by_job[event.job] = event.job, event.alloc
+        assert entry.shape is not None
+        allocs.taken[entry.shape.name] = None
         if entry.state is AllocState.ASKED:
             to = AllocState.PENDING if known is None else AllocState.RUNNING
             entry.state = move(ALLOC_MOVES, entry.state, to, event)
@@ -174,6 +176,7 @@ class AllocFacts:
         rejected = self.ledger.allocs.rejected.setdefault(shape, Rejections())
         rejected.count += until > rejected.until  # several at once are one
         rejected.until, rejected.why = until, why
+        self.ledger.allocs.taken.pop(shape, None)
 
     def _tell(self, at: int, what: str) -> None:
         self.ledger.allocs.told.append((at, what))

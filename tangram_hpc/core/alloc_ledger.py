@@ -74,6 +74,7 @@ class AllocLedger:
     entries: dict[int, AllocEntry] = field(default_factory=dict)  # those that live
     by_job: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, Rejections] = field(default_factory=dict)  # by shape
+    taken: dict[str, None] = field(default_factory=dict)  # shapes of which Slurm took the last
     arrive_ns: dict[str, int] = field(default_factory=dict)  # by shape: ask to joined
     told: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=TOLD_MAX))
     asks: int = 0
@@ -105,6 +106,12 @@ class AllocLedger:
         """Whether it is too soon after a rejection."""
         rejected = self.rejected.get(shape.name)
         return rejected is not None and now < rejected.until
+
+    def on_trial(self, shape: SatelliteShape) -> bool:
+        """Whether Slurm has not said yet what it thinks of such requests, and has one."""
+        return shape.name not in self.taken and any(
+            e.shape is not None and e.shape.name == shape.name and e.state is AllocState.ASKED
+            for e in self.entries.values())
 
     def check(self, nodes: set[int]) -> None:
         """Proves the laws; `nodes`: those that are not down."""

@@ -88,7 +88,8 @@ class ElasticAllocs:
                 continue
             adds = (_mem(ledger, shape) if demand[key].sessions else units_of(shape, key[0]))
             count = -(-more // adds)
-            count = min(count, policy.asks_max, ledger.allocs.room(shape))
+            most = policy.asks_max if shape.name in ledger.allocs.taken else 1  # one to try it
+            count = min(count, most, ledger.allocs.room(shape))
             return [ev.AllocationAsked(now, ledger.allocs.next_alloc + i, shape, why)
                     for i in range(count)]
         return []
@@ -224,6 +225,9 @@ def _choose(ledger: Ledger, key: Key, now: int) -> tuple[SatelliteShape | None, 
             rejected = allocs.rejected[shape.name]
             why = (f"{shape.name} is left alone for {(rejected.until - now) // _S + 1} s: "
                    f"{rejected.why}")
+        elif allocs.on_trial(shape):
+            why = f"Slurm has not said yet whether it takes a {shape.name}"
+            break
         elif not allocs.room(shape):
             why = (f"the user's bounds allow no more {shape.name}: {allocs.nodes_live()} of "
                    f"{allocs.policy.max_nodes} nodes, {hours(allocs.core_ns())} of "
