@@ -135,7 +135,7 @@ def _static(site: Site) -> dict[str, Any]:
 
 
 def _elastic(site: Site) -> dict[str, Any]:
-    cluster, seen, said = site.cluster, list[str](), str()
+    cluster, seen = site.cluster, list[str]()
     job = start(site, "elastic", ELASTIC)
 
     def grown() -> bool:

@@ -118,8 +118,12 @@ class ModelSlurm:
 
     def held_ns(self) -> int:
         """Core-ns that all jobs held, those that run until now."""
-        return sum(j.nodes * int(j.order["cpus-per-task"]) * ((j.end or self._agenda.now) - j.start)
-                   for j in self._jobs.values() if j.start)
+        return sum(self.jobs_run().values())
+
+    def jobs_run(self) -> dict[int, int]:
+        """The same of each job that ran, by its number."""
+        return {j.number: j.nodes * int(j.order["cpus-per-task"])
+                * ((j.end or self._agenda.now) - j.start) for j in self._jobs.values() if j.start}
 
     def _soon(self, call: Callable[[], None]) -> None:
         self._agenda.put(self._agenda.now, LATER, call)
