@@ -132,6 +132,10 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     shutil.rmtree(folder / "store", ignore_errors=True)
     await asyncio.sleep(0.05)  # the last frames leave
     if slurm is not None:
+        for _ in range(100):
+            if not broker.cancelling:
+                break
+            await asyncio.sleep(0.1)
         if config.job_comment and plan.job.isdigit() and (
                 why := await leave_remark(slurm, int(plan.job), folder / "journal")):
             print(f"tangram: broker: no summary in the job's Comment: {why}", file=sys.stderr)

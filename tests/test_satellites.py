@@ -254,3 +254,6 @@ def test_requests_that_wait_end_with_the_broker() -> None:
     rig.join("68")
     rig.sat.stop()
     assert [refs for refs, _ in rig.slurm.cancelled] == [(JobRef(67),)]
+    assert rig.sat.cancelling
+    rig.slurm.cancelled[0][1](None)
+    assert not rig.sat.cancelling

@@ -123,6 +123,11 @@ class Broker:
         self._journal.close()
         self._on_end()
 
+    @property
+    def cancelling(self) -> bool:
+        """Whether Slurm is still being told to forget what was asked for: the port must stay."""
+        return self._satellites.cancelling
+
     def accept(self, link: Link) -> Talk:
         """A new authenticated link; hand its messages to `receive` with the Talk."""
         return Talk(link)

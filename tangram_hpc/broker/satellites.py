@@ -82,6 +82,7 @@ class Satellites:
         self._ended = False
         self.reasons: dict[int, str] = {}  # Slurm's word for why a request waits
         self.troubles = ""  # why Slurm was last not asked
+        self.cancelling = False  # what still waited when the broker ended
 
     def start(self) -> None:
         """What an earlier broker left: requests of which nobody knows whether they were made."""
@@ -94,7 +95,11 @@ class Satellites:
         self._ended = True
         waits = [_ref(e.job) for e in self._ledger.allocs.satellites() if e.job and not e.nodes]
         if waits and self._slurm is not None:
-            self._slurm.cancel(waits, lambda failed: None)
+            self.cancelling = True
+            self._slurm.cancel(waits, self._last_told)
+
+    def _last_told(self, failed: SlurmNever | SlurmNotNow | None) -> None:
+        self.cancelling = False
 
     # ---- orders --------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Pure. What is told of allocations: held, asked for, refused, decided, and why. Nothing changes."""
+"""Pure. What is told of allocations: held, asked for, refused, decided, and why."""
 
 from __future__ import annotations
 
