@@ -128,7 +128,8 @@ def _soon(seconds: float | None) -> str:
 
 def _waiting(told: dict[str, Any]) -> list[str]:
     start = told["start"]
-    found = [f"waits for {told['waited_s']:.1f} s: {told['reason']}",
+    why = f": {told['ending']}" if told.get("ending") else ""
+    found = [f"waits for {told['waited_s']:.1f} s: {told['reason']}{why}",
              f"behind {told['ahead']} waiting of {told['ahead_sessions']} sessions"]
     found += [f"  {s['count']:>6} x {s['name']} on {s['key']} {','.join(map(str, s['degrees']))}"
               for s in told["ahead_shapes"]]
