@@ -95,7 +95,8 @@ def pending(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
     ledger, reserve = scheduler.ledger, scheduler.placer.reserve
     return {
         "pending": [
-            {"id": show(e.action.id), "name": e.action.name, "reason": reason(ledger, e, reserve, now),
+            {"id": show(e.action.id), "name": e.action.name,
+             "reason": reason(ledger, e, reserve, now),
              "waited_s": (now - e.submitted_at) / 1e9, "cpus": e.action.degrees[0]}
             for e in ledger.actions.values() if e.state is ActionState.PENDING
         ],
