@@ -6,6 +6,7 @@ played by hand, so that an instant is the size of two files.
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,10 +141,20 @@ class Rig:
 NAMES = [f"w{n}" for n in range(9)]
 
 
-def life(folder: Path, seed: int) -> tuple[list[tuple[Sizes, dict[str, tuple[str, str]]]], Rig]:
-    """A first life: the sizes of its files after each beat, and what the trainer knew by then."""
-    rig, rng = Rig(folder, 1, seed), random.Random(seed)
-    seen = [((0, 0), {}), (rig.sizes(), {})]
+Instant = tuple[Sizes, dict[str, tuple[str, str]]]  # what is written, what the trainer knows
+
+
+def life(folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Instant], Rig]:
+    """A first life: the sizes of its files after each write, and what the trainer knew then."""
+    rig, rng, write = Rig(folder, 1, seed), random.Random(seed), os.write
+    seen: list[Instant] = [((0, 0), {}), (rig.sizes(), {})]
+
+    def noted(fd: int, data: bytes) -> int:
+        count = write(fd, data)
+        seen.append((rig.sizes(), dict(rig.told)))
+        return count
+
+    monkeypatch.setattr(os, "write", noted)
     left = list(NAMES)
     while left or rig.runs:
         if left and (not rig.runs or rng.random() < 0.5):
@@ -157,27 +168,27 @@ def life(folder: Path, seed: int) -> tuple[list[tuple[Sizes, dict[str, tuple[str
                 if rig.runs:
                     rig.finish(rng.choice([ActionState.COMPLETED] * 3 + [ActionState.FAILED]))
         rig.turn()
-        seen.append((rig.sizes(), dict(rig.told)))
-    return seen, rig
+    monkeypatch.undo()
+    return [*seen, (rig.sizes(), dict(rig.told))], rig
 
 
-def cuts(seen: list[tuple[Sizes, dict]], rng: random.Random) -> list[tuple[Sizes, dict]]:
-    """Every instant between two writes, and some within each: the spool is written first."""
+def cuts(seen: list[Instant], rng: random.Random) -> list[Instant]:
+    """Every instant between two writes, and some within each."""
     found = []
-    for (before, known), (after, more) in zip(seen, seen[1:], strict=False):
-        (s0, j0), (s1, j1) = before, after
-        found += [((s, j0), known) for s in {s0, (s0 + s1) // 2, rng.randint(s0, s1), s1}]
-        found += [((s1, j), known) for j in {(j0 + j1) // 2, rng.randint(j0, j1), j1 - 1}
-                  if j0 <= j < j1]
-        found.append((after, more))
-    return found
+    for ((s0, j0), known), ((s1, j1), _) in zip(seen, seen[1:], strict=False):
+        assert s0 == s1 or j0 == j1 or (s0, j0) == (0, 0)
+        within = [((s0 + s1) // 2, (j0 + j1) // 2), (rng.randint(s0, s1), rng.randint(j0, j1)),
+                  (max(s0, s1 - 1), max(j0, j1 - 1))]
+        found += [(sizes, known) for sizes in dict.fromkeys([(s0, j0), *within])]
+    return [*found, seen[-1]]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_cut_off_at_any_instant(tmp_path: Path, seed: int) -> None:
+def test_cut_off_at_any_instant(tmp_path: Path, seed: int,
+                                monkeypatch: pytest.MonkeyPatch) -> None:
     first = tmp_path / "first"
     first.mkdir()
-    seen, rig = life(first, seed)
+    seen, rig = life(first, seed, monkeypatch)
     spool = (first / "once" / "0").read_bytes()
     journal = (first / "journal").read_bytes()
     rig.close()
@@ -186,9 +197,11 @@ def test_cut_off_at_any_instant(tmp_path: Path, seed: int) -> None:
         (folder / "once").mkdir(parents=True)
         (folder / "once" / "0").write_bytes(spool[:s])
         (folder / "journal").write_bytes(journal[:j])
+        submitted = {r.action.once for r in fold(read_journals(folder)).records.values()}
         again = Rig(folder, 2, seed)
         again.finish_all()  # the queue goes on before anybody asks
         resumed = dict(again.ran)
+        assert all(again.spool.has_result(name) for name in submitted - {""})
         for name in NAMES:
             again.submit(name)
         again.finish_all()
