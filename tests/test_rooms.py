@@ -29,7 +29,7 @@ BLIND = {("sim", "backends")}  # models need no MPI, no Slurm, no processes
 # foreign package -> the only places that may import it
 DOORS = {
     "mpi4py": ("backends/transport/mpi.py", "backends/doctor/mpi_hello.py"),
-    "pyslurm": ("backends/slurm/",),
+    "pyslurm": ("backends/slurm/pyslurm_child.py",),
     "pynvml": ("backends/gpu/nvml.py",),
     "pydantic": ("config.py", "services.py", "endpoints.py", "sim/workload.py"),
     "tomllib": ("config.py",),

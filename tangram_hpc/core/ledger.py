@@ -15,6 +15,7 @@ from ..domain.outcome import Outcome
 from ..domain.service import ServiceSpec, endpoint_of, service_of
 from ..domain.session import SessionSpec
 from ..domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
+from .alloc_ledger import AllocLedger
 from .core_sets import CoreSet
 from .demand import Demand
 from .estimator import Estimator
@@ -199,6 +200,7 @@ class Ledger:
     margin_ns: int = 0  # a node lends no more so long before its allocation ends
     draining: dict[int, None] = field(default_factory=dict)  # nodes that lend no more, not lost
     next_end: int = 0  # when the next node lends no more; 0: none has a known end
+    allocs: AllocLedger = field(default_factory=AllocLedger)
 
     def up_nodes(self) -> list[NodeEntry]:
         """The nodes that can be lent from, in order of joining."""
@@ -216,6 +218,7 @@ class Ledger:
         """Proves the laws; an AssertionError names the one that is broken. O(everything)."""
         for node in [self.outside, *self.nodes.values()]:
             self._check_node(node)
+        self.allocs.check({n.node for n in self.nodes.values() if n.state is not NodeState.DOWN})
         for action_id, entry in self.actions.items():
             pending = entry.state is ActionState.PENDING
             assert pending or action_id not in self.ready, f"{entry} waits and does not"

@@ -25,7 +25,7 @@ class Restart(NodeFacts, QuotaFacts):
     def _broker_started(self, event: ev.BrokerStarted) -> list[Decision]:
         self.ledger.complete = False  # its nodes have yet to join
         self.dirty = True
-        return []
+        return super()._broker_started(event)
 
     def _restarted(self, fact: ev.BrokerStarted) -> list[ev.Event]:
         """A start and what it entails; of a job's first broker nothing. O(what was open)."""

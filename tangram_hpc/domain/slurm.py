@@ -21,8 +21,9 @@ class JobOrder(msgspec.Struct, frozen=True):
     Attributes:
         script: the batch script, `#!` first. Its `#SBATCH` lines count, as for sbatch.
         options: what sbatch takes as `--NAME=VALUE`, by long name without dashes; an empty value
-            is a flag. They go before the script's own lines.
-        environ: what the job finds in its environment besides its submitter's own.
+            is a flag. They win over the script's own lines.
+        environ: what the job finds in its environment besides its submitter's own, which comes
+            without all that is Slurm's, MPI's or ours.
     """
 
     script: str
