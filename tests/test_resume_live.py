@@ -79,7 +79,7 @@ def test_a_broker_that_is_killed_in_mid_run(tmp_path: Path) -> None:
             assert counted[name] == before[name] == 1
         twice = [name for name, count in counted.items() if count > 1]
         assert len(twice) <= CPUS and max(counted.values()) <= 2  # they ran when it was killed
-        rows = [r for r in fold(read_journals(again.folder)).records.values()]
+        rows = list(fold(read_journals(again.folder)).records.values())
         ended = Counter(r.action.once for r in rows if r.state.value == "COMPLETED")
         assert ended == Counter(dict.fromkeys(futures, 1))
         lost = [r for r in rows if r.action.once in ("", "inside")]
