@@ -30,7 +30,7 @@ from .backends.sandbox.backends import Backends
 from .backends.sandbox.executor import SandboxExecutor
 from .backends.services.executor import ServiceExecutor
 from .backends.services.registry import make_backend
-from .backends.slurm.environ import slurm_place
+from .backends.slurm.environ import SlurmPlace, slurm_place
 from .backends.spool import FileSpool
 from .backends.store import FolderStore
 from .backends.transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
@@ -80,7 +80,8 @@ class BrokerPlan:
 
 
 async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
-    """Runs a broker until it is told to end; leaves the journal and a tombstone of its access."""
+    """Runs a broker until it is told to end; leaves the journal and a tombstone of its access.
+    SIGUSR1 drains it: nothing more is lent, and SIGTERM then waits a while for what still runs."""
     loop, config = asyncio.get_running_loop(), plan.config
     endpoints = tuple(endpoint_spec(name, table) for name, table in config.endpoints.items())
     seldom_collect()
@@ -113,7 +114,9 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     write_access(access, Access(plan.job, tuple(addresses), key, settings.store,
                                 socket.gethostname(), os.getpid()))
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, broker.stop, f"signal {number.name}")
+        loop.add_signal_handler(number, broker.end, f"signal {number.name}",
+                                config.end_margin_s / 4)
+    loop.add_signal_handler(signal.SIGUSR1, broker.drain, "the job is about to end")
     if plan.lifeline >= 0:
         watch_lifeline(loop, plan.lifeline, lambda: broker.stop("its parent ended"))
     await ended.wait()
@@ -255,8 +258,15 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
         mem_mib=int(mem * config.mem_overcommit),
         gpus=devices.indices, component=component,
         pinned=count <= len(real), ahead=AHEAD,
-        ends_at_ns=place.ends_at_s * 10**9 if place is not None else 0,
+        ends_at_ns=_ends_at_ns(config.end, place),
         backends=backends.trusted, untrusted=backends.untrusted, devices=devices.summary())
+
+
+def _ends_at_ns(end: str, place: SlurmPlace | None) -> int:
+    """When this process's allocation ends, by its user's word or Slurm's; 0: nobody says."""
+    if end:
+        return (int(end) + (int(time.time()) if end[0] == "+" else 0)) * 10**9
+    return place.ends_at_s * 10**9 if place is not None else 0
 
 
 def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:

@@ -25,6 +25,7 @@ from ..domain.session import SessionSpec
 from ..domain.states import SessionState
 from ..ports import Buffer, Clock, Journal, Link, Spool, Timer
 from ..wire import message as ms
+from .draining import Draining
 from .explain import explain
 from .once import Once
 from .status import info, nodes, pending, services
@@ -64,7 +65,7 @@ class Talk:
     said_bye: bool = False
 
 
-class Broker:
+class Broker(Draining):
     """Fills nothing, owns nothing but tables of who is on which link and whose payload is where."""
 
     def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock, timer: Timer,
@@ -195,6 +196,8 @@ class Broker:
         self._liveness.hear(talk.node, now)
         self._tell(talk.node, ms.WorkerWelcome(talk.node, s.store, s.kill_wait_s, s.output_max))
         self._happen(ev.NodeJoined(now, talk.node, hello.spec))
+        if self.draining:
+            self._happen(ev.NodeDraining(now, talk.node, self.draining))
         if len(self._workers) >= s.nodes:
             self._stop_waiting_for_nodes()
 

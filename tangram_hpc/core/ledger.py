@@ -56,6 +56,7 @@ class NodeEntry:
     leases: dict[int, None] = field(default_factory=dict)  # those that have begun
     news: int = 0  # grows when somebody comes to wait here, or when units come free
     joined_at: int = 0
+    lends_until: int = 0  # 0: its allocation has no known end
     draining: str = ""  # why nothing more is lent of it
 
     @property

@@ -13,7 +13,7 @@ from ..domain.states import ActionState, LeaseState, NodeState
 from .admission import misfit, misfit_of_session
 from .alloc_facts import AllocFacts
 from .core_sets import CoreSet
-from .ending import next_end
+from .ending import lends_until, next_end
 from .gpu_blocks import GpuSet
 from .ledger import NodeEntry
 from .placers.base import Placer
@@ -31,7 +31,8 @@ class NodeFacts(SessionFacts, AllocFacts):
         spec, ledger = event.spec, self.ledger
         ledger.nodes[event.node] = NodeEntry(
             event.node, spec, CoreSet(spec.cores), GpuSet(spec.gpus), spec.mem_mib, spec.ahead,
-            joined_at=event.at)
+            joined_at=event.at,
+            lends_until=lends_until(spec.ends_at_ns, event.at, ledger.margin_ns))
         ledger.next_node = max(ledger.next_node, event.node + 1)
         ledger.next_end = next_end(ledger)
         self._alloc_joined(event)
