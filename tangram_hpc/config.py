@@ -40,8 +40,8 @@ class Config(BaseModel):
     grace_s: float = Field(30.0, ge=0, le=86400, description="how long a lost client may be away")
     join_s: float = Field(120.0, gt=0, description="how long to wait for all expected workers")
     end_margin_s: float = Field(
-        60.0, ge=0, le=86400, description="a node lends no more so long before its allocation ends; "
-                                          "at most a third of what is left when it joins")
+        60.0, ge=0, le=86400, description="a node lends no more so long before its allocation "
+                                          "ends; at most a third of what is left when it joins")
     end: str = Field("", description="when the allocation ends that a worker lends of, if Slurm "
                                      "does not say it: seconds since the epoch, or +SECONDS")
     once_mib: int = Field(1024, ge=1, description="how much may be kept for a requeue of actions "

@@ -1,4 +1,4 @@
-"""A job whose work outlives its limit, on a real Slurm: drained, requeued, gone on with, once each."""
+"""A job whose work outlives its limit, on a real Slurm: drained, requeued, gone on with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with running_cluster(tmp_path_factory, name=name, prefix=prefix, cpu_nodes=2, gpu_nodes=2,
                          trainer_nodes=1, cpus_per_node=16, conf_line=[
                              "SlurmdTimeout=300",
-                             f"AuthInfo=socket={prefix}/munge/munge.sock;cred_expire=10",
+                             f"AuthInfo=socket={prefix}/munge/munge.sock,cred_expire=10",
                          ]) as cluster:
         yield Site(cluster, install_for(cluster, tmp_path_factory.mktemp("tree")))
 

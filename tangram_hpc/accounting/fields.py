@@ -158,7 +158,8 @@ def as_json(r: ActionRecord) -> dict[str, Any]:
     o = r.outcome
     return {
         "job_id": job_id(r), "job": r.job, "action": show(r.action.id), "name": r.action.name,
-        "kind": r.action.kind.value, "once": r.action.once, "user": r.user, "session": show(r.action.session),
+        "kind": r.action.kind.value, "once": r.action.once, "user": r.user,
+        "session": show(r.action.session),
         "rank": r.rank, "node": r.node.name if r.node else "",
         "host": r.node.host if r.node else "", "component": r.node.component if r.node else "",
         "state": r.state.value, "exit_code": o.exit_code if o else 0,

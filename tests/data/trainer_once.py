@@ -1,5 +1,5 @@
-"""A trainer for tests whose work outlives its job's limit: COUNT named actions of SECONDS, each on
-8 CPUs, each leaving one line in a file when it ends; told to end, it ends at once and saves nothing.
+"""A trainer for tests whose work outlives its job's limit: COUNT named actions of SECONDS, on 8
+CPUs each, each leaving one line in a file when it ends; told to end, it does at once, unsaved.
 """
 
 import os
