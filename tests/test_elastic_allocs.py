@@ -103,7 +103,7 @@ class Elastic(World):
             case ev.AllocationReleased(alloc=number):
                 assert event.reason
                 for node_id in allocs.entries[number].nodes:
-                    assert ledger.nodes[node_id].state is NodeState.DRAINING
+                    assert ledger.nodes[node_id].state is NodeState.DRAINED
 
     def taken(self, alloc: int) -> str:
         """Slurm takes a request."""
@@ -217,7 +217,7 @@ def test_a_component_that_a_service_needs_stays() -> None:
     w.join("7+2")
     w.happen(ev.ServiceDeclared(w.now, ServiceSpec("judge", S)))
     w.to(200)
-    gone = [n.spec.allocation for n in w.ledger.nodes.values() if n.state is NodeState.DRAINING]
+    gone = [n.spec.allocation for n in w.ledger.nodes.values() if n.state is NodeState.DRAINED]
     assert gone == ["7+2"]
 
 

@@ -31,7 +31,7 @@ def go(args: argparse.Namespace) -> int:
     from ..accounting.fields import DEFAULT, FIELDS, as_json, choose
     from ..accounting.record import fold
     from ..accounting.summary import summary
-    from ..backends.journal import read_journal
+    from ..backends.journal import read_journals
     from ..backends.rundir import job_dir, last_job
 
     if args.helpformat:
@@ -42,7 +42,7 @@ def go(args: argparse.Namespace) -> int:
     job = args.jobs or last_job(os.environ)
     if args.held:
         return _held(job, args.json)
-    folded = fold(read_journal(job_dir(os.environ, job) / "journal"))
+    folded = fold(read_journals(job_dir(os.environ, job)))
     if args.comment:
         return _comment(job, summary(folded))
     wanted = {s.strip().upper() for s in args.state.split(",") if s.strip()}
@@ -69,10 +69,10 @@ def _held(job: str, as_json: bool) -> int:
     from dataclasses import asdict
 
     from ..accounting.held import held, total
-    from ..backends.journal import read_journal
+    from ..backends.journal import read_journals
     from ..backends.rundir import job_dir
 
-    rows = held(read_journal(job_dir(os.environ, job) / "journal"))
+    rows = held(read_journals(job_dir(os.environ, job)))
     held_ns, used_ns = total(rows)
     if as_json:
         print(json.dumps({

@@ -20,6 +20,8 @@ def add(verbs: Any) -> None:
     p.add_argument("--cpus", type=int, help="CPUs to lend (default: all that this step has)")
     p.add_argument("--mem-mib", type=int, help="memory to lend (default: all this step has)")
     p.add_argument("--devices", help="devices to lend: none, cpu:N, fake:N (default: the GPUs)")
+    p.add_argument("--end", help="when its allocation ends: seconds since the epoch, or +SECONDS "
+                                 "(default: SLURM_JOB_END_TIME)")
     p.add_argument("--lifeline", type=int, default=-1, help=argparse.SUPPRESS)
     p.set_defaults(go=go)
 
@@ -30,7 +32,7 @@ def go(args: argparse.Namespace) -> int:
     from ..config import load_config
 
     config = load_config(os.environ, {"cpus": args.cpus, "mem_mib": args.mem_mib,
-                                      "devices": args.devices})
+                                      "devices": args.devices, "end": args.end})
     access = Path(args.access) if args.access else find_access(os.environ)
     plan = WorkerPlan(access, config, args.component, args.name, args.lifeline,
                       args.het_group)

@@ -74,8 +74,8 @@ class WiredWorld:
             # the modelled Slurm takes the script for the component of the workers in it
             scripts = SatelliteScripts({s.name: s.component for s in growth.policy.shapes})
         self.broker = Broker(self.scheduler, MemoryJournal(self._note), self.agenda,
-                             AgendaTimer(self.agenda, BEAT), settings, lambda: None, self.slurm,
-                             scripts)
+                             AgendaTimer(self.agenda, BEAT), settings, lambda: None,
+                             slurm=self.slurm, scripts=scripts)
         self._oracle, self._failures = oracle, failures
         self._due: list[Play] = []
         waits = [to_ns(t.start_s) for t in work.trajectories] + [

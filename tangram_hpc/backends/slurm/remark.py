@@ -16,7 +16,7 @@ from ...accounting.summary import summary
 from ...domain.event import Event
 from ...errors import InvalidInput
 from ...ports import Slurm, SlurmFailure, SlurmNotNow
-from ..journal import read_journal
+from ..journal import read_journals
 
 WITHIN_S = 15.0  # a third for reading: at a time limit there is not much more
 
@@ -25,10 +25,10 @@ class _TooLong(Exception):
     """The journal could not be read in time."""
 
 
-async def leave_remark(slurm: Slurm, job: int, journal: Path) -> str:
+async def leave_remark(slurm: Slurm, job: int, folder: Path) -> str:
     """Sets it; returns why not in one line, empty when it is set."""
     try:
-        line = summary(fold(_within(read_journal(journal), WITHIN_S / 3)))
+        line = summary(fold(_within(read_journals(folder), WITHIN_S / 3)))
     except _TooLong:
         return f"its journal cannot be read in {WITHIN_S / 3:g} s: tangram acct -j {job} --comment"
     except InvalidInput as error:
