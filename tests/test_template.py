@@ -276,8 +276,10 @@ def test_the_script_starts_all_and_ends_all(pretence: Pretence) -> None:
     assert (status, out, err) == (7, "it's $5 & more\n", "")  # its quotes are its own
     told = pretence.logged()
     assert told[0] == "tangram broker --placer elastic --nodes 3"
-    assert set(told[1:-1]) == {"tangram worker --component cpu", "tangram worker --component gpu",
-                               "gateway of 3", *(t for t in told if t.startswith("tangram rank"))}
+    assert set(told[1:-1]) == {
+        "tangram worker --component cpu --het-group 0",
+        "tangram worker --component gpu --het-group 1", "gateway of 3",
+        *(t for t in told if t.startswith("tangram rank"))}
     assert sum(t.startswith("tangram rank --gateway=on --step-file=") for t in told) == 2
     assert told[-1] == "broker ended"
     assert list(pretence.scratch.iterdir()) == []  # the epilog was there

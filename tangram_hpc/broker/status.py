@@ -12,6 +12,7 @@ from ..core.rate_limit import EndpointEntry
 from ..core.scheduler import Scheduler
 from ..domain.ids import show
 from ..domain.service import MICRO
+from ..domain.slurm import SlurmCalls
 from ..domain.states import ActionState, NodeState
 
 
@@ -53,12 +54,23 @@ def _endpoint(ledger: Ledger, entry: EndpointEntry, now: int) -> dict[str, Any]:
     }
 
 
+def slurm_calls(calls: SlurmCalls, now: int) -> dict[str, Any]:
+    """What the broker has asked of Slurm; `closed_s`: for so long it asks nothing."""
+    return {
+        "filling": calls.filling, "submits": calls.submits, "queries": calls.queries,
+        "cancels": calls.cancels, "comments": calls.comments, "failed": calls.failed,
+        "refused": calls.refused, "held_back": calls.held_back,
+        "closed_s": max(0, calls.closed_until_ns - now) / 1e9, "last_error": calls.last_error,
+    }
+
+
 def nodes(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
     """Every node that ever joined."""
     return {
         "nodes": [
             {
                 "node": n.node, "name": n.spec.name, "host": n.spec.host, "state": n.state.value,
+                "draining": n.draining, "ends_at_ns": n.spec.ends_at_ns,
                 "component": n.spec.component, "cpus": len(n.cores.units),
                 "cpus_free": n.cores.free if n.state is NodeState.UP else 0,
                 "gpus": len(n.gpus.units), "devices": n.spec.devices, "mem_mib": n.spec.mem_mib,
@@ -94,7 +106,8 @@ def pending(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
     ledger, reserve = scheduler.ledger, scheduler.placer.reserve
     return {
         "pending": [
-            {"id": show(e.action.id), "name": e.action.name, "reason": reason(ledger, e, reserve),
+            {"id": show(e.action.id), "name": e.action.name,
+             "reason": reason(ledger, e, reserve, now),
              "waited_s": (now - e.submitted_at) / 1e9, "cpus": e.action.degrees[0]}
             for e in ledger.actions.values() if e.state is ActionState.PENDING
         ],

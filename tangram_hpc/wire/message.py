@@ -113,6 +113,15 @@ class DeclareService(Message, frozen=True, tag=21):
     spec: ServiceSpec
 
 
+class Forget(Message, frozen=True, tag=26):
+    """What came of the actions of these names, and of all whose name begins with `prefix`, need not
+    be kept any longer (`Action.once`); answered by Answer."""
+
+    request: int
+    names: tuple[str, ...]
+    prefix: str = ""
+
+
 class Bye(Message, frozen=True, tag=17):
     """The client ends: no grace is needed."""
 
@@ -174,6 +183,10 @@ class Result(Message, frozen=True, tag=31):
     held_ns: int
     n: int = 0
     grants: tuple[tuple[int, int], ...] = ()
+
+    def under(self, action: int) -> Result:
+        """The same, told of another action that was to do the same work."""
+        return msgspec.structs.replace(self, action=action)
 
 
 class Rejected(Message, frozen=True, tag=32):
@@ -358,6 +371,7 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     Ack,
     Ask,
     DeclareService,
+    Forget,
     Bye,
     Shutdown,
     RenewSession,
