@@ -4,8 +4,8 @@ Law: reads the ledger and returns events; what it remembers between two looks (h
 has been so) is no part of the state, so a restart only waits once more. Never beyond the user's
 bounds; never a node with a lease or a session, nor the last `min_nodes`; nothing is asked for that
 is on its way already. More is asked for only when the queue has not been expected to drain in time
-for `grow_after_ns`, less is held only after `idle_ns` without use, and each of the two begins anew
-after the other: so it does not flap.
+for `grow_after_ns`, less is held only after `idle_ns` without use (or with so little that half of
+the rest could do it), and each of the two begins anew after the other: so it does not flap.
 
 The forecast: W unit-ns of expected work wait and run, C units are held, a satellite takes A until
 it has joined. More is needed when W > C (A + target), and then so many units that what is left
@@ -13,6 +13,8 @@ after A is done within the target: (W - C A) / target - C.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 from ..domain import event as ev
 from ..domain.allocation import SatelliteShape
@@ -36,6 +38,9 @@ class ElasticAllocs:
         self._short_since: dict[Key, int] = {}
         self._ample_since = 0
         self._idle_since: dict[int, tuple[int, int]] = {}  # node -> its news, and since when
+        self._lent: deque[tuple[int, int]] = deque()  # (when, CPUs lent), of the last `idle_ns`
+        self._lent_since = 0  # since when what is held is what it is, and nobody waits
+        self._held_by: tuple[int, ...] = ()
 
     def due_at(self, ledger: Ledger) -> int:
         """When `decide` looks again; 0 for never."""
@@ -50,6 +55,7 @@ class ElasticAllocs:
         self._looked_at = now
         demand = loads(ledger, now)
         self._watch_idle(ledger, now)
+        self._watch_use(ledger, demand, now)
         short = {key: more for key, load in demand.items()
                  if (more := _missing(ledger, key, load, now))}
         events = self._give_up(ledger, now)
@@ -57,11 +63,12 @@ class ElasticAllocs:
         if not events:
             events = self._grow(ledger, demand, short, now)
         if not events and not short:
-            events = self._give_back(ledger, now)
+            events = self._give_back(ledger, now) or self._drain_spare(ledger, now)
         if events:
             self._short_since.clear()
         if any(isinstance(event, ev.AllocationAsked) for event in events):
             self._idle_since.clear()
+            self._held_by = ()
         return events
 
     def idle_ns(self, node: int, now: int) -> int:
@@ -115,6 +122,9 @@ class ElasticAllocs:
             if not entry.joined and now - entry.held_at > policy.join_ns:
                 why = f"no worker of it joined within {policy.join_ns // _S} s of its start"
                 return [_released(ledger, entry, why, now)]
+            if entry.nodes and all(ledger.nodes[n].state is NodeState.DRAINED for n in entry.nodes):
+                why = ledger.nodes[next(iter(entry.nodes))].draining
+                return [ev.AllocationReleased(now, entry.alloc, f"drained: {why}")]
             if entry.joined and not entry.nodes and now - entry.empty_at > policy.join_ns:
                 return [ev.AllocationReleased(now, entry.alloc, "its workers are gone")]
         return []
@@ -144,6 +154,37 @@ class ElasticAllocs:
                 seen.pop(node.node, None)
             elif seen.get(node.node, (-1, 0))[0] != node.news:
                 seen[node.node] = (node.news, now)
+
+    def _watch_use(self, ledger: Ledger, demand: dict[Key, Load], now: int) -> None:
+        up = ledger.up_nodes()
+        held = tuple(n.node for n in up)
+        waits = any(load.waiting or load.sessions for load in demand.values())
+        if held != self._held_by or waits:
+            self._held_by, self._lent_since = held, now
+            self._lent.clear()
+        self._lent.append((now, sum(len(n.cores.units) - n.cores.free for n in up)))
+        while self._lent[0][0] < now - ledger.allocs.policy.idle_ns:
+            self._lent.popleft()
+
+    def _drain_spare(self, ledger: Ledger, now: int) -> list[ev.Event]:
+        """One satellite of CPUs whose work the others could do twice over, for `idle_ns` now: light
+        work that goes around would keep them all from idling."""
+        policy = ledger.allocs.policy
+        if not policy.idle_ns or now - self._lent_since < policy.idle_ns:
+            return []
+        peak = max(lent for _, lent in self._lent)
+        for entry in ledger.allocs.satellites():
+            nodes = [ledger.nodes[n] for n in entry.nodes]
+            free = all(n.state is NodeState.UP and not n.sessions and not n.spec.gpus
+                       for n in nodes)
+            if entry.state is not AllocState.RUNNING or not nodes or not free:
+                continue
+            rest = sum(len(n.cores.units) for n in ledger.up_nodes() if n not in nodes)
+            if 2 * peak <= rest and _may_go(ledger, entry):
+                why = (f"at most {peak} CPUs were lent at once for {policy.idle_ns // _S} s, and "
+                       f"{rest} are held without it")
+                return [ev.NodeDraining(now, n.node, why) for n in nodes]
+        return []
 
     def _give_back(self, ledger: Ledger, now: int) -> list[ev.Event]:
         """The one allocation that has idled longest, when all its nodes have for long enough."""
