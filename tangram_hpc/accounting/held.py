@@ -153,12 +153,12 @@ class Held:
 
 
 def held(events: Iterable[ev.Event]) -> list[HeldRow]:
-    """A row an allocation, in order of their coming."""
+    """A row an allocation that came, in order of their coming."""
     fold = Held()
     for event in events:
         fold.add(event)
     fold.close()
-    return list(fold.rows.values())
+    return [row for row in fold.rows.values() if row.since]
 
 
 def total(rows: Iterable[HeldRow]) -> Iterator[int]:
