@@ -186,23 +186,26 @@ def test_a_satellite_that_is_cancelled_loses_no_action(site: Site) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_at_its_limit_it_saves_and_starts_again(site: Site) -> None:
-    """One minute for 75 s of work: warned, saved, requeued, finished; a log for each start."""
-    job = site.sbatch("limit", "python trainer_resumes.py 75 1 limit.state", "trainer_resumes.py",
-                      template="single-node", time="1", warn="20", requeues="3", partition="cpu",
+    """Two minutes for more than that of work: warned (by Slurm, up to a minute early), saved,
+    requeued, gone on with, finished; each start has its log."""
+    job = site.sbatch("limit", "python trainer_resumes.py 120 1 limit.state", "trainer_resumes.py",
+                      template="single-node", time="2", warn="20", requeues="5", partition="cpu",
                       cpus_lent="2", gateway="off", mpi="none", ranks=1)
-    site.until(lambda: site.state(job) == "RUNNING", "it to start", 60)
-    site.until(lambda: "start 0: at step" in site.output("limit", job), "the warning", 120,
-               lambda: site.output("limit", job))
-    second = site.cluster.home / f"limit-{job}.1.out"
-    site.until(lambda: second.exists() and "at step 75 of 75" in second.read_text(), "the rest",
-               400, lambda: site.output("limit", job) + site.state(job))
-    site.finish("limit", job)
-    assert "start 1 of 3 follows" in site.output("limit", job)
+    site.finish("limit", job, 840)
+    logs = [site.output("limit", job)]
+    while (later := site.cluster.home / f"limit-{job}.{len(logs)}.out").exists():
+        logs.append(later.read_text())
+    assert len(logs) > 1, logs
+    for n, log in enumerate(logs):
+        assert f"start {n}: at step" in log, logs
+        assert ("at step 120 of 120" in log) == (n == len(logs) - 1), logs
+        assert (f"start {n + 1} of 5 follows" in log) == (n < len(logs) - 1), logs
     told = site.cluster.run_as_user(["sacct", "-n", "-X", "-P", "--duplicates", "-j", job, "-o",
                                      "State"]).stdout.split()
-    assert told == ["REQUEUED", "COMPLETED"], told
+    assert told == ["REQUEUED"] * (len(logs) - 1) + ["COMPLETED"], told
+    assert [r["state"] for r in site.acct(job)] == ["COMPLETED"] * len(site.acct(job))
     assert not site.left_behind()
 
 
