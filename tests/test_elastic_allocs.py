@@ -185,6 +185,17 @@ def test_sessions_without_memory_are_a_reason() -> None:
     assert "sessions wait for 1500 MiB" in made[0].reason
 
 
+def test_work_is_counted_although_a_session_waits_for_memory() -> None:
+    """What a new session lacks is memory, what the queue lacks is CPUs: each in its own measure."""
+    w = Elastic()
+    w.session(900)
+    w.plan()
+    w.session(900)
+    w.burst(100)
+    made = w.to(8)
+    assert asks(made) == ["cpu8"] * 4 and "actions wait" in made[0].reason
+
+
 def test_idle_satellites_go_and_busy_ones_stay() -> None:
     w = Elastic()
     w.burst(100)

@@ -15,6 +15,7 @@ after A is done within the target: (W - C A) / target - C.
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 from ..domain import event as ev
 from ..domain.allocation import SatelliteShape
@@ -27,6 +28,16 @@ from .ledger import Ledger, NodeEntry
 
 LOOK_NS = 1_000_000_000  # between two looks
 _S = 1_000_000_000
+
+
+class Need(NamedTuple):
+    """What is missing: units of a kind, and memory for sessions."""
+
+    units: int
+    mem_mib: int
+
+
+_ENOUGH = Need(0, 0)
 
 
 class ElasticAllocs:
@@ -56,8 +67,8 @@ class ElasticAllocs:
         demand = loads(ledger, now)
         self._watch_idle(ledger, now)
         self._watch_use(ledger, demand, now)
-        short = {key: more for key, load in demand.items()
-                 if (more := _missing(ledger, key, load, now))}
+        short = {key: need for key, load in demand.items()
+                 if any(need := _missing(ledger, key, load, now))}
         events = self._give_up(ledger, now)
         events += self._withdraw(ledger, demand, now)
         if not events:
@@ -77,15 +88,15 @@ class ElasticAllocs:
 
     # ---- more ----------------------------------------------------------------------------------
 
-    def _grow(self, ledger: Ledger, demand: dict[Key, Load], short: dict[Key, int], now: int
+    def _grow(self, ledger: Ledger, demand: dict[Key, Load], short: dict[Key, Need], now: int
               ) -> list[ev.Event]:
         policy = ledger.allocs.policy
         for key in [k for k in self._short_since if k not in short]:
             del self._short_since[key]
         self.verdict = "" if short else "what is held and on its way is enough"
-        for key, more in short.items():
+        for key, need in short.items():
             since = self._short_since.setdefault(key, now)
-            why = _story(key, demand[key], policy.target_ns)
+            why = _story(key, demand[key], need, policy.target_ns)
             if now - since < policy.grow_after_ns:
                 self.verdict = f"{why}; it has been so for {(now - since) // _S} s"
                 continue
@@ -93,8 +104,8 @@ class ElasticAllocs:
             if shape is None:
                 self.verdict = f"{why}; {self.verdict}"
                 continue
-            adds = (_mem(ledger, shape) if demand[key].sessions else units_of(shape, key[0]))
-            count = -(-more // adds)
+            count = max(-(-need.units // units_of(shape, key[0])),
+                        -(-need.mem_mib // _mem(ledger, shape)))
             most = policy.asks_max if shape.name in ledger.allocs.taken else 1  # one to try it
             count = min(count, most, ledger.allocs.room(shape))
             return [ev.AllocationAsked(now, ledger.allocs.next_alloc + i, shape, why)
@@ -228,22 +239,23 @@ def _stands(nodes: list[NodeEntry], ledger: Ledger, name: str) -> bool:
     return any(stands_somewhere(nodes, service, degree) for degree in service.degrees)
 
 
-def _missing(ledger: Ledger, key: Key, load: Load, now: int) -> int:
-    """Units (or MiB, of sessions) that are needed beyond what is held and on its way."""
+def _missing(ledger: Ledger, key: Key, load: Load, now: int) -> Need:
+    """What is needed beyond what is held and on its way."""
     policy, kind = ledger.allocs.policy, key[0]
     if not policy.max_nodes:
-        return 0
-    shapes = [e.shape for e in ledger.allocs.satellites()
+        return _ENOUGH
+    coming = [e.shape for e in ledger.allocs.satellites()
               if e.coming and e.shape is not None and serves(e.shape, key)]
+    mem = 0
     if load.sessions and now - load.oldest_at > policy.target_ns:
-        return max(0, load.mem_mib - sum(_mem(ledger, s) for s in shapes))
+        mem = max(0, load.mem_mib - sum(_mem(ledger, s) for s in coming))
     arrive = min((_arrives(ledger, s) for s in policy.shapes if serves(s, key)), default=0)
     left = load.work_ns - load.held * arrive
     if not load.waiting or left <= load.held * policy.target_ns:
-        return 0
+        return Need(0, mem)
     wanted = min(-(-left // policy.target_ns) - load.held, load.units,
                  -(-load.movable_ns // policy.target_ns))
-    return max(0, wanted - sum(units_of(s, kind) for s in shapes))
+    return Need(max(0, wanted - sum(units_of(s, kind) for s in coming)), mem)
 
 
 def _arrives(ledger: Ledger, shape: SatelliteShape) -> int:
@@ -283,12 +295,12 @@ def hours(core_ns: int) -> str:
     return f"{core_ns / 3600e9:.2f}"
 
 
-def _story(key: Key, load: Load, target_ns: int) -> str:
+def _story(key: Key, load: Load, need: Need, target_ns: int) -> str:
     """Why more is needed, in one line."""
     kind, component = key
     where = f" in {component}" if component else ""
-    if load.sessions:
-        return (f"{load.sessions} sessions wait for {load.mem_mib} MiB of memory{where}")
+    if need.mem_mib:
+        return f"{load.sessions} sessions wait for {load.mem_mib} MiB of memory{where}"
     needs = f"{load.work_ns // max(1, load.held) // _S} s" if load.held else "for ever"
     bound = f" ({load.bound} more wait for their session's node)" if load.bound else ""
     return (f"{load.waiting} actions wait{where}{bound}; the queue needs {needs} on the "
