@@ -151,9 +151,11 @@ def _elastic(site: Site) -> dict[str, Any]:
                "the idle component to go", 120, lambda: "\n".join(queue(cluster)))
     assert any(row.startswith(f"{job}+0 ") for row in queue(cluster)), "the job goes on"
     said = site.tangram("explain", "-j", job, "allocation").stdout
+    print(said)
     assert said.count("gave back") >= 3 and "15 s are allowed" in said, said
     assert said.count("was refused") >= 1 and "Slurm holds it back: PartitionTimeLimit" in said
-    scratch = cluster.run_as_user("ls -d ${TMPDIR:-/tmp}/tangram-node-*").stdout.split()
+    scratch = cluster.run_as_user(
+        f"ls -d ${{TMPDIR:-/tmp}}/tangram-node-*-{cluster.name}*").stdout.split()
     assert len(scratch) == 1, scratch  # the one node that is left
     calls = site.info(job)["slurm"]
     assert calls["submits"] + calls["queries"] + calls["cancels"] < 30, calls
