@@ -19,7 +19,8 @@ export SLURM_CONF=/tmp/devcluster-newer/etc/slurm.conf
 foreign=$(sbatch --parsable -n1 --mem=50 -p trainer -D / -o /dev/null --wrap 'sleep 600')
 slurm/devcluster/devcluster exec --name newer --setenv CONTRACT_FILLING=cli \
     --setenv CONTRACT_FOREIGN=$foreign --setenv CONTRACT_ACCOUNTING=1 --setenv PYTHONPATH=$home \
-    -- python3 -m pytest -v --durations=3 -rs -p no:cacheprovider slurm_contract.py
+    -- python3 -m pytest -v --durations=3 -rs -p no:cacheprovider --basetemp=tmp \\
+    slurm_contract.py
 status=$?
 sbatch --version
 dc down

@@ -40,7 +40,7 @@ def test_each_filling_keeps_the_contract(site: Site, filling: str) -> None:
     try:
         told = site.cluster.run_as_user(
             [str(site.venv / "bin/python"), "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider",
-             "--durations=5", "slurm_contract.py"], timeout=240,
+             "--basetemp=contract", "--durations=5", "slurm_contract.py"], timeout=240,
             env={"CONTRACT_FILLING": filling, "CONTRACT_FOREIGN": job, "CONTRACT_ACCOUNTING": "1"})
     finally:
         site.cluster.run_as_user(["scancel", job], user=0, group=0, extra_groups=[])
