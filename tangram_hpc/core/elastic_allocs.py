@@ -184,6 +184,8 @@ class ElasticAllocs:
         if not policy.idle_ns or now - self._lent_since < policy.idle_ns:
             return []
         peak = max(lent for _, lent in self._lent)
+        if not peak:
+            return []  # they idle
         for entry in ledger.allocs.satellites():
             nodes = [ledger.nodes[n] for n in entry.nodes]
             free = all(n.state is NodeState.UP and not n.sessions and not n.spec.gpus
