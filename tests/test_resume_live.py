@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tangram_hpc import InfeasibleRequest, InvalidInput, LocalCluster
+from tangram_hpc import InfeasibleRequest, InvalidInput, LocalCluster, Profile
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.backends.journal import journals, read_journals
 from tangram_hpc.client.future import Future
@@ -94,6 +97,41 @@ def test_a_broker_that_is_killed_in_mid_run(tmp_path: Path) -> None:
             again.submit(["true"], once="x" * 201)
     assert len(journals(again.folder)) == 2
     assert not (again.folder / "once").exists()  # it ended in order: nothing is kept
+
+
+def test_an_end_that_is_near_and_a_drain(tmp_path: Path) -> None:
+    """A quarter of an hour is lent for less than 900 s; SIGUSR1 ends lending, not what runs."""
+    with LocalCluster(cpus=2, mem_mib=512, home=tmp_path, end="+900", end_margin_s=100) as c:
+        (node,) = c.ask("nodes")["nodes"]
+        assert node["state"] == "UP" and 0 < node["ends_at_ns"] / 1e9 - time.time() <= 900
+        late = c.submit(["true"], profile=Profile(890 * 10**9))
+        assert c.submit(["true"], timeout=5).result(60).ok
+        (waits,) = c.ask("pending")["pending"]
+        assert waits["reason"] == "AllocationEnds"
+        told = subprocess.run([sys.executable, "-m", "tangram_hpc", "explain", late.id], text=True,
+                              env={**os.environ, "TANGRAM_ACCESS": str(c.access)}, check=True,
+                              capture_output=True, timeout=60).stdout
+        assert "AllocationEnds: it is expected to need" in told, told
+        session = c.session(trusted=True)
+        go = tmp_path / "go"
+        runs = session.exec(f"until [ -e {go} ]; do sleep 0.05; done; echo done")
+        until(lambda: "RUNNING" in c.ask("info")["actions"])
+        os.kill(c._children[0].pid, signal.SIGUSR1)
+        until(lambda: c.ask("nodes")["nodes"][0]["state"] == "DRAINING")
+        waits = c.submit(["true"])
+        until(lambda: {w["reason"] for w in c.ask("pending")["pending"]} == {"AllocationEnds"})
+        go.touch()
+        assert runs.result(60).text == "done\n"
+        assert "the job is about to end" in session.closed.result(60)
+        until(lambda: c.ask("nodes")["nodes"][0]["state"] == "DRAINED")
+        assert not waits.done() and not late.done()
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_spool_too_small_is_told(tmp_path: Path) -> None:
