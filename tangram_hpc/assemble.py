@@ -22,7 +22,7 @@ from .backends.clock import SystemClock
 from .backends.cpu import affinity, enforce, memory
 from .backends.gpu.devices import Devices, find_devices
 from .backends.gpu.meter import GpuMeter
-from .backends.journal import FileJournal
+from .backends.journal import FileJournal, journals, next_journal, read_journals
 from .backends.loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
 from .backends.node_executor import NodeExecutor
 from .backends.rundir import home, job_dir, make_job_dir, make_scratch
@@ -31,8 +31,9 @@ from .backends.sandbox.executor import SandboxExecutor
 from .backends.services.executor import ServiceExecutor
 from .backends.services.registry import make_backend
 from .backends.slurm.choice import make_slurm
-from .backends.slurm.environ import slurm_place
+from .backends.slurm.environ import SlurmPlace, slurm_place
 from .backends.slurm.remark import leave_remark
+from .backends.spool import FileSpool
 from .backends.store import FolderStore
 from .backends.transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from .backends.transport.channel import SocketChannel
@@ -40,10 +41,12 @@ from .backends.transport.dial import dial
 from .backends.transport.naps import sharpen
 from .backends.transport.pipes import SocketPipes
 from .broker.driver import Broker, Settings
+from .broker.satellites import SatelliteScripts
 from .client.client import Client
 from .config import Config, load_config
 from .core.placers.registry import make_placer
 from .core.scheduler import Scheduler
+from .domain.allocation import AllocPolicy
 from .domain.node import NodeSpec
 from .domain.service import ServiceSpec
 from .endpoints import endpoint_spec
@@ -72,16 +75,20 @@ _GAP_S = 0.002  # of a busy broker or worker, see there
 @dataclass(frozen=True)
 class BrokerPlan:
     """What `serve_broker` starts: the job, how many workers it waits for, and who holds its life
-    (`lifeline`: a pipe whose end ends it, -1 for none)."""
+    (`lifeline`: a pipe whose end ends it, -1 for none). `policy` and `scripts`: which satellites it
+    may ask for, and how they are submitted."""
 
     job: str
     nodes: int
     config: Config
     lifeline: int = -1
+    policy: AllocPolicy | None = None
+    scripts: SatelliteScripts | None = None
 
 
 async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
-    """Runs a broker until it is told to end; leaves the journal and a tombstone of its access."""
+    """Runs a broker until it is told to end; leaves the journal and a tombstone of its access.
+    SIGUSR1 drains it: nothing more is lent, and SIGTERM then waits a while for what still runs."""
     loop, config = asyncio.get_running_loop(), plan.config
     endpoints = tuple(endpoint_spec(name, table) for name, table in config.endpoints.items())
     seldom_collect()
@@ -89,18 +96,23 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     folder = make_job_dir(environ, plan.job)
     scratch = make_scratch(environ, config.scratch, "broker")
     ended = asyncio.Event()
-    journal = FileJournal(folder / "journal", config.sync, loop.call_soon_threadsafe)
+    scheduler = Scheduler(make_placer(config.placer), round(config.end_margin_s * 1e9))
+    for event in read_journals(folder) if journals(folder) else ():
+        scheduler.handle(event)  # an earlier start of this job; a replay never plans
+    spool = FileSpool(folder / "once", config.once_mib << 20)
+    journal = FileJournal(next_journal(folder), config.sync, loop.call_soon_threadsafe, spool.sync)
     settings = Settings(
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
         user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, endpoints=endpoints,
-        services=tuple(service_spec(name, told) for name, told in config.services.items()))
+        services=tuple(service_spec(name, told) for name, told in config.services.items()),
+        policy=plan.policy)
     place, clock = slurm_place(environ), SystemClock()
     held = place is not None and place.job == plan.job  # else it is a guest in somebody's job
     slurm = make_slurm(config.slurm, environ, plan.job, config.slurm_query_s, clock) if (
         held) else None
-    broker = Broker(Scheduler(make_placer(config.placer)), journal, clock,
-                    LoopTimer(loop), settings, ended.set, slurm)
+    broker = Broker(scheduler, journal, clock, LoopTimer(loop), settings, ended.set, spool, slurm,
+                    plan.scripts)
     key = os.urandom(32)
     sockets = [listen_unix(str(scratch / "broker.sock"))]
     addresses = [f"unix:{scratch / 'broker.sock'}"]
@@ -115,7 +127,9 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     write_access(access, Access(plan.job, tuple(addresses), key, settings.store,
                                 socket.gethostname(), os.getpid()))
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, broker.stop, f"signal {number.name}")
+        loop.add_signal_handler(number, broker.end, f"signal {number.name}",
+                                config.end_margin_s / 4)
+    loop.add_signal_handler(signal.SIGUSR1, broker.drain, "the job is about to end")
     if plan.lifeline >= 0:
         watch_lifeline(loop, plan.lifeline, lambda: broker.stop("its parent ended"))
     await ended.wait()
@@ -123,11 +137,17 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
         listener.close()
     mark_ended(access, plan.job, time.strftime("%Y-%m-%dT%H:%M:%S"))
     shutil.rmtree(scratch, ignore_errors=True)
-    shutil.rmtree(folder / "store", ignore_errors=True)
+    if broker.over or not spool.names():  # else the job may be requeued, and go on with them
+        shutil.rmtree(folder / "store", ignore_errors=True)
+    spool.close(remove=broker.over)
     await asyncio.sleep(0.05)  # the last frames leave
     if slurm is not None:
+        for _ in range(100):
+            if not broker.satellites.cancelling:
+                break
+            await asyncio.sleep(0.1)
         if config.job_comment and plan.job.isdigit() and (
-                why := await leave_remark(slurm, int(plan.job), folder / "journal")):
+                why := await leave_remark(slurm, int(plan.job), folder)):
             print(f"tangram: broker: no summary in the job's Comment: {why}", file=sys.stderr)
         await slurm.closed()
 
@@ -246,9 +266,10 @@ def lent_devices(config: Config, environ: Mapping[str, str]) -> Devices:
 
 
 def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
-              component: str = "", name: str = "", devices: Devices | None = None) -> NodeSpec:
+              component: str = "", name: str = "", devices: Devices | None = None,
+              het_group: int = -1) -> NodeSpec:
     """What this process may lend: Slurm's word where there is one, the machine's otherwise.
-    `devices`: None: looked for."""
+    `devices`: None: looked for. `het_group`: of a het job, which component it is in."""
     devices = lent_devices(config, environ) if devices is None else devices
     place, real = slurm_place(environ), affinity.usable()
     host = socket.gethostname()
@@ -260,8 +281,21 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
         mem_mib=int(mem * config.mem_overcommit),
         gpus=devices.indices, component=component,
         pinned=count <= len(real), ahead=AHEAD,
-        ends_at_ns=place.ends_at_s * 10**9 if place is not None else 0,
-        backends=backends.trusted, untrusted=backends.untrusted, devices=devices.summary())
+        ends_at_ns=_ends_at_ns(config.end, place),
+        backends=backends.trusted, untrusted=backends.untrusted, devices=devices.summary(),
+        allocation=_allocation(place.job, het_group) if place is not None else "")
+
+
+def _allocation(job: str, het_group: int) -> str:
+    """Within a het job every step has the leader's id, and only its srun knew the component."""
+    return f"{job}+{het_group}" if het_group >= 0 else job
+
+
+def _ends_at_ns(end: str, place: SlurmPlace | None) -> int:
+    """When this process's allocation ends, by its user's word or Slurm's; 0: nobody says."""
+    if end:
+        return (int(end) + (int(time.time()) if end[0] == "+" else 0)) * 10**9
+    return place.ends_at_s * 10**9 if place is not None else 0
 
 
 def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
@@ -296,10 +330,12 @@ class WorkerPlan:
     component: str = ""
     name: str = ""
     lifeline: int = -1
+    het_group: int = -1
 
 
 async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
-    """Lends this node until the broker says that it is over (0) or is lost for good (1)."""
+    """Lends this node until the broker says that it is over (0) or is lost for good (1), or
+    a signal tells it to leave (128 and the signal)."""
     loop, config = asyncio.get_running_loop(), plan.config
     seldom_collect()
     die_on_broken_law(loop, "worker")
@@ -307,7 +343,8 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     backends = Backends.probed(config.isolation, config.read_paths)
     devices = lent_devices(config, environ)
     meter = GpuMeter(devices)
-    spec = node_spec(config, environ, backends, plan.component, plan.name, devices)
+    spec = node_spec(config, environ, backends, plan.component, plan.name, devices,
+                     plan.het_group)
     enforce.sweep()  # what workers that were killed here left; `make_scratch` does so for its own
     scratch = make_scratch(environ, config.scratch, "worker")
     ended: asyncio.Future[str] = loop.create_future()
@@ -326,12 +363,17 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
                                                        meter))
         return node
 
-    lost = False
+    lost, told = False, 0
 
     def on_lost(reason: str) -> None:
         nonlocal lost
         lost = True
         driver.lost(reason)
+
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal told
+        told = number
+        driver.leave(f"it left: {number.name}")
 
     try:
         link = SocketLink(dial(access.addresses, access.key, access.job), loop)
@@ -339,7 +381,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
                               _GAP_S)
         link.attach(lambda parcel: driver.receive(*parcel), lambda: None, on_lost)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, driver.stop, f"signal {number.name}")
+            loop.add_signal_handler(number, on_signal, number)
         if plan.lifeline >= 0:
             watch_lifeline(loop, plan.lifeline, lambda: driver.stop("its parent ended"))
         driver.start()
@@ -349,6 +391,8 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
             await node.closed()
         meter.close()
         shutil.rmtree(scratch, ignore_errors=True)
+    if told:
+        return 128 + told
     if lost:
         raise BrokerUnreachable(f"job {access.job}: the broker is gone ({reason})")
     return 0

@@ -39,6 +39,13 @@ class Config(BaseModel):
     )
     grace_s: float = Field(30.0, ge=0, le=86400, description="how long a lost client may be away")
     join_s: float = Field(120.0, gt=0, description="how long to wait for all expected workers")
+    end_margin_s: float = Field(
+        60.0, ge=0, le=86400, description="a node lends no more so long before its allocation "
+                                          "ends; at most a third of what is left when it joins")
+    end: str = Field("", description="when the allocation ends that a worker lends of, if Slurm "
+                                     "does not say it: seconds since the epoch, or +SECONDS")
+    once_mib: int = Field(1024, ge=1, description="how much may be kept for a requeue of actions "
+                                                  "with `once`: what they are to do, and results")
     kill_wait_s: float = Field(2.0, ge=0, le=600, description="SIGTERM to SIGKILL")
     output_max: int = Field(1 << 20, ge=1024, le=1 << 30, description="bytes kept of each stream")
     bind: str = Field("", description="address to listen on besides the Unix socket; empty for "
@@ -77,6 +84,9 @@ class Config(BaseModel):
     endpoints: dict[str, dict[str, Any]] = Field(
         {}, description="tables [endpoints.NAME]: somebody else's APIs, see endpoints.py")
 
+    elastic: dict[str, Any] = Field(
+        {}, description="table [elastic]: nodes that may be asked for and given back while the "
+                        "job runs, see allocations.py")
     services: dict[str, dict[str, Any]] = Field(
         {}, description="GPU services by name, as for `register_service`")
 
@@ -85,6 +95,13 @@ class Config(BaseModel):
     def _known_devices(cls, value: str) -> str:
         if not re.fullmatch(r"|none|(cpu|fake)(:[1-9]\d{0,2})?", value):
             raise ValueError("empty, none, cpu, cpu:N, fake or fake:N, N from 1 to 999")
+        return value
+
+    @field_validator("end")
+    @classmethod
+    def _known_end(cls, value: str) -> str:
+        if not re.fullmatch(r"|\+?[1-9]\d{0,10}", value):
+            raise ValueError("empty, seconds since the epoch, or + and seconds from now")
         return value
 
     @field_validator("read_paths", mode="before")
@@ -114,7 +131,7 @@ def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None 
     named = environ.get("TANGRAM_CONFIG")
     path = Path(named) if named else (folder or Path.cwd()) / "tangram.toml"
     if named or path.exists():
-        for key, value in _read_toml(path).items():
+        for key, value in read_toml(path).items():
             values[key], origin[key] = value, str(path)
     for name, text in environ.items():
         key = name.removeprefix(ENV_PREFIX)
@@ -128,7 +145,8 @@ def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None 
     return _checked(values, origin)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as plain values. Raises InvalidInput: one line."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:

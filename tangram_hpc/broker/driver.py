@@ -19,14 +19,17 @@ from ..core.scheduler import Scheduler
 from ..core.service_facts import declaration_of_service
 from ..domain import decision as de
 from ..domain import event as ev
+from ..domain.allocation import AllocPolicy
 from ..domain.ids import client_of, show
 from ..domain.service import EndpointSpec, ServiceSpec, endpoint_of
 from ..domain.session import SessionSpec
-from ..domain.states import SessionState
-from ..ports import Buffer, Clock, Journal, Link, Slurm, Timer
+from ..domain.states import NodeState, SessionState
+from ..ports import Buffer, Clock, Journal, Link, Slurm, Spool, Timer
 from ..wire import message as ms
-from .explain import explain
-from .status import info, nodes, pending, services, slurm_calls
+from .answers import answer
+from .draining import Draining
+from .once import Once
+from .satellites import Satellites, SatelliteScripts
 
 SILENCE_S = 30.0  # a worker that says nothing for so long is lost
 _WATCH_S = 2.0
@@ -50,6 +53,7 @@ class Settings:
     services: tuple[ServiceSpec, ...] = ()
     endpoints: tuple[EndpointSpec, ...] = ()
     gap_s: float = 0.0
+    policy: AllocPolicy | None = None
 
 
 @dataclass(slots=True)
@@ -59,22 +63,28 @@ class Talk:
     link: Link
     client: int = 0
     node: int = 0
+    leaving: str = ""  # why its worker will be gone soon
     said_bye: bool = False
 
 
-class Broker:
+class Broker(Draining):
     """Fills nothing, owns nothing but tables of who is on which link and whose payload is where."""
 
     def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock, timer: Timer,
                  settings: Settings, on_end: Callable[[], None],
-                 slurm: Slurm | None = None) -> None:
+                 spool: Spool | None = None, slurm: Slurm | None = None,
+                 scripts: SatelliteScripts | None = None) -> None:
         self.scheduler, self.settings = scheduler, settings
         self._journal, self._clock, self._timer, self._on_end = journal, clock, timer, on_end
         self._slurm = slurm  # None outside of a job
+        self.satellites = Satellites(
+            settings.job, slurm, scripts or SatelliteScripts(), scheduler.ledger, clock, timer,
+            self._learn, lambda node, why: self._tell(node, ms.Shutdown(why)))
         self._clients: dict[int, Talk] = {}
         self._workers: dict[int, Talk] = {}
         self._payloads: dict[int, Buffer] = {}  # by action, until its result is known
         self._results: dict[int, tuple[ms.Result, Buffer | None]] = {}  # until acknowledged
+        self._once = Once(scheduler.ledger, spool)
         self._replies: list[tuple[int, ms.Message, Buffer | None]] = []  # (client, word)
         self._touched: dict[int, Link] = {}  # links to flush at the end of the beat
         self._liveness = Liveness(int(SILENCE_S * 1e9))
@@ -82,18 +92,28 @@ class Broker:
         self._heard = 0  # messages since the last beat
         self._wake_at = 0
         self.ended = False
+        self.over = False  # ended because the job's work is over: it will not come back
 
     # ---- life --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Writes the first event and begins to watch."""
+        """Writes the first event and begins to watch. The scheduler may have been given an earlier
+        broker's journal before."""
         s = self.settings
+        for fact in self._once.ends_unsaid(self._now()):
+            self._happen(fact)
         self._happen(ev.BrokerStarted(self._now(), s.job, self.scheduler.placer.name,
                                       self._journal.mode, s.user, s.version))
+        self._payloads, lost = self._once.resume(self._now())
+        for fact in lost:
+            self._happen(fact)
         for service in s.services:
             self._happen(ev.ServiceDeclared(self._now(), service))
         for endpoint in s.endpoints:
             self._happen(ev.EndpointDeclared(self._now(), endpoint))
+        if s.policy is not None:
+            self._happen(ev.AllocationsAllowed(self._now(), s.policy))
+        self.satellites.start()
         self._timer.after(s.join_s, self._stop_waiting_for_nodes)
         self._timer.after(_WATCH_S, self._watch)
         self._touch()
@@ -104,6 +124,7 @@ class Broker:
             return
         self._beat()
         self.ended = True
+        self.satellites.stop()
         self._happen(ev.BrokerStopped(self._now(), reason))
         for talk in [*self._workers.values(), *self._clients.values()]:
             talk.link.send(ms.Shutdown(reason))
@@ -144,7 +165,7 @@ class Broker:
         elif talk.node and self._workers.get(talk.node) is talk and not self.ended:
             del self._workers[talk.node]
             self._liveness.forget(talk.node)
-            self._happen(ev.NodeLost(self._now(), talk.node, reason))
+            self._happen(ev.NodeLost(self._now(), talk.node, talk.leaving or reason))
         self._touch()
 
     def _refuse(self, talk: Talk, text: str) -> None:
@@ -186,6 +207,8 @@ class Broker:
         self._liveness.hear(talk.node, now)
         self._tell(talk.node, ms.WorkerWelcome(talk.node, s.store, s.kill_wait_s, s.output_max))
         self._happen(ev.NodeJoined(now, talk.node, hello.spec))
+        if self.draining:
+            self._happen(ev.NodeDraining(now, talk.node, self.draining))
         if len(self._workers) >= s.nodes:
             self._stop_waiting_for_nodes()
 
@@ -211,11 +234,15 @@ class Broker:
                 if client_of(session) == talk.client and session in self.scheduler.ledger.sessions:
                     self._happen(ev.SessionRenewed(self._now(), session))
             case ms.Cancel(actions=actions):
-                for action in actions:
-                    if client_of(action) == talk.client and action in self.scheduler.ledger.actions:
+                for asked in actions:
+                    action = self._once.leader(asked)
+                    if client_of(asked) == talk.client and action in self.scheduler.ledger.actions:
                         self._happen(ev.ActionCancelled(self._now(), action, "by its client"))
             case ms.Ask():
                 self._answer(talk, message)
+            case ms.Forget(request=request, names=names, prefix=prefix):
+                told = json.dumps({"forgotten": self._once.forget(names, prefix)}).encode()
+                self._say(talk.client, ms.Answer(request), told)
             case ms.DeclareService(request=request, spec=service):
                 facts, why = declaration_of_service(self.scheduler.ledger, service, self._now())
                 self._declared(talk.client, request, facts, why)
@@ -231,6 +258,7 @@ class Broker:
             case ms.Bye():
                 talk.said_bye = True
             case ms.Shutdown(reason=reason):
+                self.over = True
                 self._timer.after(0, lambda: self.stop(reason or "asked to by a client"))
 
     def _submit(self, talk: Talk, message: ms.Submit, payload: Buffer | None) -> None:
@@ -239,12 +267,16 @@ class Broker:
             return self._say_granted(action.id)  # again after a reconnect: it is on its way
         if client_of(action.id) != talk.client:
             why = f"id: {show(action.id)} is not this client's"
+        elif action.once and (known := self._once.answer(action))[0]:
+            return self._say(talk.client, *known[1]) if known[1] is not None else None
         else:
             why = refusal(self.scheduler.ledger, self.scheduler.placer, action)
+        assert payload is not None
+        if action.once and not why:
+            why = self._once.keep(action, payload)
         if why:
             self._say(talk.client, ms.Rejected(action.id, why, why.startswith("session:")))
             return
-        assert payload is not None
         self._payloads[action.id] = payload
         self._happen(ev.ActionSubmitted(self._now(), action))
 
@@ -297,6 +329,10 @@ class Broker:
                 for lease in leases:
                     if self._owns(talk, lease):
                         self._happen(ev.LeaseReturned(now, lease))
+            case ms.Leaving(reason=reason):
+                talk.leaving = reason
+                if self.scheduler.ledger.nodes[talk.node].state is NodeState.UP:
+                    self._happen(ev.NodeDraining(now, talk.node, reason))
             case ms.Started(leases=leases):
                 for lease in leases:
                     if self._owns(talk, lease):
@@ -319,16 +355,8 @@ class Broker:
         return entry is not None and entry.node == talk.node
 
     def _answer(self, talk: Talk, ask: ms.Ask) -> None:
-        views = {"info": info, "nodes": nodes, "pending": pending, "services": services}
-        view, now = views.get(ask.what), self._now()
-        if view is not None:
-            told = view(self.scheduler, self.settings.job, now)
-            if ask.what == "info" and self._slurm is not None:
-                told["slurm"] = slurm_calls(self._slurm.calls(), now)
-        elif ask.what == "explain":
-            told = explain(self.scheduler, now, ask.argument)
-        else:
-            told = {"error": f"{ask.what!r} is not a question; ask {', '.join(views)}, explain"}
+        told = answer(ask, self.scheduler, self.settings.job, self._slurm, self.satellites,
+                      self._now())
         self._say(talk.client, ms.Answer(ask.request), json.dumps(told).encode())
 
     # ---- facts and orders --------------------------------------------------------------------
@@ -362,6 +390,10 @@ class Broker:
                 self._tell(order.node, ms.OpenSandbox(order.spec))
             case de.CloseSession():
                 self._tell(order.node, ms.CloseSandbox(order.session))
+            case de.AskAllocation():
+                self.satellites.ask(order)
+            case de.EndAllocation():
+                self.satellites.end(order)
             case de.PrepareService():
                 self._tell(order.node, ms.PrepareService(order.spec))
             case de.AnnounceSession():
@@ -385,6 +417,15 @@ class Broker:
         if action in ledger.actions:  # its client may still come back for it
             self._results[action] = (result, payload)
         self._say(client_of(action), result, payload)
+        for other in self._once.ended(result, payload, order.node != 0):
+            self._results[other.action] = (other, payload)
+            self._say(client_of(other.action), other, payload)
+
+    def _learn(self, fact: ev.Event) -> None:
+        """A fact that comes from Slurm."""
+        if not self.ended:
+            self._happen(fact)
+            self._touch()
 
     def _tell(self, node: int, message: ms.Message, payload: Buffer | None = None) -> None:
         talk = self._workers.get(node)
@@ -413,6 +454,7 @@ class Broker:
         for link in touched.values():
             link.flush()
         replies, self._replies = self._replies, []
+        self._once.commit()
         self._journal.commit(lambda: self._send(replies))
         busy = self._heard >= _MANY or self.scheduler.ledger.ahead > 0
         self._beat_due = busy and self._heard > 0 and self.settings.gap_s > 0
@@ -450,6 +492,7 @@ class Broker:
             if talk is not None:
                 talk.link.close()
                 self.lost(talk, f"silent for {SILENCE_S:.0f} s")
+        self.satellites.watch()
         self._timer.after(_WATCH_S, self._watch)
 
     def _now(self) -> int:

@@ -7,6 +7,8 @@ import json
 import os
 from typing import Any
 
+from .told_allocs import elastic_lines
+
 
 def add(verbs: Any) -> None:
     """Adds the verb."""
@@ -40,6 +42,8 @@ def go(args: argparse.Namespace) -> int:
     print("actions  " + ("  ".join(f"{k} {v}" for k, v in told["actions"].items()) or "none"))
     if "slurm" in told:
         print(_slurm(told["slurm"]))
+    for line in elastic_lines(told["elastic"], brief=True) if told["elastic"] else ():
+        print(line)
     print(f"\n{'NODE':<16}{'STATE':<10}{'COMPONENT':<12}{'CPUS':>9}{'GPUS':>6}{'SESSIONS':>10}"
           f"  {'ENFORCEMENT':<13}UNTRUSTED CODE IN")
     for n in told["nodes"]:

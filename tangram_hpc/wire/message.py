@@ -19,7 +19,7 @@ from ..domain.service import EndpointSpec, ServiceSpec
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 INLINE_MAX = 66 * 1024  # 64 KiB of data and its wrapping; more goes by digest through the store
 
 
@@ -113,6 +113,15 @@ class DeclareService(Message, frozen=True, tag=21):
     spec: ServiceSpec
 
 
+class Forget(Message, frozen=True, tag=26):
+    """What came of the actions of these names, and of all whose name begins with `prefix`, need not
+    be kept any longer (`Action.once`); answered by Answer."""
+
+    request: int
+    names: tuple[str, ...]
+    prefix: str = ""
+
+
 class Bye(Message, frozen=True, tag=17):
     """The client ends: no grace is needed."""
 
@@ -174,6 +183,10 @@ class Result(Message, frozen=True, tag=31):
     held_ns: int
     n: int = 0
     grants: tuple[tuple[int, int], ...] = ()
+
+    def under(self, action: int) -> Result:
+        """The same, told of another action that was to do the same work."""
+        return msgspec.structs.replace(self, action=action)
 
 
 class Rejected(Message, frozen=True, tag=32):
@@ -267,6 +280,13 @@ class Returned(Message, frozen=True, tag=56):
     leases: tuple[int, ...]
 
 
+class Leaving(Message, frozen=True, tag=57):
+    """This node will be gone soon, the job goes on: nothing more is to be given to it. When the
+    conversation then ends, what ran here is the broker's to start elsewhere."""
+
+    reason: str
+
+
 class SandboxUp(Message, frozen=True, tag=54):
     """A session's sandbox stands."""
 
@@ -351,6 +371,7 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     Ack,
     Ask,
     DeclareService,
+    Forget,
     Bye,
     Shutdown,
     RenewSession,
@@ -369,6 +390,7 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     Finished,
     Released,
     Returned,
+    Leaving,
     SandboxUp,
     SandboxDown,
     WorkerWelcome,

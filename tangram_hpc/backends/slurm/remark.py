@@ -16,7 +16,7 @@ from ...accounting.summary import summary
 from ...domain.event import Event
 from ...errors import InvalidInput
 from ...ports import Slurm, SlurmFailure, SlurmNotNow
-from ..journal import read_journal
+from ..journal import read_journals
 
 READ_S = 20.0  # some hundred thousand actions; the template leaves more before a time limit
 CALL_S = 10.0
@@ -26,10 +26,10 @@ class _TooLong(Exception):
     """The journal could not be read in time."""
 
 
-async def leave_remark(slurm: Slurm, job: int, journal: Path) -> str:
+async def leave_remark(slurm: Slurm, job: int, folder: Path) -> str:
     """Sets it; returns why not in one line, empty when it is set."""
     try:
-        line = summary(fold(_within(read_journal(journal), READ_S)))
+        line = summary(fold(_within(read_journals(folder), READ_S)))
     except _TooLong:
         return f"its journal cannot be read in {READ_S:g} s: tangram acct -j {job} --comment"
     except InvalidInput as error:
