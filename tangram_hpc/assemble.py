@@ -215,12 +215,20 @@ def await_access(path: Path, timeout_s: float, alive: Callable[[], bool] = lambd
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        if path.exists():
+        if _is_there(path):
             return read_access(path)
         if not alive() or time.monotonic() > deadline:
             raise BrokerUnreachable(f"access file {path}: the broker did not write it within "
                                     f"{timeout_s:.0f} s")
         time.sleep(0.005)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a look can be had at it, or never will: the reader says why."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
 
 
 _SHARED_FS_S = 10.0  # a shared file system may show a new file so much later

@@ -26,6 +26,7 @@ from dc_base import (
     USER,
     Cluster,
     ClusterError,
+    User,
     hold,
     require_root,
     resolve_prefix,
@@ -78,13 +79,23 @@ def plan(o: Namespace) -> Cluster:
                            "or less", 2)  # fmt: skip
     return Cluster(
         name=name, prefix=str(resolve_prefix(o.prefix, name)), base_port=0,
-        user=o.user or f"{name}user", dbd=not o.no_dbd,
+        users=users(str(resolve_prefix(o.prefix, name)), o.user or f"{name}user", o.users),
+        dbd=not o.no_dbd,
         cpu_nodes=dc_config.names(name, "c", o.cpu_nodes),
         gpu_nodes=dc_config.names(name, "g", o.gpu_nodes),
         trainer_nodes=dc_config.names(name, "t", o.trainer_nodes),
         cpus_per_node=o.cpus_per_node, gpus_per_node=o.gpus_per_node, conf_lines=o.conf_line,
         plugins=[plugin_line(text) for text in o.plugin], cgroups=o.cgroups,
     )  # fmt: skip
+
+
+def users(prefix: str, first: str, count: int) -> list[User]:
+    """`first`, and as many more as make `count`, each with a home of its own in the prefix."""
+    if not 1 <= count <= 9:
+        raise ClusterError("--users is 1 to 9", 2)
+    names = [first] + [f"{first}{n}" for n in range(2, count + 1)]
+    homes = ["home"] + [f"home{n}" for n in range(2, count + 1)]
+    return [User(n, f"{prefix}/{h}") for n, h in zip(names, homes, strict=True)]
 
 
 def plugin_line(text: str) -> str:
@@ -149,7 +160,8 @@ def boot(c: Cluster) -> None:
     dc_config.write_config(c)
     dc_config.make_devices(c)
     start_munged(c)
-    make_user(c)
+    for user in c.users:
+        make_user(c, user)
     laps.append(("munged, user", time.monotonic()))
     if database is not None:
         boot_database(c, database)
@@ -168,24 +180,25 @@ def boot(c: Cluster) -> None:
     say("boot in seconds: " + ", ".join(steps))
 
 
-def make_user(c: Cluster) -> None:
+def make_user(c: Cluster, user: User) -> None:
     """The unix user: an existing one or a new one; either way its home is in the prefix."""
     try:
-        who = pwd.getpwnam(c.user)
+        who = pwd.getpwnam(user.name)
     except KeyError:
-        c.user_created = True
+        user.created = True
         c.save()
-        who = add_user(c)
+        who = add_user(user)
     if who.pw_uid == 0:
-        raise ClusterError(f"--user {c.user} must not be root", 2)
-    c.uid = who.pw_uid
+        raise ClusterError(f"--user {user.name} must not be root", 2)
+    user.uid = who.pw_uid
     c.save()
-    Path(c.home).mkdir(mode=0o755)
-    os.chown(c.home, who.pw_uid, who.pw_gid)
+    Path(user.home).mkdir(mode=0o755)
+    os.chown(user.home, who.pw_uid, who.pw_gid)
 
 
-def add_user(c: Cluster) -> pwd.struct_passwd:
-    argv = ["useradd", "--no-create-home", "--home-dir", c.home, "--shell", "/bin/bash", c.user]
+def add_user(user: User) -> pwd.struct_passwd:
+    argv = ["useradd", "--no-create-home", "--home-dir", user.home, "--shell", "/bin/bash",
+            user.name]  # fmt: skip
     for _ in range(30):
         done = subprocess.run(
             argv, env={"PATH": SAFE_PATH}, capture_output=True, text=True, check=False
@@ -194,8 +207,8 @@ def add_user(c: Cluster) -> pwd.struct_passwd:
             break
         time.sleep(0.1)
     if done.returncode:
-        raise ClusterError(f"useradd {c.user} failed: {done.stderr.strip()}")
-    return pwd.getpwnam(c.user)
+        raise ClusterError(f"useradd {user.name} failed: {done.stderr.strip()}")
+    return pwd.getpwnam(user.name)
 
 
 def start_munged(c: Cluster) -> None:

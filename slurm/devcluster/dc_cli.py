@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     verbs.add_parser("status", parents=[shared], help="print a JSON line; exit 0 when healthy")
     run = verbs.add_parser("exec", parents=[shared], help="exec [options] -- CMD...")
     run.add_argument("--root", action="store_true", help="as root instead of the user")
+    run.add_argument("--user", help="as this one of the cluster's users (default: the first)")
     run.add_argument("--setenv", metavar="K=V", action="append", default=[])
     return top
 
@@ -51,6 +52,7 @@ def add_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--cpus-per-node", type=int, default=8)
     up.add_argument("--gpus-per-node", type=int, default=4)
     up.add_argument("--user", help="unix user (default: NAMEuser, created when missing)")
+    up.add_argument("--users", type=int, default=1, help="so many users: NAMEuser, NAMEuser2, ...")
     up.add_argument("--no-dbd", action="store_true", help="no accounting: boots in a second")
     up.add_argument(
         "--conf-line", metavar="K=V", action="append", default=[],
@@ -70,6 +72,7 @@ def do_up(o: argparse.Namespace) -> int:
         "name": c.name, "prefix": c.prefix, "conf": c.conf, "base_port": c.base_port,
         "nodes": c.nodes, "cpu_nodes": c.cpu_nodes, "gpu_nodes": c.gpu_nodes,
         "trainer_nodes": c.trainer_nodes, "user": c.user, "home": c.home, "dbd": c.dbd,
+        "users": {u.name: u.home for u in c.users},
         "boot_seconds": round(time.monotonic() - began, 2),
     }  # fmt: skip
     print(json.dumps(out), flush=True)
@@ -103,11 +106,15 @@ def do_exec(o: argparse.Namespace, command: list[str]) -> int:
     require_root()
     if not command:
         raise ClusterError("exec needs a command: devcluster exec [options] -- CMD...", 2)
+    homes = {u.name: u.home for u in c.users}
+    name = "root" if o.root else o.user or c.user
+    if not o.root and name not in homes:
+        raise ClusterError(f"--user {name!r}: this cluster has {', '.join(homes)}", 2)
     try:
-        who = pwd.getpwnam("root" if o.root else c.user)
+        who = pwd.getpwnam(name)
     except KeyError:
-        raise ClusterError(f"user {c.user} is gone: run `devcluster down`, then `up`") from None
-    home = who.pw_dir if o.root else c.home
+        raise ClusterError(f"user {name} is gone: run `devcluster down`, then `up`") from None
+    home = homes.get(name, who.pw_dir)
     env = {"PATH": SAFE_PATH, "HOME": home, "USER": who.pw_name, "LOGNAME": who.pw_name,
            "SHELL": "/bin/bash", "LANG": "C.UTF-8", "SLURM_CONF": c.conf}  # fmt: skip
     for pair in o.setenv:

@@ -124,9 +124,10 @@ Parent - 'root'
 User - 'root':DefaultAccount='root':AdminLevel='Administrator'
 Account - 'dev':Description='dev':Organization='dev'
 Parent - 'dev'
-User - '{user}':DefaultAccount='dev'
+{users}
 """
 
+USER_LINE = "User - '{}':DefaultAccount='dev'"
 PARTITION = "PartitionName={} Nodes={} MaxTime=1-00:00:00 DefaultTime=10 State=UP DefMemPerCPU=100"
 
 
@@ -185,6 +186,11 @@ def slurm_conf(c: Cluster) -> str:
     store = "AccountingStorageType=accounting_storage/none\n"
     text += ACCOUNTING.format(**fill) if c.dbd else store
     return text + "\n".join([*node_lines(c), *partition_lines(c), *c.conf_lines]) + "\n"
+
+
+def associations(c: Cluster) -> str:
+    lines = [USER_LINE.format(user.name) for user in c.users]
+    return ASSOCIATIONS.format(name=c.name, users="\n".join(lines))
 
 
 def gres_conf(c: Cluster) -> str:
@@ -252,6 +258,6 @@ def write_config(c: Cluster) -> None:
     if c.dbd:
         put(f"{etc}/slurmdbd.conf", SLURMDBD_CONF.format(**fill), "slurm", 0o600)
         put(f"{etc}/database.sql", DATABASE_INIT, "mysql", 0o600)
-        put(f"{etc}/associations", ASSOCIATIONS.format(name=c.name, user=c.user))
+        put(f"{etc}/associations", associations(c))
     key = secrets.token_hex(512)
     put(f"{c.prefix}/munge/munge.key", key, "root", 0o400)
