@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_site import DATA, Site
+from devcluster_fixture import running_cluster
+from slurm_site import DATA, REPO, Site, install_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -147,15 +149,15 @@ def squatting(side: Side) -> Iterator[None]:
     assert gone.returncode == 0, gone.stderr
 
 
-@pytest.fixture(scope="module")
-def sides(site: Site) -> Iterator[tuple[Side, Side]]:
+@contextmanager
+def two_sides(site: Site, **keys: str) -> Iterator[tuple[Side, Side]]:
     """Two users with a main job each on the same nodes, which waits for its GO."""
     first, second = site.cluster.users
     two = (Side(site, "first"), Side(Site(site.cluster.of(second), site.venv), "second"))
     assert first == site.cluster.user
     with squatting(two[1]):
         for side in two:
-            side.submit(problems=12)
+            side.submit(problems=12, **keys)
         for side in two:
             site.until(side.up, f"the workers of user {side.name}", 90,
                        lambda s=side: s.site.output(s.name, s.job))
@@ -164,6 +166,12 @@ def sides(site: Site) -> Iterator[tuple[Side, Side]]:
         if side.site.state(side.job):
             side.site.cluster.run_as_user(["scancel", side.job])
             side.site.finish(side.name, side.job)
+
+
+@pytest.fixture(scope="module")
+def sides(site: Site) -> Iterator[tuple[Side, Side]]:
+    with two_sides(site) as two:
+        yield two
 
 
 def test_nothing_is_shared(sides: tuple[Side, Side]) -> None:
@@ -206,22 +214,21 @@ def forged(attacker: Side, victim: Side, **fields: Any) -> str:
     return str(path)
 
 
-VERBS = ("info", "acct", "explain 1.1", "run -- true", "shutdown")
 TO_A_BROKER = ("info", "explain 1.1", "run -- true", "shutdown")
+AT_A_PLACE = ("info", "explain 1.1", "run -- true", "shutdown", "acct")
 
 
 def test_every_verb_with_the_others_job_is_one_clear_line(sides: tuple[Side, Side]) -> None:
+    """By the job's number, by its owner's folder, by its access file."""
     one, two = sides
-    home = str(one.site.cluster.home / ".tangram")
-    access = str(one.folder / "access.json")
-    for verb in VERBS:
-        word, *rest = verb.split()
-        for environ in ({}, {"TANGRAM_HOME": home}):
-            refused(two.site.tangram(word, "-j", one.job, *rest, **environ))
-    for verb in ("info", "worker", "gateway"):
-        refused(two.site.tangram(*verb.split(), TANGRAM_ACCESS=access))
-    refused(two.site.tangram("broker", "--job", one.job, TANGRAM_HOME=home))
-    refused(two.site.tangram("worker", "--access", access))
+    home = {"TANGRAM_HOME": str(one.site.cluster.home / ".tangram")}
+    file = {"TANGRAM_ACCESS": str(one.folder / "access.json")}
+    asked = [([word, "-j", one.job, *rest], environ) for verb in AT_A_PLACE
+             for word, *rest in [verb.split()] for environ in ({}, home)]
+    asked += [(verb.split(), file) for verb in (*TO_A_BROKER, "worker", "gateway")]
+    asked += [(["broker", "--job", one.job], home),
+              (["worker", "--access", file["TANGRAM_ACCESS"]], {})]
+    refused(two, asked)
     assert one.site.tangram("run", "-j", one.job, "--", "true").returncode == 0
 
 
@@ -231,18 +238,24 @@ def test_a_wrong_key_is_no_key(sides: tuple[Side, Side]) -> None:
     before = one.site.info(one.job)
     for key in (two.access["key"], "00" * 32):
         path = forged(two, one, key=key)
-        for verb in (*TO_A_BROKER, "worker"):
-            told = two.site.tangram(*verb.split(), TANGRAM_ACCESS=path)
-            refused(told, "key is wrong")
+        refused(two, [(verb.split(), {"TANGRAM_ACCESS": path})
+                      for verb in (*TO_A_BROKER, "worker")], "key is wrong")
     after = one.site.info(one.job)
     assert [n["name"] for n in after["nodes"]] == [n["name"] for n in before["nodes"]]
     assert after["clients"] == before["clients"]
 
 
-def refused(told: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert (told.returncode, told.stderr.count("\n")) == (2, 1), told
-    assert told.stderr.startswith("tangram: error: ") and told.stdout == "", told
-    assert all(word in told.stderr for word in words), told
+def refused(by: Side, asked: list[tuple[list[str], dict[str, str]]], *said: str) -> None:
+    """Each of these command lines ends with status 2 and one line."""
+    told = by.site.cluster.run_as_user(
+        [str(by.site.venv / "bin/python"), "-c", (DATA / "verbs.py").read_text(),
+         json.dumps(asked)])
+    assert told.returncode == 0, told.stderr
+    answers = json.loads(told.stdout)
+    assert len(answers) == len(asked)
+    for words, environ, status, out, err in answers:
+        assert (status, out, err.count("\n")) == (2, "", 1), (words, environ, status, err)
+        assert err.startswith("tangram: error: ") and all(s in err for s in said), (words, err)
 
 
 def test_slurm_itself_keeps_them_apart(sides: tuple[Side, Side]) -> None:
@@ -257,6 +270,11 @@ def test_slurm_itself_keeps_them_apart(sides: tuple[Side, Side]) -> None:
 
 
 def test_both_main_jobs_run_to_their_end_on_the_same_nodes(sides: tuple[Side, Side]) -> None:
+    run_to_the_end(sides)
+
+
+def run_to_the_end(sides: tuple[Side, Side]) -> None:
+    """The main job's workload for both at once, with the rewards that are certain."""
     for side in sides:
         side.go()
     for side in sides:
@@ -264,10 +282,10 @@ def test_both_main_jobs_run_to_their_end_on_the_same_nodes(sides: tuple[Side, Si
         out = side.site.cluster.home / f"{side.name}.json"
         assert out.exists(), said
         told = json.loads(out.read_text())
-        assert [r["wrong"] for r in told["ranks"]] == [[], []], said
+        assert {tuple(r["wrong"]) for r in told["ranks"]} == {()}, said
         assert {r["via"] for r in told["ranks"]} == {"mpi"}, said
-    rows = [[r for r in side.site.acct(side.job) if r["kind"] == "exec"
-             and r["session"]] for side in sides]
+    rows = [[r for r in side.site.acct(side.job) if r["kind"] == "exec" and r["session"]]
+            for side in sides]
     assert [len(r) >= 96 for r in rows] == [True, True]
     assert {r["node"] for r in rows[0]} & {r["node"] for r in rows[1]}
     for side in sides:
@@ -275,3 +293,45 @@ def test_both_main_jobs_run_to_their_end_on_the_same_nodes(sides: tuple[Side, Si
                         "sacct to say the end", 60)
         side.site.until(lambda s=side: not s.site.left_behind(), "nothing to be left", 30,
                         lambda s=side: str(s.site.left_behind()))
+
+
+# ---- the same where Slurm tracks by cgroups and the plugin hands some to each step ---------------
+
+
+def cgroups(pids: list[int]) -> set[str]:
+    """Those that these are in, by hierarchy, but for the root's."""
+    found = set()
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        except OSError:
+            continue
+        found |= {line.partition(":")[2] for line in lines if not line.endswith(":/")}
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/sys/fs/cgroup/cpuset/cpuset.cpus").exists(),
+                    reason="no cgroup version 1 cpuset here")
+def test_no_cgroup_is_shared(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    """Cores are halved: each user's worker has one of the two on every node."""
+    built = Path(f"/tmp/two-users-{os.getpid()}")
+    subprocess.run(["make", "-C", str(REPO / "slurm" / "spank"), f"OUT={built}"], check=True,
+                   capture_output=True)
+    try:
+        with running_cluster(tmp_path_factory, cpu_nodes=2, gpu_nodes=2, trainer_nodes=2, users=2,
+                             cpus_per_node=2, cgroups=True, conf_line=["SlurmdTimeout=300"],
+                             plugin=f"{built}/tangram.so default=auto") as cluster:
+            site = Site(cluster, install_for(cluster, tmp_path))
+            with two_sides(site, cpus_cpu="1", cpus_gpu="1", ranks="1") as sides:
+                one, two = sides
+                info = [side.site.info(side.job)["nodes"] for side in sides]
+                assert {n["enforcement"] for nodes in info for n in nodes} == {"cgroup1"}
+                with keeper(one), keeper(two):
+                    mine, others = (cgroups(side.pids()) for side in sides)
+                    assert len(mine) > 20 and len(others) > 20 and not mine & others
+                    told = attack(two, one)
+                    assert told["done"] == [] and told["tried"] > 500, told
+                run_to_the_end(sides)
+    finally:
+        shutil.rmtree(built)
