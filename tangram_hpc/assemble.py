@@ -336,7 +336,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
                               _GAP_S)
         link.attach(lambda parcel: driver.receive(*parcel), lambda: None, on_lost)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, driver.stop, f"signal {number.name}")
+            loop.add_signal_handler(number, driver.leave, f"it left: {number.name}")
         if plan.lifeline >= 0:
             watch_lifeline(loop, plan.lifeline, lambda: driver.stop("its parent ended"))
         driver.start()

@@ -14,6 +14,7 @@ from .domain.event import Event
 from .domain.outcome import Outcome
 from .domain.service import ServiceSpec
 from .domain.session import SessionSpec
+from .domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
 from .domain.states import ActionState
 from .wire.frame import Buffer, Parcel
 from .wire.message import Message, Start
@@ -249,6 +250,73 @@ class ServiceBackend(Protocol):
 
 
 MakeServiceBackend = Callable[[ServiceSpec, ServicePlace], ServiceBackend]
+
+
+# ---- Slurm -----------------------------------------------------------------------------------
+
+
+class SlurmNever(Exception):
+    """Slurm refuses this as it is asked (partition, QOS, a limit, a job that is somebody else's);
+    its text is one line. Asking again is of no use before something is changed."""
+
+
+class SlurmNotNow(Exception):
+    """It was not carried out, or nobody knows whether: the controller is away or late, or the
+    budget is used up; its text is one line.
+
+    Args:
+        again_ns: epoch; asking before is of no use.
+        unsure: it may have been carried out all the same. After a `submit`: look for the job's
+            name by `query` before asking again.
+    """
+
+    def __init__(self, text: str, again_ns: int = 0, unsure: bool = False) -> None:
+        super().__init__(text)
+        self.again_ns, self.unsure = again_ns, unsure
+
+
+SlurmFailure = SlurmNever | SlurmNotNow
+
+
+class Slurm(Protocol):
+    """What a broker asks of Slurm. No call blocks or raises; each is answered once by `then`, on
+    the driver's own loop and never before the call has returned. A failure is handed to `then`.
+
+    One budget lies over all of it: one call at a time; queries at least 30 s apart, those asked
+    for meanwhile become one; other calls are few (a short burst, then one in 30 s) and get
+    SlurmNotNow beyond; after a failure nobody calls for a while, which doubles each time.
+    """
+
+    def submit(self, order: JobOrder, then: Callable[[int | SlurmFailure], None]) -> None:
+        """Submits a batch job; `then` gets its id (of a het job, the leader's)."""
+        ...
+
+    def query(self, jobs: Sequence[int],
+              then: Callable[[tuple[JobView, ...] | SlurmFailure], None],
+              names: Sequence[str] = ()) -> None:
+        """What Slurm says of own jobs with these ids or names; `then` gets a row for each job, of a
+        het job one for each component, by id and component. A job without a row has ended so long
+        ago (MinJobAge) that the controller has forgotten it, or never was. Waits for its turn."""
+        ...
+
+    def cancel(self, jobs: Sequence[JobRef],
+               then: Callable[[SlurmFailure | None], None]) -> None:
+        """Ends jobs or single components of het jobs; `then` gets None when Slurm has been told.
+        What is over, or not known, counts as ended. Component 0 is the leader: Slurm ends the
+        whole job with it."""
+        ...
+
+    def comment(self, job: int, text: str, then: Callable[[SlurmFailure | None], None]) -> None:
+        """Sets the Comment of an own job, running or (where there is accounting) over."""
+        ...
+
+    def calls(self) -> SlurmCalls:
+        """What was asked so far."""
+        ...
+
+    def close(self) -> None:
+        """Ends what is under way; what was not answered gets SlurmNotNow."""
+        ...
 
 
 class Store(Protocol):

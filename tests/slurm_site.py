@@ -71,12 +71,16 @@ class Site:
         for file in files:
             shutil.copy(DATA / file, self.cluster.home / file)
         options = {
-            "job_name": name, "time": "10", "partition_cpu": "cpu", "partition_gpu": "gpu",
+            "time": "10", "partition_cpu": "cpu", "partition_gpu": "gpu",
             "partition_trainer": "trainer", "nodes_gpu": "2", "gres_gpu": "gpu:2",
-            "mem_cpu": "600", "mem_gpu": "600", "ranks": str(ranks), "trainer": trainer,
-            "setup": f"source {self.venv}/bin/activate", **keys}
+            "mem_cpu": "600", "mem_gpu": "600", "ranks": str(ranks), "trainer": trainer, **keys}
+        return self.submit("hetjob", name, strict=strict, **options)
+
+    def submit(self, template: str, name: str, strict: bool = True, **keys: str) -> str:
+        """Renders a template, submits it; the job's id."""
+        options = {"job_name": name, "setup": f"source {self.venv}/bin/activate", **keys}
         words = [w for k, v in options.items() for w in ("-o", f"{k}={v}")]
-        told = self.tangram("template", "render", "hetjob", *["--strict"] * strict, "--output",
+        told = self.tangram("template", "render", template, *["--strict"] * strict, "--output",
                             f"{name}.sbatch", *words)
         assert told.returncode == 0, told.stderr
         told = self.cluster.run_as_user(["sbatch", "--parsable", f"{name}.sbatch"])

@@ -15,6 +15,7 @@ TABLES = (
     ("Lease", t.LEASE_MOVES, states.LeaseState),
     ("Session", t.SESSION_MOVES, states.SessionState),
     ("Node", t.NODE_MOVES, states.NodeState),
+    ("Allocation", t.ALLOC_MOVES, states.AllocState),
 )
 
 
@@ -40,7 +41,8 @@ def test_the_page_is_what_the_tables_say() -> None:
 
 def test_every_state_can_be_reached_and_left() -> None:
     first: dict[type[Enum], str] = {states.ActionState: "PENDING", states.LeaseState: "GRANTED",
-                                    states.SessionState: "WAITING", states.NodeState: "UP"}
+                                    states.SessionState: "WAITING", states.NodeState: "UP",
+                                    states.AllocState: "ASKED"}
     for _, moves, kind in TABLES:
         reached = {kind(first[kind])}
         while more := {n for s in reached for n in moves.get(s, ())} - reached:

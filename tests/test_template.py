@@ -10,6 +10,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,10 @@ from tangram_hpc.cli.template import left_open, load, render
 from tangram_hpc.errors import InvalidInput
 
 REPO = Path(__file__).resolve().parent.parent
+NAMES = ("hetjob", "homogeneous", "replay", "satellite", "satellites", "single-node")
 FULL = {"partition_cpu": "c", "partition_gpu": "g", "partition_trainer": "t",
         "trainer": "python train.py --lr 1"}
+COMPUTED = {"tasks_trainer", "tasks_node", "ranks_node", "cpus_node"}  # from ranks, nodes, CPUs
 
 
 def directives(text: str) -> list[str]:
@@ -35,21 +38,51 @@ def tangram(*words: str) -> subprocess.CompletedProcess[str]:
 # ---- rendering ---------------------------------------------------------------------------------
 
 
-def test_every_placeholder_has_a_key_and_every_key_is_used() -> None:
-    template = load("hetjob")
-    used = {p[1:-1].lower() for p in left_open(template.text)} - {"tasks_trainer"}
-    assert used == set(template.keys) - {"ranks"}
-    assert template.about
+@pytest.mark.parametrize("name", NAMES)
+def test_every_placeholder_has_a_key_and_every_key_is_used(name: str) -> None:
+    template = load(name)
+    used = {p[1:-1].lower() for p in left_open(template.text)} - COMPUTED
+    assert used == set(template.keys) - {"ranks", "nodes_trainer"} | (used & {"nodes_trainer"})
+    assert template.about and "#+" not in template.text
 
 
-def test_every_directive_says_whether_it_is_needed() -> None:
-    lines = [line for line in load("hetjob").text.splitlines() if line.startswith("#SBATCH ")]
+@pytest.mark.parametrize("name", NAMES)
+def test_every_directive_says_whether_it_is_needed(name: str) -> None:
+    lines = [line for line in load(name).text.splitlines() if line.startswith("#SBATCH ")]
     said = [line for line in lines if "# required" in line or "# optional" in line]
-    assert len(lines) > 20 and set(lines) - set(said) == {"#SBATCH hetjob"}
-    for key, about in load("hetjob").keys.items():  # what says optional can be dropped, and only it
+    assert len(lines) > 10 and set(lines) - set(said) <= {"#SBATCH hetjob"}
+    for key, about in load(name).keys.items():  # what says optional can be dropped, and only it
         mine = [line for line in lines if f"<{key.upper()}>" in line]
         if about.optional and mine:
             assert all("# optional" in line for line in mine), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_renders_into_a_whole_script(name: str, tmp_path: Path) -> None:
+    """Optional keys left empty as well as given; bash can read it; it asks for a warning."""
+    keys = load(name).keys
+    least = {k: "" if v.optional else v.default or "9" for k, v in keys.items()}
+    for given in (least, {k: least[k] or "7" for k in keys}):
+        text = render(load(name), given)
+        assert left_open(text) == []
+        script = tmp_path / "job.sbatch"
+        script.write_text(text)
+        assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+        told = directives(text)
+        assert {"--output=%x-%j.out", "--open-mode=append", "--requeue"} <= set(told)
+        assert f"--signal=B:USR1@{least['warn']}" in told
+    assert not any("=" in word and not word.partition("=")[2] for word in told)
+
+
+def test_what_follows_from_other_keys() -> None:
+    """A gateway is one rank more; ranks are as many on each node, and the gateway comes after."""
+    values = load("homogeneous").values
+    got = values({"nodes": "2", "ranks": "16", "cpus_per_rank": "3", "cpus_lent": "10"})
+    assert [got[k] for k in ("tasks_trainer", "tasks_node", "ranks_node", "cpus_node")] == [
+        "17", "9", "8", "37"]
+    got = values({"nodes": "2", "ranks": "16", "gateway": "off"})
+    assert [got[k] for k in ("tasks_trainer", "tasks_node", "cpus_node")] == ["16", "8", "16"]
+    assert load("hetjob").values({"nodes_trainer": "4", "ranks": "32"})["ranks_node"] == "8"
 
 
 def test_render_fills_in_and_drops(tmp_path: Path) -> None:
@@ -62,6 +95,7 @@ def test_render_fills_in_and_drops(tmp_path: Path) -> None:
     assert "--account=mine" in cpu and "--partition=c" in cpu and "--no-kill" in cpu
     assert not any(word.startswith(("--qos", "--mem", "--gres", "--partition=g")) for word in told)
     assert "--partition=t" in gpu and "--ntasks=9" in gpu and "TANGRAM_WORLD_SIZE=9" in text
+    assert "--ntasks-per-node=9" in gpu and "--distribution=plane=8" in text
     script = tmp_path / "job.sbatch"
     script.write_text(text)
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
@@ -75,18 +109,20 @@ def test_render_fills_in_and_drops(tmp_path: Path) -> None:
     ({"ranks": "0"}, "ranks='0' is not a whole number"),
     ({"nodes_cpu": "two"}, "nodes_cpu='two' is not a whole number"),
     ({"cpus_per_rank": ""}, "cpus_per_rank is not optional"),
-    ({"trainer": " "}, "trainer is not optional")])
+    ({"trainer": " "}, "trainer is not optional"),
+    ({"gateway": "maybe"}, "gateway='maybe' is not on or off"),
+    ({"requeues": "-1"}, "requeues='-1' is not a whole number")])
 def test_wrong_keys_are_told(given: dict[str, str], told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         render(load("hetjob"), given)
 
 
 def test_the_command(tmp_path: Path) -> None:
-    assert tangram("list").stdout.startswith("hetjob ")
+    assert [line.split()[0] for line in tangram("list").stdout.splitlines()] == list(NAMES)
     assert tangram("show", "hetjob").stdout == load("hetjob").text
     job = tmp_path / "job.sbatch"
-    for words, said in ((("show", "nope"), "there is hetjob"),
-                        (("show", "../setup"), "there is hetjob"),
+    for words, said in ((("show", "nope"), "there is hetjob, homogeneous"),
+                        (("show", "../setup"), "there is hetjob, homogeneous"),
                         (("render", "hetjob", "--strict"), "<TRAINER>"),
                         (("render", "hetjob", "-o", "ranks"), "KEY=VALUE"),
                         (("render", "hetjob", "-o", "rank=1"), "did you mean 'ranks'"),
@@ -105,6 +141,15 @@ def test_the_command(tmp_path: Path) -> None:
     told = tangram("render", "hetjob", *options, "--strict", "--output", str(job))
     assert (told.returncode, told.stderr) == (0, "")
     assert tangram("check", str(job)).returncode == 0
+
+
+def test_one_node_in_component_0_is_told() -> None:
+    """It is allowed, and what it means is said."""
+    options = [word for key, value in FULL.items() for word in ("-o", f"{key}={value}")]
+    told = tangram("render", "hetjob", *options, "--strict", "-o", "nodes_cpu=1")
+    assert told.returncode == 0 and "#SBATCH --nodes=1" in told.stdout
+    assert told.stderr.count("\n") == 1 and "warning" in told.stderr
+    assert "nodes_cpu=1" in told.stderr and "ends the whole job" in told.stderr
 
 
 @pytest.mark.timeout(300)
@@ -144,7 +189,12 @@ case "$1" in
     mkdir -p "$job"; echo key > "$job/access.json"
     while :; do sleep 0.05; done ;;
   worker) touch "$TANGRAM_SCRATCH/left"; until [ -e "$job/ended" ]; do sleep 0.05; done ;;
-  gateway) echo "gateway of $TANGRAM_WORLD_SIZE" >> "$LOG" ;;
+  rank)
+    while [ "$1" != -- ]; do [[ $1 != --step-file=* ]] || file="${1#*=}"; shift; done
+    if [ "$SLURM_PROCID" -eq "$((TANGRAM_WORLD_SIZE - 1))" ]; then
+        echo "gateway of $TANGRAM_WORLD_SIZE" >> "$LOG"; exit
+    fi
+    echo "$SLURM_STEP_ID" > "$file"; shift; exec "$@" ;;
 esac
 """
 SRUN = """\
@@ -168,6 +218,10 @@ SCANCEL = """\
 echo "scancel $*" >> "$LOG"
 kill -TERM "$(cat "$LOG.pid")"
 """
+SCONTROL = """\
+#!/bin/bash
+echo "scontrol $*" >> "$LOG"
+"""
 
 
 class Pretence:
@@ -176,11 +230,13 @@ class Pretence:
     def __init__(self, folder: Path) -> None:
         self.folder, self.log, self.scratch = folder, folder / "log", folder / "scratch"
         (folder / "bin").mkdir()
-        for name, text in (("tangram", TANGRAM), ("srun", SRUN), ("scancel", SCANCEL)):
+        for name, text in (("tangram", TANGRAM), ("srun", SRUN), ("scancel", SCANCEL),
+                           ("scontrol", SCONTROL)):
             (folder / "bin" / name).write_text(text)
             (folder / "bin" / name).chmod(0o755)
 
-    def start(self, trainer: str, text: str = "", **env: str) -> subprocess.Popen[str]:
+    def start(self, trainer: str, text: str = "", stdout: Any = subprocess.PIPE, **env: str
+              ) -> subprocess.Popen[str]:
         """Starts the script as Slurm would."""
         script = self.folder / "job.sbatch"
         script.write_text(text or render(load("hetjob"), {**FULL, "trainer": trainer}))
@@ -189,8 +245,9 @@ class Pretence:
                    "LOG": str(self.log), "TMPDIR": str(self.scratch), "SLURM_JOB_ID": "7",
                    "SLURM_HET_SIZE": "3", "SLURM_JOB_ID_HET_GROUP_2": "9",
                    "SLURM_JOB_NUM_NODES_HET_GROUP_0": "2", "SLURM_JOB_NUM_NODES_HET_GROUP_1": "1",
+                   "SLURM_JOB_END_TIME": "4000000000",
                    **env}
-        return subprocess.Popen(["bash", str(script)], env=environ, stdout=subprocess.PIPE,
+        return subprocess.Popen(["bash", str(script)], env=environ, stdout=stdout,
                                 stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
 
     def run(self, trainer: str, text: str = "", **env: str) -> tuple[int, str, str]:
@@ -220,7 +277,8 @@ def test_the_script_starts_all_and_ends_all(pretence: Pretence) -> None:
     told = pretence.logged()
     assert told[0] == "tangram broker --placer elastic --nodes 3"
     assert set(told[1:-1]) == {"tangram worker --component cpu", "tangram worker --component gpu",
-                               "tangram gateway", "gateway of 3"}
+                               "gateway of 3", *(t for t in told if t.startswith("tangram rank"))}
+    assert sum(t.startswith("tangram rank --gateway=on --step-file=") for t in told) == 2
     assert told[-1] == "broker ended"
     assert list(pretence.scratch.iterdir()) == []  # the epilog was there
 
@@ -267,11 +325,47 @@ def test_a_killed_broker_does_not_hang_the_end(pretence: Pretence) -> None:
 @pytest.mark.parametrize("key", sorted({*load("hetjob").keys} - {"ranks"}))
 def test_any_placeholder_left_stops_it(pretence: Pretence, key: str) -> None:
     text = load("hetjob").text
-    for other in {*load("hetjob").keys, "tasks_trainer"} - {key}:
+    for other in {*load("hetjob").keys, *COMPUTED} - {key}:
         text = text.replace(f"<{other.upper()}>", "1")
     status, _, err = pretence.run("", text)
     assert (status, err.count("\n")) == (2, 1) and f": <{key.upper()}>;" in err
     assert pretence.logged() == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_raw_template_begins(pretence: Pretence, name: str) -> None:
+    status, _, err = pretence.run("", load(name).text)
+    assert (status, err.count("\n")) == (2, 1) and f"template render {name}" in err
+    assert pretence.logged() == []
+
+
+@pytest.mark.parametrize(("requeues", "start", "again"),
+                         [("0", "", 0), ("2", "1", 1), ("2", "2", 0)])
+def test_near_the_limit_it_starts_again_so_often(pretence: Pretence, requeues: str, start: str,
+                                                 again: int) -> None:
+    """What `--signal=B:USR1@...` sends, while the trainer has work left; SIGTERM never does so."""
+    trainer = "trap 'exit 4' TERM; echo up; while :; do sleep 0.05; done"
+    text = render(load("hetjob"), {**FULL, "trainer": trainer, "requeues": requeues})
+    child = pretence.start("", text, SLURM_RESTART_COUNT=start)
+    assert child.stdout is not None and child.stdout.readline() == "up\n"
+    child.send_signal(signal.SIGUSR1)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, err, out.count("the time limit is near")) == (4, "", again)
+    assert [line for line in pretence.ends() if line.startswith("scontrol")] == []
+    assert pretence.logged().count("scontrol requeue 7") == again
+    if again:
+        assert pretence.logged()[-2:] == ["broker ended", "scontrol requeue 7"]
+
+
+def test_a_requeued_job_writes_a_file_of_its_own(pretence: Pretence) -> None:
+    """Each start has its own log; the first one's stays."""
+    out = pretence.folder / "tangram-7.out"
+    text = render(load("hetjob"), {**FULL, "trainer": "echo start ${SLURM_RESTART_COUNT:-0}"})
+    for start in ("", "1", "2"):
+        with open(out, "a") as file:
+            pretence.start("", text, stdout=file, SLURM_RESTART_COUNT=start).communicate(timeout=60)
+    logs = [out, out.with_name("tangram-7.1.out"), out.with_name("tangram-7.2.out")]
+    assert [log.read_text() for log in logs] == [f"start {n}\n" for n in range(3)]
 
 
 def test_the_raw_template_and_a_wrong_place_are_one_line(pretence: Pretence) -> None:

@@ -59,6 +59,7 @@ class Talk:
     link: Link
     client: int = 0
     node: int = 0
+    leaving: str = ""  # why its worker will be gone soon
     said_bye: bool = False
 
 
@@ -142,7 +143,7 @@ class Broker:
         elif talk.node and self._workers.get(talk.node) is talk and not self.ended:
             del self._workers[talk.node]
             self._liveness.forget(talk.node)
-            self._happen(ev.NodeLost(self._now(), talk.node, reason))
+            self._happen(ev.NodeLost(self._now(), talk.node, talk.leaving or reason))
         self._touch()
 
     def _refuse(self, talk: Talk, text: str) -> None:
@@ -295,6 +296,8 @@ class Broker:
                 for lease in leases:
                     if self._owns(talk, lease):
                         self._happen(ev.LeaseReturned(now, lease))
+            case ms.Leaving(reason=reason):
+                talk.leaving = reason
             case ms.Started(leases=leases):
                 for lease in leases:
                     if self._owns(talk, lease):

@@ -17,7 +17,7 @@ from .. import __version__
 from ..errors import TangramError
 
 VERBS = ("demo", "run", "acct", "info", "explain", "sim", "size", "replay", "template", "doctor",
-         "broker", "worker", "gateway", "shutdown")
+         "broker", "worker", "gateway", "rank", "shutdown")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -2,7 +2,9 @@
 
 Law: text in, text out; Slurm is not called. A key is documented at the head of its template
 (`#: key=default  about`) and stands in it as `<KEY>`; a directive whose optional key is empty is
-dropped; what stays open is told.
+dropped; what stays open is told. What templates have in common lies once in a file `_PART.sh` and
+stands where a line says `#+ PART`: what is shown and rendered is whole. `#! key=value: about` is
+said to who renders it so.
 """
 
 from __future__ import annotations
@@ -22,8 +24,14 @@ from ..errors import InvalidInput
 
 _ABOUT = re.compile(r"^#: [a-z-]+: (.+)$", re.MULTILINE)
 _KEY = re.compile(r"^#: ([a-z_]+)(=(\S*))?\s+(\S.*)$", re.MULTILINE)
+_PART = re.compile(r"^#\+ ([a-z_]+)\n", re.MULTILINE)
+_CAUTION = re.compile(r"^#! ([a-z_]+)=(\S+): (.+)$", re.MULTILINE)
 _OPEN = re.compile(r"<([A-Z][A-Z_]+)>")
-_COUNT = re.compile(r"(nodes|cpus|ranks)(_|$)")  # keys that stand for whole numbers
+# keys that stand for whole numbers: of at least 1, and of at least 0
+_COUNT = re.compile(r"(nodes|cpus|ranks|satellites|virtual_cpus)(_|$)")
+
+_WHOLE = ("requeues", "warn", "wait_s")
+_WORDS = {"gateway": ("on", "off")}
 
 
 def add(verbs: Any) -> None:
@@ -65,6 +73,25 @@ class Template:
     about: str
     keys: Mapping[str, Key]
 
+    def values(self, given: Mapping[str, str]) -> dict[str, str | None]:
+        """What each placeholder stands for, with what follows from others."""
+        values = {name: given.get(name, key.default) for name, key in self.keys.items()}
+        if ranks := values.get("ranks"):
+            tasks = int(ranks) + (values["gateway"] != "off")
+            nodes = int(values.get("nodes_trainer") or values.get("nodes") or 1)
+            each = -(-tasks // nodes)
+            values |= {"tasks_trainer": str(tasks), "tasks_node": str(each),
+                       "ranks_node": str(-(-int(ranks) // nodes))}
+            if lent := values.get("cpus_lent"):
+                values["cpus_node"] = str(int(lent) + each * int(values["cpus_per_rank"] or 1))
+        return values
+
+    def cautions(self, given: Mapping[str, str]) -> list[str]:
+        """What to know about values that are allowed and seldom meant."""
+        values = self.values(given)
+        return [f"template {self.name}: {m[1]}={m[2]}: {m[3]}" for m in _CAUTION.finditer(self.text)
+                if values.get(m[1]) == m[2]]
+
 
 # ---- finding ---------------------------------------------------------------------------------
 
@@ -99,7 +126,10 @@ def load(name: str) -> Template:
     paths = {path.stem: path for path in folder().glob("*.sbatch")}
     if name not in paths:
         raise InvalidInput(f"template: {name!r} is not known; there is {', '.join(sorted(paths))}")
-    text = paths[name].read_text()
+    def part(match: re.Match[str]) -> str:
+        return (folder() / f"_{match[1]}.sh").read_text()
+
+    text = _PART.sub(part, paths[name].read_text()).replace("<TEMPLATE>", name)
     about = _ABOUT.search(text)
     keys = {m[1]: Key(m[3] if m[2] else None, m[4].startswith("(optional)"))
             for m in _KEY.finditer(text)}
@@ -117,9 +147,7 @@ def render(template: Template, given: Mapping[str, str]) -> str:
     """
     for key, value in given.items():
         _check_option(template, key, value)
-    values = {name: given.get(name, key.default) for name, key in template.keys.items()}
-    if values.get("ranks"):
-        values["tasks_trainer"] = str(int(values["ranks"] or 0) + 1)  # and the gateway
+    values = template.values(given)
     lines = []
     for line in template.text.splitlines(keepends=True):
         dropped = any(values.get(k.lower()) == "" for k in _OPEN.findall(line))
@@ -137,6 +165,10 @@ def _check_option(template: Template, key: str, value: str) -> None:
         raise InvalidInput(f"--option: {key} is not optional; give it a value")
     if _COUNT.match(key) and not (value.isdecimal() and int(value)):
         raise InvalidInput(f"--option: {key}={value!r} is not a whole number of at least 1")
+    if key in _WORDS and value not in _WORDS[key]:
+        raise InvalidInput(f"--option: {key}={value!r} is not {' or '.join(_WORDS[key])}")
+    if key in _WHOLE and not value.isdecimal():
+        raise InvalidInput(f"--option: {key}={value!r} is not a whole number")
 
 
 def _filled(match: re.Match[str], values: Mapping[str, str | None]) -> str:
@@ -172,7 +204,8 @@ def _render(args: argparse.Namespace) -> int:
         if not equals:
             raise InvalidInput(f"--option: {option!r} is not KEY=VALUE")
         given[key] = value
-    text = render(load(args.name), given)
+    template = load(args.name)
+    text = render(template, given)
     still = left_open(text)
     told = (f"template {args.name}: still to be filled in: {', '.join(still)}; give each with "
             "-o KEY=VALUE, its name in small letters")
@@ -182,8 +215,8 @@ def _render(args: argparse.Namespace) -> int:
         sys.stdout.write(text)
     else:
         _write(args.output, text)
-    if still:
-        print(f"tangram: warning: {told}", file=sys.stderr)
+    for caution in (*([told] if still else ()), *template.cautions(given)):
+        print(f"tangram: warning: {caution}", file=sys.stderr)
     return 0
 
 

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TypeVar
 
 from ..domain.states import ActionState as A
+from ..domain.states import AllocState as C
 from ..domain.states import LeaseState as L
 from ..domain.states import NodeState as N
 from ..domain.states import SessionState as S
@@ -37,6 +38,13 @@ NODE_MOVES: dict[Enum, set[Enum]] = {
     N.UP: {N.DRAINING, N.DOWN},
     N.DRAINING: {N.DRAINED, N.UP, N.DOWN},
     N.DRAINED: {N.UP, N.DOWN},
+}
+
+ALLOC_MOVES: dict[Enum, set[Enum]] = {
+    C.ASKED: {C.PENDING, C.RUNNING, C.ENDING, C.ENDED},
+    C.PENDING: {C.RUNNING, C.ENDING, C.ENDED},
+    C.RUNNING: {C.ENDING, C.ENDED},
+    C.ENDING: {C.ENDED},
 }
 
 _State = TypeVar("_State", bound=Enum)

@@ -9,6 +9,7 @@ from typing import Union
 
 import msgspec
 
+from .allocation import SatelliteShape
 from .outcome import Outcome
 from .service import ServiceSpec
 from .session import SessionSpec
@@ -70,6 +71,23 @@ class PrepareService(Decision, frozen=True):
     spec: ServiceSpec
 
 
+class AskAllocation(Decision, frozen=True):
+    """Submit a satellite of this shape."""
+
+    alloc: int
+    shape: SatelliteShape
+
+
+class EndAllocation(Decision, frozen=True):
+    """End the workers on these nodes, and with them the job or component (empty: Slurm never said
+    which). A satellite that runs ends by itself when its worker has."""
+
+    alloc: int
+    job: str
+    nodes: tuple[int, ...]
+    reason: str
+
+
 class AnnounceSession(Decision, frozen=True):
     """Tell the client that its session stands on `node`."""
 
@@ -108,6 +126,8 @@ AnyDecision = Union[  # noqa: UP007
     OpenSession,
     CloseSession,
     PrepareService,
+    AskAllocation,
+    EndAllocation,
     AnnounceSession,
     AnnounceSessionEnd,
     Reply,

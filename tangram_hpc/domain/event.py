@@ -11,13 +11,14 @@ from typing import Union
 import msgspec
 
 from .action import Action
+from .allocation import AllocPolicy, SatelliteShape
 from .node import NodeSpec
 from .outcome import Outcome
 from .service import EndpointSpec, ServiceSpec
 from .session import SessionSpec
 from .states import ActionState
 
-JOURNAL_VERSION = 3
+JOURNAL_VERSION = 4
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
@@ -85,6 +86,70 @@ class NodesComplete(Event, frozen=True, tag="nodes-complete"):
     """Every node that was expected has joined (or will not): from now on "never" is known."""
 
     nodes: int
+
+
+class NodeDraining(Event, frozen=True, tag="node-draining"):
+    """Nothing more is lent of a node: it is to be given back."""
+
+    node: int
+    reason: str
+
+
+class AllocationsAllowed(Event, frozen=True, tag="allocations-allowed"):
+    """What the user lets the broker ask for and give back, from now on."""
+
+    policy: AllocPolicy
+
+
+class AllocationAsked(Event, frozen=True, tag="allocation-asked"):
+    """A satellite was decided upon; Slurm does not know of it yet."""
+
+    alloc: int
+    shape: SatelliteShape
+    reason: str
+
+
+class AllocationQueued(Event, frozen=True, tag="allocation-queued"):
+    """Slurm took the request; it is this job."""
+
+    alloc: int
+    job: str
+
+
+class AllocationRefused(Event, frozen=True, tag="allocation-refused"):
+    """Slurm did not take the request, in its words; the shape is left alone until `until`."""
+
+    alloc: int
+    reason: str
+    until: int
+
+
+class AllocationHeld(Event, frozen=True, tag="allocation-held"):
+    """Slurm granted an allocation, at `since` by its clock (0: nobody knows), of so many CPUs (0:
+    as asked). One that the broker did not ask for has `job` and a new number; `own`: the broker's
+    own, which is never given back."""
+
+    alloc: int
+    since: int
+    cpus: int = 0
+    job: str = ""
+    own: bool = False
+
+
+class AllocationReleased(Event, frozen=True, tag="allocation-released"):
+    """An allocation was decided to end, or a request to be withdrawn. `until`: its shape is left
+    alone until then (0: it is not)."""
+
+    alloc: int
+    reason: str
+    until: int = 0
+
+
+class AllocationEnded(Event, frozen=True, tag="allocation-ended"):
+    """Slurm has the allocation no more, or never gave it."""
+
+    alloc: int
+    reason: str
 
 
 class ServiceDeclared(Event, frozen=True, tag="service-declared"):
@@ -256,4 +321,12 @@ AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     LeaseReleased,
     LeaseReturned,
     EndpointThrottled,
+    NodeDraining,
+    AllocationsAllowed,
+    AllocationAsked,
+    AllocationQueued,
+    AllocationRefused,
+    AllocationHeld,
+    AllocationReleased,
+    AllocationEnded,
 ]

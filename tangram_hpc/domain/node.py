@@ -20,6 +20,8 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
         backends: isolation backends that work here for code that its user trusts, best first.
         untrusted: those that keep code from its user's files and the broker's key, best first.
         ahead: how many short leases it takes on one unit before those in front of them have ended.
+        allocation: the job, or `LEADER+N` for a het component, that its node is of; empty without
+            Slurm.
         devices: what the GPUs that it lends are, for people ("2 x NVIDIA H200 140 GiB (cuda)").
     """
 
@@ -35,3 +37,4 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     untrusted: tuple[str, ...] = ()
     ahead: int = 0
     devices: str = ""
+    allocation: str = ""

@@ -54,6 +54,16 @@ class NodeState(str, Enum):
     DOWN = "DOWN"
 
 
+class AllocState(str, Enum):
+    """An allocation's life: decided upon, in Slurm's queue, granted, to end, gone."""
+
+    ASKED = "ASKED"
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    ENDING = "ENDING"
+    ENDED = "ENDED"
+
+
 ENDED = frozenset(
     {
         ActionState.COMPLETED,

@@ -19,7 +19,7 @@ from ..domain.service import EndpointSpec, ServiceSpec
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 INLINE_MAX = 66 * 1024  # 64 KiB of data and its wrapping; more goes by digest through the store
 
 
@@ -267,6 +267,13 @@ class Returned(Message, frozen=True, tag=56):
     leases: tuple[int, ...]
 
 
+class Leaving(Message, frozen=True, tag=57):
+    """This node will be gone soon, the job goes on: nothing more is to be given to it. When the
+    conversation then ends, what ran here is the broker's to start elsewhere."""
+
+    reason: str
+
+
 class SandboxUp(Message, frozen=True, tag=54):
     """A session's sandbox stands."""
 
@@ -369,6 +376,7 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     Finished,
     Released,
     Returned,
+    Leaving,
     SandboxUp,
     SandboxDown,
     WorkerWelcome,

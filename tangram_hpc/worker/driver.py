@@ -19,6 +19,7 @@ from ..wire.message import (
     CloseSandbox,
     Finished,
     Kill,
+    Leaving,
     Message,
     OpenSandbox,
     Output,
@@ -228,6 +229,18 @@ class WorkerDriver:
         """Ends what runs, tells the broker how it ended, and closes the conversation."""
         if not self._over:
             self._end(reason)
+
+    def leave(self, reason: str) -> None:
+        """This node goes, the job does not: ends what runs without a word about how it ended, as it
+        is for the broker to start it again elsewhere; then closes the conversation."""
+        if not self._over:
+            self._send(Leaving(reason))
+            self._over = True
+            if self._executor is not None:
+                self._executor.close()
+            self._link.flush()
+            self._link.close()
+            self._on_ended(reason)
 
     def _end(self, reason: str) -> None:
         if self._over:

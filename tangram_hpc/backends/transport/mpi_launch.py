@@ -44,8 +44,7 @@ def launch_of(environ: Mapping[str, str]) -> Launch:
             break
     place = slurm_place(environ)
     tasks = place.ntasks if place is not None else 0
-    managed = any(name.startswith(_MANAGERS) for name in environ)
-    if not managed and (tasks > 1 or not size):
+    if not managed(environ) and (tasks > 1 or not size):
         told = f"srun started {tasks} tasks with --mpi=none" if tasks > 1 else (
             "no launcher started this process")
         raise WrongWorld(f"the MPI world would have 1 rank: TANGRAM_GATEWAY is set, but {told}; "
@@ -54,6 +53,11 @@ def launch_of(environ: Mapping[str, str]) -> Launch:
         size, source = tasks, "SLURM_STEP_NUM_TASKS"
     patience_s = _seconds(environ.get("TANGRAM_MPI_TIMEOUT_S", "60"))
     return Launch(size, source, launch_rank(environ), patience_s)
+
+
+def managed(environ: Mapping[str, str]) -> bool:
+    """Whether a process manager of MPI started this process."""
+    return any(name.startswith(_MANAGERS) for name in environ)
 
 
 def launch_rank(environ: Mapping[str, str]) -> int:

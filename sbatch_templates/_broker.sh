@@ -1,0 +1,13 @@
+# ---- broker: a child of this script, no step, no MPI ------------------------------------------------
+rm -f "$access" "$step"                                  # of an earlier start of a requeued job
+tangram broker --placer <PLACER> --nodes "$lenders" &
+broker=$!
+until [ -s "$access" ]; do
+    if ! kill -0 "$broker" 2>/dev/null; then
+        status=0
+        wait "$broker" || status=$?
+        echo "tangram: error: the broker did not start (status $status)" >&2
+        exit "$((status ? status : 1))"
+    fi
+    sleep 0.1
+done

@@ -1,0 +1,9 @@
+export TANGRAM_HOME="${TANGRAM_HOME:-$HOME/.tangram}"   # on a file system that all nodes share
+export TANGRAM_JOB="$SLURM_JOB_ID"
+folder="$TANGRAM_HOME/jobs/$TANGRAM_JOB"                # of this job's broker, made by it
+access="$folder/access.json"
+step="$folder/trainer.step"                             # the number of the trainers' step
+trainer=$(cat <<'END_OF_TRAINER'
+<TRAINER>
+END_OF_TRAINER
+)

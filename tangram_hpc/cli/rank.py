@@ -1,0 +1,116 @@
+"""`tangram rank`: one line before any trainer's command under `srun`; becomes the gateway in the
+last rank of an MPI world, and the trainer itself in all others."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from ..backends.trainer_rank import Rank
+
+
+def add(verbs: Any) -> None:
+    """Adds the verb."""
+    p = verbs.add_parser(
+        "rank", help="a trainer's rank: srun ... tangram rank -- python train.py",
+        description="Finds the broker, checks the step and becomes COMMAND, which finds TANGRAM_* "
+        "and, where they are not set, RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT "
+        "in its environment. Signals and exit status are COMMAND's own. In a step that srun "
+        "starts with MPI, the last rank becomes the gateway: start one rank more than trainers.")
+    p.add_argument("--gateway", choices=("auto", "on", "off"), default="auto",
+                   help="auto: one where the step was started with MPI and mpi4py is there; on: or "
+                        "an error; off: all ranks are trainers, over the broker's socket")
+    p.add_argument("-j", "--job", default="", help="the broker's job (default: TANGRAM_ACCESS, "
+                                                   "TANGRAM_JOB or the Slurm job we are in)")
+    p.add_argument("--access", help="access file (default: the job's)")
+    p.add_argument("--step-file", type=Path, metavar="FILE",
+                   help="rank 0 writes the number of this step there, for `scancel --signal`")
+    p.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+    p.set_defaults(go=go)
+
+
+def go(args: argparse.Namespace) -> int:
+    """Checks, and becomes the gateway or the trainer."""
+    from importlib.util import find_spec
+
+    from ..backends.trainer_rank import rank_of, write_whole
+    from ..backends.transport.mpi_launch import launch_rank
+    from ..errors import InvalidInput, TangramError
+
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    environ = os.environ
+    try:  # alike in all ranks: rank 0 says it for all
+        if not command:
+            raise InvalidInput("rank: no command; write `srun tangram rank -- python train.py`")
+        mpi = args.gateway != "off" and find_spec("mpi4py") is not None
+        found = rank_of(environ, args.gateway, mpi)
+    except TangramError as error:
+        if launch_rank(environ) == 0:
+            raise
+        return error.exit_status
+    try:  # may differ between nodes: one rank of each node says it
+        made, path = _prepare(args, environ, found)
+        if args.step_file and found.rank == 0:
+            write_whole(args.step_file, environ.get("SLURM_STEP_ID", "") + "\n")
+    except TangramError as error:
+        if found.local != 0:
+            return error.exit_status
+        if found.rank == 0:
+            raise
+        raise type(error)(f"rank {found.rank} on {socket.gethostname()}: {error}") from None
+    if found.is_gateway:
+        return _be_gateway(made, path)
+    _become(command, made)
+
+
+def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
+             ) -> tuple[dict[str, str], Path]:
+    """The environment of this rank's program, and the access file."""
+    from ..assemble import await_access, find_access, own_address
+    from ..backends.cpu import affinity
+    from ..backends.trainer_rank import affinity_complaint, environment, meet, wants_master
+
+    path = Path(args.access) if args.access else find_access(environ, args.job)
+    access = await_access(path, 10.0)
+    master = None
+    if wants_master(environ, found):
+        master = meet(environ, found, Path(access.store).parent, own_address())
+    if found.rank == 0 and found.gateway:
+        print(f"tangram: {found.trainers} trainer ranks and the gateway as rank "
+              f"{found.size - 1} (--gateway off: all {found.size} are trainers)",
+              file=sys.stderr, flush=True)
+    if found.local == 0 and not found.is_gateway:
+        told = affinity_complaint(environ, len(affinity.usable()), os.cpu_count() or 1)
+        if told:
+            print(f"tangram: warning: rank {found.rank} on {socket.gethostname()}: {told}",
+                  file=sys.stderr, flush=True)
+    return environment(environ, found, access.job, str(path.resolve()), master), path
+
+
+def _be_gateway(made: dict[str, str], path: Path) -> int:
+    from ..assemble import serve_gateway
+    from ..config import load_config
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all ranks: it ends when they have
+    os.environ.clear()
+    os.environ.update(made)
+    return serve_gateway(load_config(made), made, path)
+
+
+def _become(command: list[str], made: dict[str, str]) -> NoReturn:
+    from ..errors import InvalidInput
+
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec hands that on
+        signal.signal(number, signal.SIG_DFL)
+    sys.stdout.flush()
+    try:
+        os.execvpe(command[0], command, made)
+    except OSError as error:
+        raise InvalidInput(f"rank: cannot start {command[0]!r}: {error.strerror}") from None
