@@ -22,7 +22,7 @@ from .backends.clock import SystemClock
 from .backends.cpu import affinity, enforce, memory
 from .backends.gpu.devices import Devices, find_devices
 from .backends.gpu.meter import GpuMeter
-from .backends.journal import FileJournal
+from .backends.journal import FileJournal, journals, next_journal, read_journals
 from .backends.loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
 from .backends.node_executor import NodeExecutor
 from .backends.rundir import home, job_dir, make_job_dir, make_scratch
@@ -31,6 +31,7 @@ from .backends.sandbox.executor import SandboxExecutor
 from .backends.services.executor import ServiceExecutor
 from .backends.services.registry import make_backend
 from .backends.slurm.environ import slurm_place
+from .backends.spool import FileSpool
 from .backends.store import FolderStore
 from .backends.transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from .backends.transport.channel import SocketChannel
@@ -87,14 +88,17 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     folder = make_job_dir(environ, plan.job)
     scratch = make_scratch(environ, config.scratch, "broker")
     ended = asyncio.Event()
-    journal = FileJournal(folder / "journal", config.sync, loop.call_soon_threadsafe)
+    scheduler = Scheduler(make_placer(config.placer), round(config.end_margin_s * 1e9))
+    for event in read_journals(folder) if journals(folder) else ():
+        scheduler.handle(event)  # an earlier start of this job; a replay never plans
+    spool = FileSpool(folder / "once", config.once_mib << 20)
+    journal = FileJournal(next_journal(folder), config.sync, loop.call_soon_threadsafe, spool.sync)
     settings = Settings(
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
         user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, endpoints=endpoints,
         services=tuple(service_spec(name, told) for name, told in config.services.items()))
-    broker = Broker(Scheduler(make_placer(config.placer)), journal, SystemClock(),
-                    LoopTimer(loop), settings, ended.set)
+    broker = Broker(scheduler, journal, SystemClock(), LoopTimer(loop), settings, ended.set, spool)
     key = os.urandom(32)
     sockets = [listen_unix(str(scratch / "broker.sock"))]
     addresses = [f"unix:{scratch / 'broker.sock'}"]
@@ -117,7 +121,9 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
         listener.close()
     mark_ended(access, plan.job, time.strftime("%Y-%m-%dT%H:%M:%S"))
     shutil.rmtree(scratch, ignore_errors=True)
-    shutil.rmtree(folder / "store", ignore_errors=True)
+    if broker.over or not spool.names():  # else the job may be requeued, and go on with them
+        shutil.rmtree(folder / "store", ignore_errors=True)
+    spool.close(remove=broker.over)
     await asyncio.sleep(0.05)  # the last frames leave
 
 

@@ -39,6 +39,10 @@ class Config(BaseModel):
     )
     grace_s: float = Field(30.0, ge=0, le=86400, description="how long a lost client may be away")
     join_s: float = Field(120.0, gt=0, description="how long to wait for all expected workers")
+    end_margin_s: float = Field(
+        60.0, ge=0, le=86400, description="a node lends no more so long before its allocation ends")
+    once_mib: int = Field(1024, ge=1, description="how much may be kept for a requeue of actions "
+                                                  "with `once`: what they are to do, and results")
     kill_wait_s: float = Field(2.0, ge=0, le=600, description="SIGTERM to SIGKILL")
     output_max: int = Field(1 << 20, ge=1024, le=1 << 30, description="bytes kept of each stream")
     bind: str = Field("", description="address to listen on besides the Unix socket; empty for "

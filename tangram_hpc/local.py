@@ -6,6 +6,7 @@ process is killed (each child holds the reading end of a pipe whose writing end 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -35,13 +36,15 @@ class LocalCluster:
         placer: `elastic`, `paper`, `first-fit`, `fcfs:K` or `static:K`.
         workers: how many worker processes, each lending `cpus`: nodes of a pretended cluster.
         home: where the job's folder is made, instead of `$TANGRAM_HOME` or `~/.tangram`.
+        job: name of the run, instead of a new one: a run of that name that was cut off is gone on
+            with (see `once` of `Client.submit`).
         settings: further fields of the config file (`sync="batch"`, `grace_s=5`, ...).
     """
 
     def __init__(self, cpus: int | None = None, *, mem_mib: int | None = None,
                  placer: str = "elastic", workers: int = 1, home: str | Path | None = None,
-                 **settings: Any) -> None:
-        self.job = local_job_name()
+                 job: str = "", **settings: Any) -> None:
+        self.job = job or local_job_name()
         self._environ = {**without_slurm(os.environ), **_kept(os.environ),
                          "TANGRAM_PLACER": placer, "TANGRAM_BIND": "none"}
         if home is not None:
@@ -63,6 +66,7 @@ class LocalCluster:
             BrokerUnreachable: a part did not start; its log says why.
         """
         self._lifeline_read, self._lifeline = os.pipe2(os.O_CLOEXEC)
+        self.access.unlink(missing_ok=True)  # of an earlier start of this run
         try:
             broker = self._spawn("broker", "--job", self.job, "--nodes", str(self._workers))
             await_access(self.access, _START_S, lambda: broker.poll() is None)
@@ -98,6 +102,10 @@ class LocalCluster:
         return self.start()
 
     def __exit__(self, *exc: object) -> None:
+        if self.client is not None and self._children and exc[0] is None:
+            self.client.shutdown_broker("its run is over")  # nothing is kept for another start
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._children[0].wait(15)
         self.close()
 
     def __getattr__(self, name: str) -> Any:

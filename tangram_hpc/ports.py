@@ -17,7 +17,7 @@ from .domain.session import SessionSpec
 from .domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
 from .domain.states import ActionState
 from .wire.frame import Buffer, Parcel
-from .wire.message import Message, Start
+from .wire.message import Message, Result, Start
 
 
 class Clock(Protocol):
@@ -68,6 +68,43 @@ class Journal(Protocol):
 
     def close(self) -> None:
         """Commits and closes."""
+        ...
+
+
+class Spool(Protocol):
+    """What actions with a name of their own (`Action.once`) are to do, and what came of them, for
+    the broker's next start. One of the two a name."""
+
+    def keep_call(self, once: str, payload: Buffer) -> bool:
+        """Keeps what an action is to do; False: there is no room for one more."""
+        ...
+
+    def keep_result(self, once: str, result: Result, payload: Buffer | None) -> None:
+        """Keeps what came of it, in place of what it was to do."""
+        ...
+
+    def call(self, once: str) -> bytes | None:
+        """What it is to do."""
+        ...
+
+    def result(self, once: str) -> tuple[Result, bytes | None] | None:
+        """What came of it."""
+        ...
+
+    def has_result(self, once: str) -> bool:
+        """Whether that is kept."""
+        ...
+
+    def names(self) -> list[str]:
+        """All names of which something is kept, oldest first."""
+        ...
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Keeps nothing of these any more; unknown ones are ignored."""
+        ...
+
+    def commit(self) -> None:
+        """Hands what was kept and dropped to the kernel."""
         ...
 
 

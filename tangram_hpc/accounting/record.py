@@ -215,7 +215,8 @@ class Fold:
         doomed = self._doomed.pop(record.action.id, None)
         again = (doomed is None and event.outcome.state is ActionState.NODE_FAIL
                  and not record.action.session and record.attempt < record.action.attempts_max)
-        sent_back = record.action.kind is Kind.GRANT and record.state is ActionState.PREEMPTED
+        sent_back = (doomed is None and record.state is ActionState.PREEMPTED
+                     and not record.action.session)
         if again or sent_back:
             record.state = ActionState.PENDING
 

@@ -27,12 +27,14 @@ _decoder = msgspec.msgpack.Decoder(list[AnyEvent])
 
 
 class FileJournal:
-    """One writer's journal. `wake` runs a callable on the driver's loop, from any thread."""
+    """One writer's journal. `wake` runs a callable on the driver's loop, from any thread; `first`
+    is called before each sync: what must be on the disk before this is."""
 
-    def __init__(self, path: Path, mode: str, wake: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(self, path: Path, mode: str, wake: Callable[[Callable[[], None]], object],
+                 first: Callable[[], None] = lambda: None) -> None:
         assert mode in MODES, mode
         self.mode = mode
-        self._wake = wake
+        self._wake, self._first = wake, first
         self._pending: list[Event] = []
         self._count = 0
         self._waiting: list[Callable[[], None]] = []
@@ -61,6 +63,7 @@ class FileJournal:
             self._start_sync()
             return
         if self.mode == "always":
+            self._first()
             os.fdatasync(self._fd)
         then()
 
@@ -86,6 +89,7 @@ class FileJournal:
         self._thread.submit(self._sync, covered)
 
     def _sync(self, covered: list[Callable[[], None]]) -> None:
+        self._first()
         os.fdatasync(self._fd)
         self._wake(lambda: self._synced(covered))
 
@@ -94,6 +98,33 @@ class FileJournal:
         for then in covered:
             then()
         self._start_sync()
+
+
+def journals(folder: Path) -> list[Path]:
+    """The journals of a job, one for each start of its broker, oldest first: `journal`,
+    `journal-1`, and so on."""
+    found = [(int(p.name[8:] or 0), p) for p in folder.glob("journal*")
+             if p.name == "journal" or p.name[8:].isdigit()]
+    return [path for _, path in sorted(found)]
+
+
+def next_journal(folder: Path) -> Path:
+    """Where the next broker of this job writes; never behind what an earlier one wrote, whose last
+    record may be torn, and which may not have noticed yet that it is dead."""
+    earlier = journals(folder)
+    if not earlier:
+        return folder / "journal"
+    return folder / f"journal-{int(earlier[-1].name[8:] or 0) + 1}"
+
+
+def read_journals(folder: Path) -> Iterator[Event]:
+    """The events of all starts of a job's broker, oldest first.
+
+    Raises:
+        InvalidInput: there is none, or one cannot be read; see `read_journal`.
+    """
+    for path in journals(folder) or [folder / "journal"]:
+        yield from read_journal(path)
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -112,6 +143,8 @@ def read_journal(path: Path) -> Iterator[Event]:
         data = memoryview(path.read_bytes())
     except OSError as error:
         raise InvalidInput(f"journal {path}: {error.strerror}") from None
+    if len(data) < 8 and MAGIC.startswith(data):
+        return  # its writer died before its first word
     if bytes(data[:8]) != MAGIC:
         raise InvalidInput(f"journal {path}: not a journal of version {JOURNAL_VERSION}")
     at = 8
@@ -119,7 +152,7 @@ def read_journal(path: Path) -> Iterator[Event]:
         size = int.from_bytes(data[at : at + 4], "little")
         body = data[at + 8 : at + 8 + size]
         last = at + 8 + size >= len(data)
-        if len(body) < size:
+        if len(body) < size or not size:
             return  # torn: the writer died inside this record
         if zlib.crc32(body) != int.from_bytes(data[at + 4 : at + 8], "little"):
             if last:

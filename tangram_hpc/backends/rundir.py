@@ -1,8 +1,8 @@
 """Where a job's files lie: one private folder a job, below `$TANGRAM_HOME` (default `~/.tangram`).
 
-Law: `jobs/JOB/` holds `access.json`, `journal`, `store/` and logs, mode 0700; sockets and sandboxes
-lie in a node-local scratch folder instead, since a shared file system carries neither well. The
-folder of a job that has ended keeps its journal, so that accounting outlives it.
+Law: `jobs/JOB/` holds `access.json`, `journal` (one a start), `once/`, `store/` and logs, mode 0700;
+sockets and sandboxes lie in a node-local scratch folder instead, since a shared file system carries
+neither well. The folder of a job that has ended keeps its journal, so that accounting outlives it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def last_job(environ: Mapping[str, str]) -> str:
     Raises:
         InvalidInput: there is none.
     """
-    begun = max((home(environ) / "jobs").glob("*/journal"), default=None,
+    begun = max((home(environ) / "jobs").glob("*/journal*"), default=None,
                 key=lambda path: path.stat().st_mtime_ns)
     if begun is None:
         raise InvalidInput(f"TANGRAM_HOME {home(environ)}: no job has run here; name one with -j "

@@ -23,9 +23,10 @@ from ..domain.ids import client_of, show
 from ..domain.service import EndpointSpec, ServiceSpec, endpoint_of
 from ..domain.session import SessionSpec
 from ..domain.states import SessionState
-from ..ports import Buffer, Clock, Journal, Link, Timer
+from ..ports import Buffer, Clock, Journal, Link, Spool, Timer
 from ..wire import message as ms
 from .explain import explain
+from .once import Once
 from .status import info, nodes, pending, services
 
 SILENCE_S = 30.0  # a worker that says nothing for so long is lost
@@ -67,13 +68,15 @@ class Broker:
     """Fills nothing, owns nothing but tables of who is on which link and whose payload is where."""
 
     def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock, timer: Timer,
-                 settings: Settings, on_end: Callable[[], None]) -> None:
+                 settings: Settings, on_end: Callable[[], None],
+                 spool: Spool | None = None) -> None:
         self.scheduler, self.settings = scheduler, settings
         self._journal, self._clock, self._timer, self._on_end = journal, clock, timer, on_end
         self._clients: dict[int, Talk] = {}
         self._workers: dict[int, Talk] = {}
         self._payloads: dict[int, Buffer] = {}  # by action, until its result is known
         self._results: dict[int, tuple[ms.Result, Buffer | None]] = {}  # until acknowledged
+        self._once = Once(scheduler.ledger, spool)
         self._replies: list[tuple[int, ms.Message, Buffer | None]] = []  # (client, word)
         self._touched: dict[int, Link] = {}  # links to flush at the end of the beat
         self._liveness = Liveness(int(SILENCE_S * 1e9))
@@ -81,14 +84,21 @@ class Broker:
         self._heard = 0  # messages since the last beat
         self._wake_at = 0
         self.ended = False
+        self.over = False  # ended because the job's work is over: it will not come back
 
     # ---- life --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Writes the first event and begins to watch."""
+        """Writes the first event and begins to watch. The scheduler may have been given an earlier
+        broker's journal before."""
         s = self.settings
+        for fact in self._once.ends_unsaid(self._now()):
+            self._happen(fact)
         self._happen(ev.BrokerStarted(self._now(), s.job, self.scheduler.placer.name,
                                       self._journal.mode, s.user, s.version))
+        self._payloads, lost = self._once.resume(self._now())
+        for fact in lost:
+            self._happen(fact)
         for service in s.services:
             self._happen(ev.ServiceDeclared(self._now(), service))
         for endpoint in s.endpoints:
@@ -210,11 +220,15 @@ class Broker:
                 if client_of(session) == talk.client and session in self.scheduler.ledger.sessions:
                     self._happen(ev.SessionRenewed(self._now(), session))
             case ms.Cancel(actions=actions):
-                for action in actions:
-                    if client_of(action) == talk.client and action in self.scheduler.ledger.actions:
+                for asked in actions:
+                    action = self._once.leader(asked)
+                    if client_of(asked) == talk.client and action in self.scheduler.ledger.actions:
                         self._happen(ev.ActionCancelled(self._now(), action, "by its client"))
             case ms.Ask():
                 self._answer(talk, message)
+            case ms.Forget(request=request, names=names, prefix=prefix):
+                told = json.dumps({"forgotten": self._once.forget(names, prefix)}).encode()
+                self._say(talk.client, ms.Answer(request), told)
             case ms.DeclareService(request=request, spec=service):
                 facts, why = declaration_of_service(self.scheduler.ledger, service, self._now())
                 self._declared(talk.client, request, facts, why)
@@ -230,6 +244,7 @@ class Broker:
             case ms.Bye():
                 talk.said_bye = True
             case ms.Shutdown(reason=reason):
+                self.over = True
                 self._timer.after(0, lambda: self.stop(reason or "asked to by a client"))
 
     def _submit(self, talk: Talk, message: ms.Submit, payload: Buffer | None) -> None:
@@ -238,12 +253,16 @@ class Broker:
             return self._say_granted(action.id)  # again after a reconnect: it is on its way
         if client_of(action.id) != talk.client:
             why = f"id: {show(action.id)} is not this client's"
+        elif action.once and (known := self._once.answer(action))[0]:
+            return self._say(talk.client, *known[1]) if known[1] is not None else None
         else:
             why = refusal(self.scheduler.ledger, self.scheduler.placer, action)
+        assert payload is not None
+        if action.once and not why:
+            why = self._once.keep(action, payload)
         if why:
             self._say(talk.client, ms.Rejected(action.id, why, why.startswith("session:")))
             return
-        assert payload is not None
         self._payloads[action.id] = payload
         self._happen(ev.ActionSubmitted(self._now(), action))
 
@@ -384,6 +403,9 @@ class Broker:
         if action in ledger.actions:  # its client may still come back for it
             self._results[action] = (result, payload)
         self._say(client_of(action), result, payload)
+        for other in self._once.ended(result, payload, order.node != 0):
+            self._results[other.action] = (other, payload)
+            self._say(client_of(other.action), other, payload)
 
     def _tell(self, node: int, message: ms.Message, payload: Buffer | None = None) -> None:
         talk = self._workers.get(node)
@@ -412,6 +434,7 @@ class Broker:
         for link in touched.values():
             link.flush()
         replies, self._replies = self._replies, []
+        self._once.commit()
         self._journal.commit(lambda: self._send(replies))
         busy = self._heard >= _MANY or self.scheduler.ledger.ahead > 0
         self._beat_due = busy and self._heard > 0 and self.settings.gap_s > 0

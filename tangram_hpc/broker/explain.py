@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ..core.admission import reason
+from ..core.admission import ending_reason, reason
 from ..core.forecast import expected_end, forecast, source
 from ..core.homes import homes, session_reason
 from ..core.ledger import ActionEntry, LeaseEntry, SessionEntry
@@ -87,7 +87,8 @@ def _waits(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, Any]
     ahead = _ahead(scheduler, entry)
     holders = _holders(scheduler, entry, now)
     return {
-        "reason": reason(ledger, entry, scheduler.placer.reserve),
+        "reason": reason(ledger, entry, scheduler.placer.reserve, now),
+        "ending": ending_reason(ledger, entry, now),
         "waited_s": (now - entry.submitted_at) / 1e9,
         "ahead": len(ahead), "ahead_sessions": len({e.action.session for e in ahead} - {0}),
         "ahead_shapes": [{"name": name, "key": key, "degrees": list(degrees), "count": count}

@@ -59,6 +59,7 @@ def nodes(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
         "nodes": [
             {
                 "node": n.node, "name": n.spec.name, "host": n.spec.host, "state": n.state.value,
+                "draining": n.draining, "ends_at_ns": n.spec.ends_at_ns,
                 "component": n.spec.component, "cpus": len(n.cores.units),
                 "cpus_free": n.cores.free if n.state is NodeState.UP else 0,
                 "gpus": len(n.gpus.units), "devices": n.spec.devices, "mem_mib": n.spec.mem_mib,
@@ -94,7 +95,8 @@ def pending(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
     ledger, reserve = scheduler.ledger, scheduler.placer.reserve
     return {
         "pending": [
-            {"id": show(e.action.id), "name": e.action.name, "reason": reason(ledger, e, reserve),
+            {"id": show(e.action.id), "name": e.action.name,
+             "reason": reason(ledger, e, reserve, now),
              "waited_s": (now - e.submitted_at) / 1e9, "cpus": e.action.degrees[0]}
             for e in ledger.actions.values() if e.state is ActionState.PENDING
         ],

@@ -25,7 +25,7 @@ def go(args: argparse.Namespace) -> int:
     """Folds the journal and prints."""
     from ..accounting.fields import DEFAULT, FIELDS, as_json, choose
     from ..accounting.record import fold
-    from ..backends.journal import read_journal
+    from ..backends.journal import read_journals
     from ..backends.rundir import job_dir, last_job
 
     if args.helpformat:
@@ -34,7 +34,7 @@ def go(args: argparse.Namespace) -> int:
         return 0
     columns = choose(args.format or os.environ.get("TANGRAM_ACCT_FORMAT") or DEFAULT)
     job = args.jobs or last_job(os.environ)
-    folded = fold(read_journal(job_dir(os.environ, job) / "journal"))
+    folded = fold(read_journals(job_dir(os.environ, job)))
     wanted = {s.strip().upper() for s in args.state.split(",") if s.strip()}
     rows = [r for r in folded.records.values() if not wanted or r.state.value in wanted]
     if args.json:

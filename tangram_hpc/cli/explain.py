@@ -65,7 +65,7 @@ def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
 def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
     """How an action ended that the broker has forgotten; None when the journal has none."""
     from ..accounting.record import fold
-    from ..backends.journal import read_journal
+    from ..backends.journal import read_journals
     from ..backends.rundir import job_dir, last_job
     from ..domain.ids import parse, show
     from ..domain.states import ENDED
@@ -73,7 +73,7 @@ def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
 
     try:
         folder = job_dir(os.environ, job or asked or last_job(os.environ))
-        record = fold(read_journal(folder / "journal")).records.get(parse(action))
+        record = fold(read_journals(folder)).records.get(parse(action))
     except (TangramError, OSError, ValueError, AssertionError):
         return None
     if record is None:
@@ -129,7 +129,8 @@ def _soon(seconds: float | None) -> str:
 
 def _waiting(told: dict[str, Any]) -> list[str]:
     start = told["start"]
-    found = [f"waits for {told['waited_s']:.1f} s: {told['reason']}",
+    why = f": {told['ending']}" if told.get("ending") else ""
+    found = [f"waits for {told['waited_s']:.1f} s: {told['reason']}{why}",
              f"behind {told['ahead']} waiting of {told['ahead_sessions']} sessions"]
     found += [f"  {s['count']:>6} x {s['name']} on {s['key']} {','.join(map(str, s['degrees']))}"
               for s in told["ahead_shapes"]]

@@ -29,6 +29,13 @@ class Asking:
         action's id as its argument), as plain values."""
         return self._asked(lambda request: ms.Ask(request, what, argument), timeout_s)
 
+    def forget(self, *names: str, prefix: str = "") -> int:
+        """Lets the broker drop what came of actions submitted with these `once` names, and of all
+        whose name begins with `prefix`; how many it kept. Say it when your checkpoint holds them:
+        submitted again they would run again. What is not over yet stays."""
+        told = self._asked(lambda request: ms.Forget(request, names, prefix))
+        return int(told["forgotten"])
+
     def _asked(self, question: Callable[[int], ms.Message], timeout_s: float = 10.0) -> Any:
         """What Answer says to a question; what Rejected says is raised as InvalidInput."""
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()

@@ -103,7 +103,7 @@ class Client(ServiceCalls, Quotas):
                env: Mapping[str, str] | None = None, stdin: bytes | str = b"",
                files: Mapping[str, bytes | str] | None = None,
                on_output: Callable[[int, bytes], None] | None = None,
-               clean_env: bool = True) -> Future:
+               clean_env: bool = True, once: str = "") -> Future:
         """Submits one action; returns at once.
 
         Args:
@@ -121,6 +121,8 @@ class Client(ServiceCalls, Quotas):
                 takes a token when it starts, and no core of its own (it waits most of the time).
             cwd, env, stdin, files: for commands. `files` are written before the start.
             on_output: called with (1 or 2, bytes) while a command runs, by the client's thread.
+            once: your name for this work, which is then done once in a job, also when the job is
+                requeued: submitted again it gives the kept result, until `forget`.
 
         Returns:
             A Future of an ExecResult (a command; a failing one is a result, not an exception) or
@@ -131,7 +133,7 @@ class Client(ServiceCalls, Quotas):
             InvalidInput: an argument is wrong; names it.
         """
         options = Options(cpus, mem, gpus, timeout, name, retries, resizable, component, profile,
-                          trusted, endpoint)
+                          trusted, endpoint, once)
         if callable(work):
             call: pl.Payload = self._book.call(work, args, dict(kwargs or {}), trusted)
             kind, what = Kind.FUNCTION, getattr(work, "__name__", "function")
@@ -154,6 +156,8 @@ class Client(ServiceCalls, Quotas):
         All are submitted at once. With a command, `work` is called on the items to make it:
         pass a function for Python work, `submit` in a loop for commands.
         """
+        if options.get("once"):
+            raise InvalidInput("once: each action has a name of its own; use `submit` in a loop")
         futures = [self.submit(work, *items, **options) for items in zip(*iterables, strict=False)]
 
         def results() -> Iterator[Any]:

@@ -21,6 +21,7 @@ from ..wire import payload as pl
 _UNITS = {"": 1, "m": 1, "mb": 1, "mib": 1, "g": 1024, "gb": 1024, "gib": 1024,
           "t": 1024 * 1024, "k": 1 / 1024}
 
+ONCE_MAX = 200  # bytes of the name of an action's work
 FUNCTIONS_MAX = 1024  # shipped functions that are remembered
 _NO_ARGUMENTS = pickle.dumps(((), {}), protocol=5)
 
@@ -42,6 +43,7 @@ class Options(NamedTuple):
     profile: Profile | None = None
     trusted: bool = False
     endpoint: str = ""
+    once: str = ""
 
 
 def session_spec(base: SessionSpec, *, mem: int | str | None = None,
@@ -134,6 +136,8 @@ def make_action(action: int, kind: Kind, options: Options, session: int, what: s
     if options.endpoint and options.cpus != 1:
         raise InvalidInput("cpus: an action of an endpoint holds no core; leave it out, or make "
                            "the call by Client.endpoint and compute in another action")
+    if not isinstance(options.once, str) or len(options.once.encode()) > ONCE_MAX:
+        raise InvalidInput(f"once: {options.once!r} is not a name of at most {ONCE_MAX} bytes")
     retries = options.retries
     if retries is None:
         retries = 0 if session or options.endpoint else 2
@@ -144,7 +148,7 @@ def make_action(action: int, kind: Kind, options: Options, session: int, what: s
         timeout_ns=round(timeout * 1e9) if timeout is not None else 0,
         attempts_max=1 + retries, resizable=options.resizable, component=options.component,
         profile=options.profile, trusted=options.trusted and kind is Kind.EXEC,
-        key=f"endpoint:{options.endpoint}" if options.endpoint else key)
+        key=f"endpoint:{options.endpoint}" if options.endpoint else key, once=options.once)
 
 
 def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str] | None = None,

@@ -48,7 +48,7 @@ class ServiceCalls(Asking):
         self._degrees[name] = spec.degrees
 
     def call(self, service: str, method: str, *, tokens: int = 0, timeout: float | None = None,
-             retries: int | None = None, name: str = "", component: str = "",
+             retries: int | None = None, name: str = "", component: str = "", once: str = "",
              **arguments: Any) -> Future:
         """Calls a service; returns at once.
 
@@ -58,6 +58,7 @@ class ServiceCalls(Asking):
             tokens: how many tokens that is, for the budget of a batch; guessed without.
             timeout: seconds of run time; waiting and bringing it in never count.
             retries: how often to start again when nodes fail (2).
+            once: as for `submit`.
 
         Returns:
             A Future of what the service answers. It raises RemoteError when the service refused
@@ -69,7 +70,7 @@ class ServiceCalls(Asking):
             raise InvalidInput(f"arguments of {service}.{method}: {error}") from None
         options = Options(list(self._degrees_of(service)), 0, 0, timeout,
                           name or f"{service}.{method}",
-                          retries, True, component)
+                          retries, True, component, once=once)
         call = pl.ServiceCall(method, data, tokens or len(data) // 4)
         return self._send_action(Kind.CALL, options, None, service, call,
                                  key=f"service:{service}")

@@ -13,7 +13,8 @@ from ..domain.ids import client_of, show
 from ..domain.isolation import BACKENDS, backend_for, takes_image
 from ..domain.service import BLOCK_SIZES, ServiceSpec, endpoint_of, service_of
 from ..domain.session import BACKGROUNDS, SessionSpec
-from ..domain.states import SessionState
+from ..domain.states import NodeState, SessionState
+from .ending import Endings, lends_until
 from .homes import session_reason
 from .ledger import ActionEntry, Ledger, NodeEntry
 from .placers.base import Placer
@@ -46,11 +47,11 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
         if reserve and action.key == "cpu" and action.degrees[0] > reserve:
             return (f"cpus: {action.degrees[0]} asked for, {placer.name} gives each "
                     f"session {reserve}")
-        nodes = [ledger.nodes[session.node]] if session.node else ledger.up_nodes()
+        nodes = [ledger.nodes[session.node]] if session.node else ledger.held_nodes()
     else:
         if action.gpus and action.guarded:
             return NO_GPU
-        nodes = ledger.up_nodes()
+        nodes = ledger.held_nodes()
     return misfit(ledger, action, nodes) if ledger.complete else ""
 
 
@@ -72,7 +73,7 @@ def refusal_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str
 def misfit_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str:
     """Which field of a session no node can ever satisfy, and the remedy; empty if one can."""
     component, mem = spec.component, spec.mem_mib
-    nodes = [n for n in ledger.up_nodes() if component in ("", n.spec.component)]
+    nodes = [n for n in ledger.held_nodes() if component in ("", n.spec.component)]
     if not nodes:
         return f"component: no node is in {component!r}" if component else ""
     origin = ledger.sessions.get(spec.origin)
@@ -121,7 +122,7 @@ def _names(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def reason(ledger: Ledger, entry: ActionEntry, reserve: int = 0) -> str:
+def reason(ledger: Ledger, entry: ActionEntry, reserve: int, now: int) -> str:
     """Why a pending action waits, in Slurm's words where it has one; `reserve`: the placer's."""
     session = ledger.sessions.get(entry.action.session)
     if session is not None and session.state is SessionState.WAITING:
@@ -130,11 +131,32 @@ def reason(ledger: Ledger, entry: ActionEntry, reserve: int = 0) -> str:
         return "SessionOpening"
     if session is not None and entry.action.id not in ledger.ready:
         return "SessionBusy"
+    if ending_reason(ledger, entry, now):
+        return "AllocationEnds"
     if not ledger.up_nodes() and entry.action.kind is not Kind.GRANT:
         return "ReqNodeNotAvail"
     if endpoint_of(entry.action.key):
         return "Quota"
     return "Resources"
+
+
+def ending_reason(ledger: Ledger, entry: ActionEntry, now: int) -> str:
+    """What keeps an action that waits for units from every node that could have run it, if that is
+    the end of their allocations; empty if one of them still may. O(nodes)."""
+    if entry.action.id not in ledger.ready or entry.action.kind is Kind.GRANT:
+        return ""
+    shape, endings = ledger.ready.shape_of(entry.action.id), Endings(ledger, now)
+    nodes = [n for n in ledger.held_nodes() if shape.node in (0, n.node)
+             and shape.component in ("", n.spec.component)
+             and (n.spec.untrusted or not shape.guarded)]
+    up = [n for n in nodes if n.state is NodeState.UP]
+    if not nodes or any(endings.fits(n, shape) for n in up):
+        return ""
+    if not up:
+        return f"its nodes are drained: {nodes[-1].draining}"
+    last = max(up, key=lambda n: lends_until(ledger, n))
+    return (f"it is expected to need {endings.need_ns(last, shape) / 1e9:.1f} s, and no node lends "
+            f"for more than {(lends_until(ledger, last) - now) / 1e9:.1f} s")
 
 
 def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from ..domain import event as ev
 from ..domain.action import Action
+from ..domain.states import NodeState
+from .ending import Endings
 from .ledger import Ledger, NodeEntry
 from .queue import CPU, Shape, Walk
 
@@ -37,7 +39,8 @@ def ahead(ledger: Ledger, now: int) -> list[ev.Event]:
         by_node.setdefault(unit[0], []).append(unit)
     taken: set[int] = set()
     for number, units in by_node.items():
-        _fill(ledger, now, ledger.nodes[number], units, share, events, taken)
+        if ledger.nodes[number].state is NodeState.UP:
+            _fill(ledger, now, ledger.nodes[number], units, share, events, taken)
     return events
 
 
@@ -45,7 +48,7 @@ def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]
           events: list[ev.Event], taken: set[int]) -> None:
     bays = [bay for home in (node.node, 0)
             if (bay := ledger.ready.bay(CPU, "cpu", home)) is not None]
-    walk, fine = Walk(bays), dict[Shape, int]()
+    walk, fine, endings = Walk(bays), dict[Shape, int](), Endings(ledger, now)
     for unit in units:
         lease = ledger.leases[ledger.short[unit]]
         last, have = next(reversed(lease.chain)), len(lease.chain) - 1
@@ -57,7 +60,8 @@ def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]
                 continue
             most = fine.get(shape)
             if most is None:
-                most = fine[shape] = _most(ledger, node, ledger.actions[action].action)
+                most = _most(ledger, node, ledger.actions[action].action)
+                most = fine[shape] = most if endings.fits(node, shape) else 0
             if have >= most:
                 break
             taken.add(action)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from ..domain import event as ev
 from ..domain.service import service_of
+from ..domain.states import NodeState
+from .ending import Endings
 from .ledger import LeaseEntry, Ledger, NodeEntry
 from .placers.waiting import OVERDUE_NS
 from .queue import GPU, Bay, Walk
@@ -36,6 +38,8 @@ def batches(ledger: Ledger, now: int) -> list[ev.Event]:
         waiting = sum(map(len, bay.lines.values()))
         share = -(-waiting // len(busy))  # dealt out evenly
         for lease in busy:
+            if ledger.nodes[lease.node].state is not NodeState.UP:
+                continue
             _fill(ledger, now, lease, bay, share, events, taken)
     return events
 
@@ -50,11 +54,11 @@ def _fill(ledger: Ledger, now: int, lease: LeaseEntry, bay: Bay, share: int,
           events: list[ev.Event], taken: set[int]) -> None:
     node = ledger.nodes[lease.node]
     room = min(share, 2 * ledger.services[service_of(lease.key)].batch - len(lease.chain))
-    last, walk = next(reversed(lease.chain)), Walk([bay])
+    last, walk, endings = next(reversed(lease.chain)), Walk([bay]), Endings(ledger, now)
     while room > 0 and (head := walk.head()) is not None:
         action, shape = head
         if len(lease.gpus) not in shape.degrees or shape.component not in (
-                "", node.spec.component):
+                "", node.spec.component) or not endings.fits(node, shape):
             walk.skip_shape()
             continue
         walk.next()

@@ -115,7 +115,11 @@ class Estimator:
 
     def seen(self, action: Action) -> bool:
         """Whether any of its class has ended."""
-        return (action.key, action.name) in self._sizes
+        return self.seen_class(action.key, action.name)
+
+    def seen_class(self, key: str, name: str) -> bool:
+        """Whether any of a class has ended."""
+        return (key, name) in self._sizes
 
     def serial(self, action: Action) -> int:
         """Its serial fraction, in 1/1000."""

@@ -33,7 +33,7 @@ def session_reason(ledger: Ledger, session: SessionEntry, reserve: int) -> str:
     memory, cores that it reserves, or those ahead of it."""
     spec = session.spec
     if not ledger.up_nodes():
-        return "ReqNodeNotAvail"
+        return "AllocationEnds" if ledger.draining else "ReqNodeNotAvail"
     origin = ledger.sessions.get(spec.origin)
     if origin is not None and not may_fork(origin, spec.id):
         return "OriginBusy"

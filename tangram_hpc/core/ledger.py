@@ -54,6 +54,8 @@ class NodeEntry:
     sessions: dict[int, None] = field(default_factory=dict)
     leases: dict[int, None] = field(default_factory=dict)  # those that have begun
     news: int = 0  # grows when somebody comes to wait here, or when units come free
+    joined_at: int = 0
+    draining: str = ""  # why nothing more is lent of it
 
     @property
     def room_mib(self) -> int:
@@ -193,10 +195,18 @@ class Ledger:
     next_node: int = 1
     next_client: int = 1
     sessions_seen: int = 0
+    once: dict[str, int] = field(default_factory=dict)  # open actions by the name of their work
+    margin_ns: int = 0  # a node lends no more so long before its allocation ends
+    draining: dict[int, None] = field(default_factory=dict)  # nodes that lend no more, not lost
+    next_end: int = 0  # when the next node lends no more; 0: none has a known end
 
     def up_nodes(self) -> list[NodeEntry]:
         """The nodes that can be lent from, in order of joining."""
         return [n for n in self.nodes.values() if n.state is NodeState.UP]
+
+    def held_nodes(self) -> list[NodeEntry]:
+        """Those and the ones that are drained: what "never" is said of."""
+        return [n for n in self.nodes.values() if n.state is not NodeState.DOWN]
 
     def place(self, node: int) -> NodeEntry:
         """A node by its number, or for 0 `outside`."""
@@ -221,6 +231,9 @@ class Ledger:
         assert self.ahead == sum(not x.begun for x in self.leases.values()), f"{self.ahead} ahead"
         for lease in self.leases.values():
             assert lease.begun == (next(iter(lease.chain)) == lease.lease), f"{lease} begins wrong"
+        for work, action_id in self.once.items():
+            entry = self.actions[action_id]
+            assert entry.action.once == work and entry.state not in ENDED, f"{work}: {entry}"
         for name, endpoint in self.endpoints.items():
             busy = sum(1 for x in self.leases.values() if endpoint_of(x.key) == name)
             assert busy == endpoint.busy <= endpoint.spec.concurrency, f"{endpoint}: {busy} inside"

@@ -28,6 +28,7 @@ class Shape(NamedTuple):
     units of its own (0 otherwise). `name` is its class and `size` its profile's bucket
     (`size_of`), so that a placer may go by expected size, line by line. `guarded`: only on nodes
     that can keep code from its user's files. `at_client`: its client carries it out, on no node.
+    `limit`: the bucket of its timeout, 0 for none.
     """
 
     key: str
@@ -42,6 +43,7 @@ class Shape(NamedTuple):
     resizable: bool = True
     guarded: bool = False
     at_client: bool = False
+    limit: int = 0
 
 
 def size_of(profile: Profile | None) -> int:
@@ -170,7 +172,8 @@ class ReadyQueue:
         """Lets an action compete for units, at its turn."""
         shape = Shape(action.key, action.degrees, action.mem_mib, action.gpus, action.component,
                       node, session, action.name, size_of(action.profile), action.resizable,
-                      action.guarded, action.kind is Kind.GRANT)
+                      action.guarded, action.kind is Kind.GRANT,
+                      octaves(action.timeout_ns) if action.timeout_ns else 0)
         bays = self.pools.setdefault(pool_of(action.key, action.degrees[-1]), {})
         bay = bays.get((action.key, node))
         if bay is None:

@@ -21,42 +21,42 @@ from ..domain.decision import (
 from ..domain.ids import client_of
 from ..domain.outcome import Outcome
 from ..domain.service import endpoint_of, service_of
-from ..domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
-from .admission import misfit, misfit_of_session
+from ..domain.states import ENDED, ActionState, LeaseState, SessionState
 from .ahead import ahead, is_short
 from .batches import batches, forget, note
 from .carry_out import Carrier
-from .core_sets import CoreSet
-from .gpu_blocks import GpuSet
+from .ending import ending
 from .ledger import ActionEntry, ClientEntry, LeaseEntry, Ledger, NodeEntry
 from .placers.base import Placement, Placer
-from .quota_facts import QuotaFacts
-from .service_facts import declare, load, prepare, restored
-from .session_facts import SessionFacts
+from .restart import Restart
+from .service_facts import declare, load, restored
 from .session_life import Away, lapsed, next_lapse
 from .snapshot import snapshot
-from .transitions import ACTION_MOVES, LEASE_MOVES, NODE_MOVES, SESSION_MOVES, move
+from .transitions import ACTION_MOVES, LEASE_MOVES, SESSION_MOVES, move
 
 _WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # ends that an action came to by itself
 
 
-class Scheduler(SessionFacts, QuotaFacts):
-    """One ledger and one placer."""
+class Scheduler(Restart):
+    """One ledger and one placer. `margin_ns`: how long before its allocation ends a node lends no
+    more."""
 
-    def __init__(self, placer: Placer) -> None:
+    def __init__(self, placer: Placer, margin_ns: int = 0) -> None:
         self.placer = placer
-        self.ledger = Ledger()
+        self.ledger = Ledger(margin_ns=margin_ns)
         self.dirty = False  # something happened since the last plan that may let someone start
         # When the placer asked to be called again, and when it was last called. No part of the
         # state: a restart plans at once.
         self._again_at = 0
         self._placed_at = 0
         self._handlers = {
+            ev.BrokerStarted: self._broker_started,
             ev.ClientJoined: self._client_joined,
             ev.ClientLeft: self._client_left,
             ev.ClientExpired: self._client_expired,
             ev.NodeJoined: self._node_joined,
             ev.NodeLost: self._node_lost,
+            ev.NodeDraining: self._node_draining,
             ev.NodesComplete: self._nodes_complete,
             ev.ServiceDeclared: self._service_declared,
             ev.EndpointDeclared: self._endpoint_declared,
@@ -89,7 +89,7 @@ class Scheduler(SessionFacts, QuotaFacts):
     def plan(self, now: int) -> list[ev.Event]:
         """What to do now, as events to journal and handle in this order; to be called again until
         it has nothing to do. Changes nothing of the state."""
-        events = lapsed(self.ledger, now)
+        events = lapsed(self.ledger, now) or ending(self.ledger, now)
         if events:
             return events
         if not (self.dirty or 0 < self._place_due() <= now):
@@ -111,10 +111,11 @@ class Scheduler(SessionFacts, QuotaFacts):
         return events or (batches(ledger, now) if ledger.batching else events)
 
     def next_deadline(self) -> int:
-        """When `plan` has something to do although nothing happens (epoch ns); 0 for never: a grace
-        or a session's patience ends, a token comes for a call that waits, or the placer's own
-        deadline."""
-        return min((at for at in (self._place_due(), next_lapse(self.ledger)) if at), default=0)
+        """When `plan` has something to do although nothing happens (epoch ns); 0 for never: a
+        grace, a session's patience or a node's allocation ends, a token comes for a call that
+        waits, or the placer's own deadline."""
+        ends = (self._place_due(), next_lapse(self.ledger), self.ledger.next_end)
+        return min((at for at in ends if at), default=0)
 
     def _place_due(self) -> int:
         due, last = self._again_at, self._placed_at
@@ -130,6 +131,8 @@ class Scheduler(SessionFacts, QuotaFacts):
         if type(fact) is ev.LeaseFinished or type(fact) is ev.ActionSubmitted:
             return [fact]  # nearly all are
         match fact:
+            case ev.BrokerStarted():
+                return self._restarted(fact)
             case ev.NodeLost():
                 return self._loss_of_node(fact)
             case ev.NodesComplete():
@@ -178,57 +181,6 @@ class Scheduler(SessionFacts, QuotaFacts):
         del owner.actions[action]
         self._drop_if_gone(owner)
 
-    # ---- nodes -------------------------------------------------------------------------------
-
-    def _node_joined(self, event: ev.NodeJoined) -> list[Decision]:
-        spec = event.spec
-        self.ledger.nodes[event.node] = NodeEntry(
-            event.node, spec, CoreSet(spec.cores), GpuSet(spec.gpus), spec.mem_mib, spec.ahead)
-        self.ledger.next_node = max(self.ledger.next_node, event.node + 1)
-        self.dirty = True
-        return prepare(self.ledger, event)
-
-    def _node_lost(self, event: ev.NodeLost) -> list[Decision]:
-        node = self.ledger.nodes[event.node]
-        node.state = move(NODE_MOVES, node.state, NodeState.DOWN, event)
-        return []
-
-    def _loss_of_node(self, fact: ev.NodeLost) -> list[ev.Event]:
-        node = self.ledger.nodes[fact.node]
-        outcome = Outcome(ActionState.NODE_FAIL, reason=f"node {node.spec.name}: {fact.reason}")
-        events: list[ev.Event] = [fact]
-        for lease in node.leases:
-            entry = self.ledger.leases[lease]
-            for later in list(entry.chain)[:0:-1]:
-                events.append(ev.LeaseFinished(fact.at, later, outcome, True)
-                              if self.ledger.leases[later].session
-                              else ev.LeaseReturned(fact.at, later))
-            if entry.state is LeaseState.RELEASING:
-                events.append(ev.LeaseReleased(fact.at, lease))
-            else:
-                events.append(ev.LeaseFinished(fact.at, lease, outcome, True))
-        for session in node.sessions:
-            events += self._closed(ev.SessionClosed(fact.at, session, outcome.reason))
-        return events
-
-    def _nodes_complete(self, event: ev.NodesComplete) -> list[Decision]:
-        self.ledger.complete = True
-        return []
-
-    def _never_feasible(self, now: int) -> list[ev.Event]:
-        events: list[ev.Event] = []
-        for session in self.ledger.opening:
-            spec = self.ledger.sessions[session].spec
-            if why := misfit_of_session(self.ledger, self.placer, spec):
-                events += self._closed(ev.SessionClosed(now, session, why, True))
-        for entry in self.ledger.actions.values():
-            if entry.state is ActionState.PENDING:
-                why = misfit(self.ledger, entry.action, self.ledger.up_nodes())
-                if why:
-                    events.append(ev.ActionCancelled(now, entry.action.id, why,
-                                                     ActionState.FAILED))
-        return events
-
     # ---- services ----------------------------------------------------------------------------
 
     def _service_declared(self, event: ev.ServiceDeclared) -> list[Decision]:
@@ -247,7 +199,9 @@ class Scheduler(SessionFacts, QuotaFacts):
         entry = self.ledger.actions[action.id] = ActionEntry(action, event.at)
         owner = self.ledger.clients[client_of(action.id)]
         owner.actions[action.id] = None
-        if not action.session:
+        if action.once:
+            self.ledger.once[action.once] = action.id
+        elif not action.session:
             owner.loose[action.id] = None
         if service := service_of(action.key):
             declared = self.ledger.services.get(service)
@@ -304,6 +258,7 @@ class Scheduler(SessionFacts, QuotaFacts):
     def _end(self, entry: ActionEntry, outcome: Outcome, reply: Reply) -> list[Decision]:
         entry.state = move(ACTION_MOVES, entry.state, outcome.state, entry)
         entry.outcome, entry.lease = outcome, 0
+        self.ledger.once.pop(entry.action.once, None)
         owner = self.ledger.clients[client_of(entry.action.id)]
         owner.loose.pop(entry.action.id, None)
         if not owner.uid:
@@ -406,7 +361,9 @@ class Scheduler(SessionFacts, QuotaFacts):
             spans = [(lease.units, outcome.exec_ns)]
         if outcome.batch > 1:  # its share of what they took together
             spans = [(units, ns // outcome.batch) for units, ns in spans]
-        sent_back = not lease.node and outcome.state is ActionState.PREEMPTED  # by its endpoint
+        # by its endpoint, or by a broker that was started again
+        sent_back = (outcome.state is ActionState.PREEMPTED and entry.doomed is None
+                     and not entry.action.session)
         self.ledger.estimator.ended(entry.action, () if sent_back else spans,
                                     outcome.state in _WHOLE)
         self._count_call(lease, event.at, outcome)
@@ -492,6 +449,7 @@ class Scheduler(SessionFacts, QuotaFacts):
         if endpoint := endpoint_of(lease.key):
             self.ledger.endpoints[endpoint].done()
         node.free_mem_mib += lease.mem_mib
+        self._drained(node)
         node.news += 1
         if node.ahead and lease.cores:
             self.ledger.short.pop((lease.node, lease.cores[0]), None)

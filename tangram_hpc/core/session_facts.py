@@ -16,7 +16,7 @@ from ..domain.decision import (
 )
 from ..domain.ids import client_of, show
 from ..domain.states import ActionState, SessionState
-from .ledger import ActionEntry, ClientEntry, Ledger, SessionEntry
+from .ledger import ActionEntry, ClientEntry, Ledger, NodeEntry, SessionEntry
 from .session_life import OPEN_SESSION
 from .transitions import SESSION_MOVES, move
 
@@ -98,6 +98,7 @@ class SessionFacts:
             del node.sessions[event.session]
             node.cores.give(session.cores)
             node.free_mem_mib += session.spec.mem_mib
+            self._drained(node)
         self.ledger.idle.stop(event.session, session.spec.idle_ns)
         self._forked(session, event.at)
         owner = self.ledger.clients[client_of(event.session)]
@@ -175,6 +176,9 @@ class SessionFacts:
             head = next(iter(session.waiting))
             if head not in self.ledger.ready:
                 self._push(self.ledger.actions[head], session)
+
+    def _drained(self, node: NodeEntry) -> None:
+        raise NotImplementedError  # NodeFacts
 
     def _push(self, entry: ActionEntry, session: SessionEntry | None) -> None:
         entry.turn = entry.turn or self.ledger.ready.draw()

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..domain.session import SessionSpec
+from .ending import Endings
 from .gpu_blocks import GpuSet, Resident
 from .homes import homes, may_fork
-from .ledger import Ledger
+from .ledger import Ledger, NodeEntry
 from .queue import Shape
 
 
@@ -22,6 +23,7 @@ from .queue import Shape
 class NodeView:
     """A node's amounts, drawn down while a placement is made. `gpus` is a copy of the node's set:
     its mask of free GPUs and what stands on them. `guards`: it can keep code from its user's files.
+    `entry`, `endings`: of a node whose allocation has a known end.
     """
 
     node: int
@@ -32,11 +34,14 @@ class NodeView:
     sessions: int
     gpus: GpuSet
     guards: bool
+    entry: NodeEntry
+    endings: Endings | None = None
 
     def takes(self, shape: Shape) -> bool:
-        """Whether an action of this shape may ever start here, amounts and home aside."""
+        """Whether an action of this shape may start here, amounts and home aside."""
         return (not shape.component or shape.component == self.component) and (
-            self.guards or not shape.guarded)
+            self.guards or not shape.guarded) and (
+            self.endings is None or self.endings.fits(self.entry, shape))
 
     @property
     def free_gpus(self) -> int:
@@ -104,7 +109,7 @@ class Snapshot:
         return self._homes[want]
 
     def candidates(self, shape: Shape) -> Iterator[NodeView]:
-        """The nodes on which an action of this shape may ever start, in order of joining."""
+        """The nodes on which an action of this shape may start, in order of joining."""
         if shape.node:
             home = self.nodes.get(shape.node)
             found = iter([home] if home is not None else [])
@@ -127,10 +132,11 @@ class Snapshot:
 
 def snapshot(ledger: Ledger, now_ns: int) -> Snapshot:
     """The ledger's amounts as of now."""
+    endings = Endings(ledger, now_ns)
     views = {
         n.node: NodeView(n.node, n.spec.component, len(n.cores.units), n.cores.free,
                          n.room_mib, len(n.sessions), n.gpus.copy() if n.gpus.units else n.gpus,
-                         bool(n.spec.untrusted))
+                         bool(n.spec.untrusted), n, endings if n.spec.ends_at_ns else None)
         for n in ledger.up_nodes()
     }
     endpoints = {name: EndpointView(name, e.free, e.tokens(now_ns))

@@ -49,3 +49,8 @@ def octaves(work_ns: int) -> int:
     before."""
     work = min(max(8, work_ns), (1 << 64) - 1)
     return (work.bit_length() << 3) | (work >> (work.bit_length() - 4)) & 7
+
+
+def most_of(bucket: int) -> int:
+    """The largest work in a bucket of `octaves`."""
+    return ((9 + (bucket & 7)) << max(0, (bucket >> 3) - 4)) - 1

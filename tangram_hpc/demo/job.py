@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..accounting.record import fold
-from ..backends.journal import read_journal
+from ..backends.journal import read_journals
 from ..errors import MissingExtra, TangramError
 from ..local import LocalCluster
 from .policy import GROUP
@@ -55,7 +55,7 @@ def run_phase(plan: DemoPlan, placer: str, progress: Progress) -> Figures:
         told = run_ranks(plan, cluster, "rank", lambda share: progress(placer, share))
         folder, job = cluster.folder, cluster.job
     progress(placer, 1.0)
-    usage = fold(read_journal(folder / "journal")).usage
+    usage = fold(read_journals(folder)).usage
     return figures(told, usage, plan.cpus, placer, job)
 
 

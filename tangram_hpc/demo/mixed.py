@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..accounting.record import fold
-from ..backends.journal import read_journal
+from ..backends.journal import read_journals
 from ..errors import TangramError
 from ..local import LocalCluster
 from .crew import CREW, question
@@ -54,7 +54,7 @@ def run_mixed(plan: DemoPlan, models: dict[str, dict[str, Any]], phase: str,
                              "--port", str(search.port))
             folder, job = cluster.folder, cluster.job
     progress(phase, 1.0)
-    records = fold(read_journal(folder / "journal")).records.values()
+    records = fold(read_journals(folder)).records.values()
     return gather(told, list(records), phase, devices, search.served, search.throttled, job)
 
 

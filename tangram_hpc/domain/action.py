@@ -55,6 +55,8 @@ class Action(msgspec.Struct, frozen=True, array_like=True):
         component: run only on nodes of this het component or partition; empty for any.
         trusted: a command without a session is its user's own and may see the user's files (in a
             session, the session says so; of a function's result, the client does).
+        once: its caller's name for this work, which is done once in a job, however often the job
+            is requeued and the name submitted; empty for none. It outlives its client.
     """
 
     id: int
@@ -71,6 +73,7 @@ class Action(msgspec.Struct, frozen=True, array_like=True):
     component: str = ""
     profile: Profile | None = None
     trusted: bool = False
+    once: str = ""
 
     @property
     def guarded(self) -> bool:

@@ -113,6 +113,15 @@ class DeclareService(Message, frozen=True, tag=21):
     spec: ServiceSpec
 
 
+class Forget(Message, frozen=True, tag=26):
+    """What came of the actions of these names, and of all whose name begins with `prefix`, need not
+    be kept any longer (`Action.once`); answered by Answer."""
+
+    request: int
+    names: tuple[str, ...]
+    prefix: str = ""
+
+
 class Bye(Message, frozen=True, tag=17):
     """The client ends: no grace is needed."""
 
@@ -358,6 +367,7 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     Ack,
     Ask,
     DeclareService,
+    Forget,
     Bye,
     Shutdown,
     RenewSession,

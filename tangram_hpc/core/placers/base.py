@@ -128,6 +128,7 @@ class Finder:
         self._open = [n for n in view.nodes.values() if n.free_cpus]
         self._most: dict[tuple[str, bool, int], int] = {}
         self._full: set[tuple[object, ...]] = set()
+        self._ends = any(n.endings is not None for n in view.nodes.values())
 
     def most(self, shape: Shape) -> int:
         """The CPUs of the largest node on which an action of this shape may run."""
@@ -138,8 +139,9 @@ class Finder:
 
     def node(self, shape: Shape, units: int) -> NodeView | None:
         """The first node, in order of joining, where an action of this shape can start now."""
-        need = (units, shape.mem_mib, shape.gpus, shape.component, shape.guarded, shape.node,
-                shape.session)
+        need: tuple[object, ...] = (units, shape) if self._ends else (
+            units, shape.mem_mib, shape.gpus, shape.component, shape.guarded, shape.node,
+            shape.session)
         if need in self._full:
             return None
         free = self._view.candidates(shape)

@@ -1,0 +1,206 @@
+"""The spool: what actions with a name of their own are to do, and what came of them.
+
+Law: append-only segments of records (u32 length, u32 crc32, msgpack), a new one for each start of a
+broker, so that a torn end is never written behind. A record that its crc does not vouch for ends
+its segment. Segments go, oldest first, when nothing in them counts any more. What is committed here
+is committed before the journal says that it happened. Bounded: full means no new names.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from ..errors import InvalidInput
+from ..wire.frame import Buffer
+from ..wire.message import Result
+
+SEGMENT = 64 << 20
+CALL, RESULT, GONE = 1, 2, 3
+
+
+class _Record(msgspec.Struct, array_like=True, frozen=True):
+    kind: int
+    once: str
+    result: Result | None = None
+    payload: bytes | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Record)
+_Place = tuple[int, int, int, int]  # segment, offset, size of the body, kind
+
+
+class FileSpool:
+    """A job's spool in a folder of its own; see `ports.Spool`.
+
+    Args:
+        limit: bytes of all segments beyond which no new name is taken.
+        segment: bytes beyond which a new segment is begun.
+
+    Raises:
+        InvalidInput: the folder cannot be written or read.
+    """
+
+    def __init__(self, folder: Path, limit: int, segment: int = SEGMENT) -> None:
+        self._folder, self._limit, self._segment = folder, limit, segment
+        self._places: dict[str, _Place] = {}
+        self._live: dict[int, int] = {}  # by segment, oldest first
+        self._sizes: dict[int, int] = {}
+        self._pending: list[bytes] = []
+        self._fresh: dict[str, _Record] = {}  # not yet committed
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            old = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+            for number in old:
+                self._index(number)
+        except OSError as error:
+            raise InvalidInput(f"spool {folder}: {error.strerror}") from None
+        self._fd, self._lock = -1, threading.Lock()  # a sync may be under way in a thread
+        self._begin(old[-1] + 1 if old else 0)
+
+    # ---- what the broker asks --------------------------------------------------------------------
+
+    def keep_call(self, once: str, payload: Buffer) -> bool:
+        """See `ports.Spool.keep_call`."""
+        if sum(self._sizes.values()) + len(payload) > self._limit:
+            return False
+        self._add(_Record(CALL, once, None, bytes(payload)))
+        return True
+
+    def keep_result(self, once: str, result: Result, payload: Buffer | None) -> None:
+        """See `ports.Spool.keep_result`."""
+        self._add(_Record(RESULT, once, result, None if payload is None else bytes(payload)))
+
+    def call(self, once: str) -> bytes | None:
+        """See `ports.Spool.call`."""
+        found = self._find(once, CALL)
+        return found.payload if found is not None else None
+
+    def result(self, once: str) -> tuple[Result, bytes | None] | None:
+        """See `ports.Spool.result`."""
+        found = self._find(once, RESULT)
+        if found is None or found.result is None:
+            return None
+        return found.result, found.payload
+
+    def has_result(self, once: str) -> bool:
+        """See `ports.Spool.has_result`."""
+        return self._places.get(once, (0, 0, 0, 0))[3] == RESULT
+
+    def names(self) -> list[str]:
+        """See `ports.Spool.names`."""
+        return list(self._places)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """See `ports.Spool.drop`."""
+        for once in names:
+            if once in self._places:
+                self._add(_Record(GONE, once))
+        self._sweep()
+
+    def commit(self) -> None:
+        """See `ports.Spool.commit`."""
+        if not self._pending:
+            return
+        data = b"".join(self._pending)
+        self._pending, self._fresh = [], {}
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view):]
+        if self._sizes[self._number] > self._segment:
+            self._begin(self._number + 1)
+
+    def sync(self) -> None:
+        """Puts what was committed onto the disk; from any thread."""
+        with self._lock:
+            if self._fd >= 0:
+                os.fdatasync(self._fd)
+
+    def close(self, remove: bool) -> None:
+        """Commits and closes; with `remove` nothing of it stays."""
+        self.commit()
+        with self._lock:
+            os.close(self._fd)
+            self._fd = -1
+        if remove or not self._places:
+            for number in list(self._sizes):
+                self._path(number).unlink(missing_ok=True)
+            self._folder.rmdir()
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    def _path(self, number: int) -> Path:
+        return self._folder / str(number)
+
+    def _begin(self, number: int) -> None:
+        with self._lock:
+            if self._fd >= 0:
+                os.fdatasync(self._fd)
+                os.close(self._fd)
+            self._fd = os.open(self._path(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL
+                               | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._number = number
+        self._live[number] = self._sizes[number] = 0
+        self._sweep()
+
+    def _add(self, record: _Record) -> None:
+        body = _encoder.encode(record)
+        self._pending.append(len(body).to_bytes(4, "little")
+                             + zlib.crc32(body).to_bytes(4, "little") + body)
+        at = self._sizes[self._number]
+        self._sizes[self._number] = at + 8 + len(body)
+        self._fresh[record.once] = record
+        self._settle(record, (self._number, at, len(body), record.kind))
+
+    def _settle(self, record: _Record, place: _Place) -> None:
+        old = self._places.pop(record.once, None)
+        if old is not None:
+            self._live[old[0]] -= 1
+        if record.kind != GONE:
+            self._places[record.once] = place
+            self._live[place[0]] += 1
+
+    def _find(self, once: str, kind: int) -> _Record | None:
+        place = self._places.get(once)
+        if place is None or place[3] != kind:
+            return None
+        if once in self._fresh:
+            return self._fresh[once]
+        number, at, size, _ = place
+        with open(self._path(number), "rb") as file:
+            file.seek(at + 8)
+            return _decoder.decode(file.read(size))
+
+    def _sweep(self) -> None:
+        """Oldest first, so that a name's end never goes before what it ended."""
+        for number in list(self._live):
+            if self._live[number] or number == self._number:
+                return
+            self._path(number).unlink(missing_ok=True)
+            del self._live[number], self._sizes[number]
+
+    def _index(self, number: int) -> None:
+        data = self._path(number).read_bytes()
+        self._live[number], self._sizes[number] = 0, len(data)
+        for at, body in _bodies(data):
+            record = _decoder.decode(body)
+            self._settle(record, (number, at, len(body), record.kind))
+
+
+def _bodies(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Offset and body of each whole record."""
+    at = 0
+    while at + 8 <= len(data):
+        size = int.from_bytes(data[at : at + 4], "little")
+        body = data[at + 8 : at + 8 + size]
+        if not size or len(body) < size or zlib.crc32(body) != int.from_bytes(
+                data[at + 4 : at + 8], "little"):
+            return
+        yield at, body
+        at += 8 + size

@@ -1,0 +1,133 @@
+"""Owns: actions that have a name of their own (`Action.once`), and who waits for each.
+
+Law: a name is work that is done once in a job. What it is to do is in the spool before the journal
+says that it was submitted; what came of it is there before the journal says that it ended. An end
+that the action came to by itself is kept until it is forgotten; any other leaves the name free, so
+that the work can be submitted again. Decides nothing about when anything runs.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..core.ledger import Ledger
+from ..domain import event as ev
+from ..domain.action import Action
+from ..domain.ids import client_of, show
+from ..domain.states import ActionState
+from ..ports import Buffer, Spool
+from ..wire import message as ms
+
+_KEPT = (ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT,
+         ActionState.OUT_OF_MEMORY)
+Word = tuple[ms.Message, Buffer | None]
+
+
+class Once:
+    """Tables of names; `spool` None: names are refused."""
+
+    def __init__(self, ledger: Ledger, spool: Spool | None) -> None:
+        self._ledger, self._spool = ledger, spool
+        self._names: dict[int, str] = {}  # of open actions
+        self._followers: dict[int, list[int]] = {}  # open action -> who waits for it too
+        self._leader: dict[int, int] = {}
+
+    # ---- a broker that begins again ---------------------------------------------------------
+
+    def ends_unsaid(self, now: int) -> list[ev.Event]:
+        """Leases of an earlier broker whose results were kept, and it could not say so."""
+        if self._spool is None:
+            return []
+        found: list[ev.Event] = []
+        for name, action in self._ledger.once.items():
+            lease = self._ledger.leases.get(self._ledger.actions[action].lease)
+            kept = self._spool.result(name) if lease is not None else None
+            if lease is not None and kept is not None:
+                found.append(ev.LeaseFinished(now, lease.lease, kept[0].outcome, True))
+        return found
+
+    def resume(self, now: int) -> tuple[dict[int, Buffer], list[ev.Event]]:
+        """The payloads of what waits again, and the ends of what cannot."""
+        payloads: dict[int, Buffer] = {}
+        lost: list[ev.Event] = []
+        if self._spool is None:
+            return payloads, lost
+        for name, action in self._ledger.once.items():
+            payload = self._spool.call(name)
+            if payload is None:
+                lost.append(ev.ActionCancelled(now, action, "what it was to do was not kept",
+                                               ActionState.NODE_FAIL))
+            else:
+                payloads[action], self._names[action] = payload, name
+        self._spool.drop([name for name in self._spool.names()
+                          if name not in self._ledger.once and not self._spool.has_result(name)])
+        return payloads, lost
+
+    # ---- submissions ------------------------------------------------------------------------
+
+    def answer(self, action: Action) -> tuple[bool, Word | None]:
+        """Whether a submission is settled by what is known of its name, and what to say."""
+        if action.id in self._leader:
+            return True, None  # said again: it waits already
+        open_one = self._ledger.once.get(action.once)
+        if open_one is not None:
+            other = self._ledger.actions[open_one].action
+            if (other.kind, other.name) != (action.kind, action.name):
+                why = (f"once: {action.once!r} is the name of {other.kind.value} {other.name} "
+                       f"({show(open_one)}), not of {action.kind.value} {action.name}")
+                return True, (ms.Rejected(action.id, why), None)
+            self._leader[action.id] = open_one
+            self._followers.setdefault(open_one, []).append(action.id)
+            return True, None
+        kept = self._spool.result(action.once) if self._spool is not None else None
+        if kept is None:
+            return False, None
+        return True, (msgspec.structs.replace(kept[0], action=action.id), kept[1])
+
+    def keep(self, action: Action, payload: Buffer) -> str:
+        """Keeps what an action is to do; why it cannot, naming the field, else empty."""
+        if self._spool is None:
+            return "once: this broker keeps no spool"
+        if not self._spool.keep_call(action.once, payload):
+            return ("once: the job's spool is full; forget what your checkpoint holds "
+                    "(Client.forget), or raise the config field `once_mib`")
+        self._names[action.id] = action.once
+        return ""
+
+    def leader(self, action: int) -> int:
+        """The action that a submission waits for: itself, unless it came second."""
+        return self._leader.get(action, action)
+
+    # ---- ends -------------------------------------------------------------------------------
+
+    def ended(self, result: ms.Result, payload: Buffer | None, ran: bool) -> list[ms.Result]:
+        """An action's end; the same for each who waited for it too. `ran`: its node says so."""
+        name = self._names.pop(result.action, "")
+        if name and self._spool is not None:
+            if not ran or result.outcome.state not in _KEPT:
+                self._spool.drop([name])
+            elif not self._spool.has_result(name):
+                self._spool.keep_result(name, result, payload)
+        found: list[ms.Result] = []
+        for follower in self._followers.pop(result.action, ()):
+            self._leader.pop(follower, None)
+            owner = self._ledger.clients.get(client_of(follower))
+            if owner is not None and owner.uid:
+                found.append(msgspec.structs.replace(result, action=follower))
+        return found
+
+    def forget(self, names: tuple[str, ...], prefix: str) -> int:
+        """Drops what came of these, and of all that begin with a prefix; how many. What is not
+        over yet stays."""
+        if self._spool is None:
+            return 0
+        wanted = set(names)
+        gone = [n for n in self._spool.names() if self._spool.has_result(n)
+                and (n in wanted or (prefix and n.startswith(prefix)))]
+        self._spool.drop(gone)
+        return len(gone)
+
+    def commit(self) -> None:
+        """Before the journal's own commit."""
+        if self._spool is not None:
+            self._spool.commit()

@@ -1,0 +1,95 @@
+"""Pure. The end of allocations: what may still start on a node, and when a node is drained.
+
+Law: a node lends until `Ledger.margin_ns` before its allocation ends. Nothing starts on it that is
+not expected to be over by then; from then on it is drained: nothing starts, no session opens, and
+the sessions on it are closed as they come to rest. What an action is expected to need: its profile
+on its fewest units, else twice the mean of its class if any of that has ended, never more than its
+timeout; of a class that nobody has seen its timeout, or a second without one. A timeout that is
+longer than the node was ever to be lent says nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..domain import event as ev
+from ..domain.service import service_of
+from .estimator import PRIOR, UNKNOWN_NS
+from .queue import Shape
+from .session_life import OPEN_SESSION
+from .speed import most_of, run_ns
+
+if TYPE_CHECKING:
+    from .ledger import Ledger, NodeEntry
+
+
+def lends_until(ledger: Ledger, node: NodeEntry) -> int:
+    """Until when a node lends (epoch ns); 0 for no known end."""
+    return max(1, node.spec.ends_at_ns - ledger.margin_ns) if node.spec.ends_at_ns else 0
+
+
+def next_end(ledger: Ledger) -> int:
+    """When the next node lends no more; 0 for never. O(nodes)."""
+    ends = [lends_until(ledger, n) for n in ledger.up_nodes() if n.spec.ends_at_ns]
+    return min(ends, default=0)
+
+
+def ending(ledger: Ledger, now: int) -> list[ev.Event]:
+    """Nodes that lend no more, and the sessions at rest on those that are drained. O(1) while no
+    node is drained or due."""
+    events: list[ev.Event] = []
+    if 0 < ledger.next_end <= now:
+        for node in ledger.up_nodes():
+            if 0 < lends_until(ledger, node) <= now:
+                left = max(0, node.spec.ends_at_ns - now)
+                events.append(ev.NodeDraining(
+                    now, node.node, f"its allocation ends in {left / 1e9:.0f} s"))
+    for number in ledger.draining:
+        node = ledger.nodes[number]
+        for session_id in node.sessions:
+            session = ledger.sessions[session_id]
+            if session.state in OPEN_SESSION and not session.leases:
+                events.append(ev.SessionClosing(
+                    now, session_id, f"node {node.spec.name}: {node.draining}"))
+    return events
+
+
+class Endings:
+    """What still fits on nodes before their allocations end, at one instant; needs are looked up
+    once a shape."""
+
+    def __init__(self, ledger: Ledger, now: int) -> None:
+        self._ledger, self._now = ledger, now
+        self._needs: dict[Shape, tuple[int, bool]] = {}
+
+    def fits(self, node: NodeEntry, shape: Shape) -> bool:
+        """Whether an action of this shape should be over before the node lends no more. O(1)."""
+        until = lends_until(self._ledger, node)
+        if not until:
+            return True
+        return self.need_ns(node, shape) <= until - self._now
+
+    def need_ns(self, node: NodeEntry, shape: Shape) -> int:
+        """How long it is expected to need there."""
+        need, by_limit = self._needs.get(shape) or self._look(shape)
+        if by_limit and need > lends_until(self._ledger, node) - node.joined_at:
+            return UNKNOWN_NS
+        return need
+
+    def _look(self, shape: Shape) -> tuple[int, bool]:
+        """What it needs, and whether only its timeout says so."""
+        ledger = self._ledger
+        limit = most_of(shape.limit) if shape.limit else 0
+        service = ledger.services.get(service_of(shape.key))
+        restore = service.restore_ns if service is not None else 0
+        units = max(1, shape.degrees[0])
+        if shape.size:
+            need = run_ns(most_of(shape.size), PRIOR if shape.degrees[-1] > 1 else 0, units)
+        elif ledger.estimator.seen_class(shape.key, shape.name):
+            mean = ledger.estimator.mean(shape.key, shape.name, shape.degrees)
+            need = run_ns(2 * mean, PRIOR if shape.degrees[-1] > 1 else 0, units)
+        else:
+            found = self._needs[shape] = (restore + (limit or UNKNOWN_NS), bool(limit))
+            return found
+        found = self._needs[shape] = (restore + (min(need, limit) if limit else need), False)
+        return found

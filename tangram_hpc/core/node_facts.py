@@ -1,0 +1,99 @@
+"""Pure. The part of the scheduler that applies facts about nodes.
+
+Law: as the scheduler's: facts in, orders out, and only `handle` calls them. A node that is drained
+keeps what runs on it and gets nothing more; one that is lost takes its leases and sessions along.
+"""
+
+from __future__ import annotations
+
+from ..domain import event as ev
+from ..domain.decision import Decision
+from ..domain.outcome import Outcome
+from ..domain.states import ActionState, LeaseState, NodeState
+from .admission import misfit, misfit_of_session
+from .core_sets import CoreSet
+from .ending import next_end
+from .gpu_blocks import GpuSet
+from .ledger import NodeEntry
+from .placers.base import Placer
+from .service_facts import prepare
+from .session_facts import SessionFacts
+from .transitions import NODE_MOVES, move
+
+
+class NodeFacts(SessionFacts):
+    """Handlers of the facts of nodes."""
+
+    placer: Placer
+
+    def _node_joined(self, event: ev.NodeJoined) -> list[Decision]:
+        spec, ledger = event.spec, self.ledger
+        ledger.nodes[event.node] = NodeEntry(
+            event.node, spec, CoreSet(spec.cores), GpuSet(spec.gpus), spec.mem_mib, spec.ahead,
+            joined_at=event.at)
+        ledger.next_node = max(ledger.next_node, event.node + 1)
+        ledger.next_end = next_end(ledger)
+        self.dirty = True
+        return prepare(ledger, event)
+
+    def _node_draining(self, event: ev.NodeDraining) -> list[Decision]:
+        node = self.ledger.nodes[event.node]
+        if node.state is NodeState.UP:
+            node.state = move(NODE_MOVES, node.state, NodeState.DRAINING, event)
+            node.draining = event.reason
+            self.ledger.draining[event.node] = None
+            self.ledger.next_end = next_end(self.ledger)
+            self._drained(node)
+        return []
+
+    def _drained(self, node: NodeEntry) -> None:
+        """A lease or session of this node is gone; it may have been the last."""
+        if node.state is NodeState.DRAINING and not node.leases and not node.sessions:
+            node.state = move(NODE_MOVES, node.state, NodeState.DRAINED, node.spec)
+
+    def _node_lost(self, event: ev.NodeLost) -> list[Decision]:
+        node = self.ledger.nodes[event.node]
+        node.state = move(NODE_MOVES, node.state, NodeState.DOWN, event)
+        self.ledger.draining.pop(event.node, None)
+        self.ledger.next_end = next_end(self.ledger)
+        return []
+
+    def _loss_of_node(self, fact: ev.NodeLost, again: bool = False) -> list[ev.Event]:
+        """`again`: what has a name of its own (`Action.once`) is sent back, not failed."""
+        ledger, node = self.ledger, self.ledger.nodes[fact.node]
+        outcome = Outcome(ActionState.NODE_FAIL, reason=f"node {node.spec.name}: {fact.reason}")
+        events: list[ev.Event] = [fact]
+        for lease in node.leases:
+            entry = ledger.leases[lease]
+            for later in list(entry.chain)[:0:-1]:
+                events.append(ev.LeaseFinished(fact.at, later, outcome, True)
+                              if ledger.leases[later].session
+                              else ev.LeaseReturned(fact.at, later))
+            if entry.state is LeaseState.RELEASING:
+                events.append(ev.LeaseReleased(fact.at, lease))
+                continue
+            back = again and not entry.session and bool(ledger.actions[entry.action].action.once)
+            events.append(ev.LeaseFinished(
+                fact.at, lease, Outcome(ActionState.PREEMPTED, reason=outcome.reason)
+                if back else outcome, True))
+        for session in node.sessions:
+            events += self._closed(ev.SessionClosed(fact.at, session, outcome.reason))
+        return events
+
+    def _nodes_complete(self, event: ev.NodesComplete) -> list[Decision]:
+        self.ledger.complete = True
+        return []
+
+    def _never_feasible(self, now: int) -> list[ev.Event]:
+        ledger, events = self.ledger, list[ev.Event]()
+        for session in ledger.opening:
+            spec = ledger.sessions[session].spec
+            if why := misfit_of_session(ledger, self.placer, spec):
+                events += self._closed(ev.SessionClosed(now, session, why, True))
+        for entry in ledger.actions.values():
+            if entry.state is ActionState.PENDING:
+                why = misfit(ledger, entry.action, ledger.held_nodes())
+                if why:
+                    events.append(ev.ActionCancelled(now, entry.action.id, why,
+                                                     ActionState.FAILED))
+        return events

@@ -1,0 +1,301 @@
+"""A broker that is cut off at any instant and begins again: nothing named is lost or done twice.
+
+The rig drives the real broker over its real journal and spool files; its worker and its trainer are
+played by hand, so that an instant is the size of two files.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tangram_hpc.accounting.record import fold
+from tangram_hpc.backends.journal import FileJournal, journals, next_journal, read_journals
+from tangram_hpc.backends.spool import FileSpool
+from tangram_hpc.broker.driver import Broker, Settings
+from tangram_hpc.core.placers.registry import make_placer
+from tangram_hpc.core.scheduler import Scheduler
+from tangram_hpc.domain.action import Action
+from tangram_hpc.domain.ids import mint
+from tangram_hpc.domain.node import NodeSpec
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.wire import message as ms
+
+JOB = "7"
+Sizes = tuple[int, int]  # of spool and journal
+
+
+@dataclass
+class Peer:
+    """A link whose other end is the test."""
+
+    heard: list[tuple[ms.Message, bytes | None]] = field(default_factory=list)
+
+    def send(self, message: ms.Message, payload: bytes | None = None) -> None:
+        self.heard.append((message, None if payload is None else bytes(payload)))
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Rig:
+    """One start of a broker in a folder, with workers and one trainer; time is a counter."""
+
+    def __init__(self, folder: Path, start: int, seed: int = 0, limit: int = 1 << 20,
+                 segment: int = 1 << 20) -> None:
+        self.folder, self.rng, self.now = folder, random.Random(seed), start * 10**12
+        self.due: list = []
+        self.runs: list[tuple[ms.Start, bytes, Peer]] = []
+        self.ran: dict[str, int] = {}
+        self.told: dict[str, tuple[str, str]] = {}  # name -> state, payload
+        self.names: dict[int, str] = {}
+        scheduler = Scheduler(make_placer("elastic"))
+        for event in read_journals(folder) if journals(folder) else ():
+            scheduler.handle(event)
+            scheduler.ledger.check()
+        self.spool = FileSpool(folder / "once", limit, segment)
+        self.path = next_journal(folder)
+        self.journal = FileJournal(self.path, "none", lambda call: call(), self.spool.sync)
+        self.broker = Broker(scheduler, self.journal, self, self, Settings(JOB, "", 2),
+                             lambda: None, self.spool)
+        self.broker.start()
+        self.workers = [self._join(n, ms.WorkerHello(ms.PROTOCOL_VERSION, JOB, NodeSpec(
+            f"n{n}", "h", (0, 1), 1024, untrusted=("model",)))) for n in range(2)]
+        self.trainer = Peer()
+        self.talk = self.broker.accept(self.trainer)
+        self.broker.receive(self.talk, ms.Hello(ms.PROTOCOL_VERSION, JOB, f"uid{start}"), None)
+        self.turn()
+        welcome = next(m for m, _ in self.trainer.heard if isinstance(m, ms.Welcome))
+        self.client, self.counter = welcome.client, 0
+
+    def _join(self, number: int, hello: ms.WorkerHello) -> tuple[Peer, object]:
+        peer = Peer()
+        talk = self.broker.accept(peer)
+        self.broker.receive(talk, hello, None)
+        return peer, talk
+
+    def now_ns(self) -> int:
+        self.now += 1
+        return self.now
+
+    def after(self, delay_s: float, call) -> None:
+        if delay_s == 0:
+            self.due.append(call)
+
+    def turn(self) -> None:
+        """All that is due, and what it sent."""
+        while self.due:
+            self.due.pop(0)()
+        for peer, _ in self.workers if hasattr(self, "workers") else ():
+            for message, payload in peer.heard:
+                if isinstance(message, ms.Start):
+                    name = message.action.once
+                    self.ran[name] = self.ran.get(name, 0) + 1
+                    self.runs.append((message, payload or b"", peer))
+            peer.heard.clear()
+        for message, payload in self.trainer.heard if hasattr(self, "trainer") else ():
+            if isinstance(message, ms.Result) and message.action in self.names:
+                self.told[self.names[message.action]] = (
+                    message.outcome.state.value, (payload or b"").decode())
+
+    def submit(self, name: str, once: bool = True) -> int:
+        self.counter += 1
+        action = Action(mint(self.client, self.counter), "x", once=name if once else "")
+        self.names[action.id] = name
+        self.say(ms.Submit(action), name.encode())
+        return action.id
+
+    def say(self, message: ms.Message, payload: bytes | None = None) -> None:
+        self.broker.receive(self.talk, message, payload)
+
+    def finish(self, state: ActionState = ActionState.COMPLETED) -> None:
+        """One that runs ends, any of them."""
+        start, payload, peer = self.runs.pop(self.rng.randrange(len(self.runs)))
+        talk = next(t for p, t in self.workers if p is peer)
+        said = payload + b"/%d" % self.ran[start.action.once]
+        self.broker.receive(talk, ms.Finished(start.lease, Outcome(state), n=1), said)
+
+    def sizes(self) -> Sizes:
+        spool = self.folder / "once" / str(self.spool._number)
+        return spool.stat().st_size, self.path.stat().st_size
+
+    def finish_all(self) -> None:
+        self.turn()
+        while self.runs:
+            self.finish()
+            self.turn()
+
+    def close(self) -> None:
+        self.broker.stop("test")
+        self.spool.close(remove=False)
+
+
+NAMES = [f"w{n}" for n in range(9)]
+
+
+Instant = tuple[Sizes, dict[str, tuple[str, str]]]  # what is written, what the trainer knows
+
+
+def life(folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Instant], Rig]:
+    """A first life: the sizes of its files after each write, and what the trainer knew then."""
+    rig, rng, write = Rig(folder, 1, seed), random.Random(seed), os.write
+    seen: list[Instant] = [((0, 0), {}), (rig.sizes(), {})]
+
+    def noted(fd: int, data: bytes) -> int:
+        count = write(fd, data)
+        seen.append((rig.sizes(), dict(rig.told)))
+        return count
+
+    monkeypatch.setattr(os, "write", noted)
+    left = list(NAMES)
+    while left or rig.runs:
+        if left and (not rig.runs or rng.random() < 0.5):
+            for name in left[: rng.randrange(1, 4)]:
+                left.remove(name)
+                rig.submit(name)
+                if rng.random() < 0.3:
+                    rig.submit(name + "?", once=False)
+        else:
+            for _ in range(rng.randrange(1, 3)):
+                if rig.runs:
+                    rig.finish(rng.choice([ActionState.COMPLETED] * 3 + [ActionState.FAILED]))
+        rig.turn()
+    monkeypatch.undo()
+    return [*seen, (rig.sizes(), dict(rig.told))], rig
+
+
+def cuts(seen: list[Instant], rng: random.Random) -> list[Instant]:
+    """Every instant between two writes, and some within each."""
+    found = []
+    for ((s0, j0), known), ((s1, j1), _) in zip(seen, seen[1:], strict=False):
+        assert s0 == s1 or j0 == j1 or (s0, j0) == (0, 0)
+        within = [((s0 + s1) // 2, (j0 + j1) // 2), (rng.randint(s0, s1), rng.randint(j0, j1)),
+                  (max(s0, s1 - 1), max(j0, j1 - 1))]
+        found += [(sizes, known) for sizes in dict.fromkeys([(s0, j0), *within])]
+    return [*found, seen[-1]]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cut_off_at_any_instant(tmp_path: Path, seed: int,
+                                monkeypatch: pytest.MonkeyPatch) -> None:
+    first = tmp_path / "first"
+    first.mkdir()
+    seen, rig = life(first, seed, monkeypatch)
+    spool = (first / "once" / "0").read_bytes()
+    journal = (first / "journal").read_bytes()
+    rig.close()
+    for number, ((s, j), known) in enumerate(cuts(seen, random.Random(seed))):
+        folder = tmp_path / str(number)
+        (folder / "once").mkdir(parents=True)
+        (folder / "once" / "0").write_bytes(spool[:s])
+        (folder / "journal").write_bytes(journal[:j])
+        submitted = {r.action.once for r in fold(read_journals(folder)).records.values()}
+        again = Rig(folder, 2, seed)
+        again.finish_all()  # the queue goes on before anybody asks
+        resumed = dict(again.ran)
+        assert all(again.spool.has_result(name) for name in submitted - {""})
+        for name in NAMES:
+            again.submit(name)
+        again.finish_all()
+        assert set(again.told) == set(NAMES), (number, s, j)
+        for name in NAMES:
+            assert again.ran.get(name, 0) <= 1, f"{name} ran twice after cut {number}"
+            if name in known:
+                assert again.told[name] == known[name] and name not in again.ran
+            elif name in resumed:
+                assert again.told[name][1] == f"{name}/1"
+        assert not any(name.endswith("?") for name in again.ran)  # nobody would take its result
+        again.close()
+        rows = fold(read_journals(folder)).records.values()
+        ends = [r.action.once for r in rows if r.action.once
+                and r.state in (ActionState.COMPLETED, ActionState.FAILED)]
+        assert sorted(ends) == sorted(NAMES), f"accounting after cut {number}: {ends}"
+        assert all(r.end_ns for r in rows)
+
+
+def test_many_starts_in_a_row(tmp_path: Path) -> None:
+    """Cut off again and again; each time a little gets done."""
+    rng, told = random.Random(5), dict[str, tuple[str, str]]()
+    for start in range(1, 30):
+        rig = Rig(tmp_path, start, start, segment=200)
+        for name in NAMES:
+            rig.submit(name)
+        rig.turn()
+        for _ in range(rng.randrange(0, 3)):
+            if rig.runs:
+                rig.finish()
+        rig.turn()
+        for name, said in told.items():
+            assert rig.told[name] == said and name not in rig.ran
+        told.update(rig.told)
+        if len(told) == len(NAMES):
+            break
+        # not closed: killed
+    assert len(told) == len(NAMES) and start > 3
+    assert len(list(tmp_path.glob("journal*"))) == start
+
+
+def test_a_name_is_waited_for_by_all_who_submit_it(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, 1)
+    first, second = rig.submit("a"), rig.submit("a")
+    rig.turn()
+    assert len(rig.runs) == 1
+    rig.say(ms.Submit(Action(second, "x", once="a")), b"a")  # said again after a lost way
+    other = mint(rig.client, 99)
+    rig.say(ms.Submit(Action(other, "y", once="a")), b"a")
+    rig.finish_all()
+    said = {m.action: p for m, p in rig.trainer.heard if isinstance(m, ms.Result)}
+    assert said == {first: b"a/1", second: b"a/1"}
+    refused = [m for m, _ in rig.trainer.heard if isinstance(m, ms.Rejected)]
+    assert [m.id for m in refused] == [other] and "is the name of exec x" in refused[0].text
+    rig.close()
+
+
+def test_what_did_not_end_by_itself_may_be_submitted_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, 1)
+    first = rig.submit("a")
+    follower = rig.submit("a")
+    rig.turn()
+    rig.say(ms.Cancel((follower,)))  # the name's work, whoever says it
+    rig.finish(ActionState.CANCELLED)
+    rig.turn()
+    assert {m.action for m, _ in rig.trainer.heard if isinstance(m, ms.Result)} == {first, follower}
+    rig.submit("a")
+    rig.finish_all()
+    assert rig.ran == {"a": 2} and rig.told["a"] == ("COMPLETED", "a/2")
+    rig.close()
+
+
+def test_forgetting_frees_room(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, 1, limit=2000, segment=300)
+    n = 0
+    while not (refused := [m for m, _ in rig.trainer.heard if isinstance(m, ms.Rejected)]):
+        rig.submit(f"step1/{n}")
+        rig.finish_all()
+        n += 1
+    assert "forget what your checkpoint holds" in refused[0].text and n > 3
+    rig.say(ms.Forget(500, ("step1/0",), ""))
+    rig.say(ms.Forget(501, (), "step1/"))
+    rig.turn()
+    answers = [p for m, p in rig.trainer.heard if isinstance(m, ms.Answer)]
+    assert answers == [b'{"forgotten": 1}', b'{"forgotten": %d}' % (n - 2)]
+    assert len(list((tmp_path / "once").iterdir())) == 1
+    rig.submit("step1/0")
+    rig.finish_all()
+    assert rig.ran["step1/0"] == 2  # forgotten: it runs again
+    again = Rig(tmp_path, 2, limit=2000)
+    again.submit("step1/0")
+    again.submit("step1/1")
+    again.finish_all()
+    assert again.ran == {"step1/1": 1} and again.told["step1/0"] == ("COMPLETED", "step1/0/2")
+    again.broker.stop("test")
+    again.spool.close(remove=True)
+    assert not (tmp_path / "once").exists()
