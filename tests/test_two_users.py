@@ -316,6 +316,7 @@ def cgroups(pids: list[int]) -> set[str]:
 def test_no_cgroup_is_shared(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     """Cores are halved: each user's worker has one of the two on every node."""
     built = Path(f"/tmp/two-users-{os.getpid()}")
+    built.mkdir(mode=0o755)
     subprocess.run(["make", "-C", str(REPO / "slurm" / "spank"), f"OUT={built}"], check=True,
                    capture_output=True)
     try:

@@ -94,6 +94,7 @@ class Cluster:
     conf_lines: list[str] = field(default_factory=list)
     plugins: list[str] = field(default_factory=list)
     cgroups: bool = False
+    netns: bool = False
     ready: bool = False
     daemons: list[dict] = field(default_factory=list)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import dc_config
 import dc_down
 import dc_install
+import dc_net
 import dc_procs
 from dc_base import (
     NAME,
@@ -45,7 +46,7 @@ MYSQL_FLAGS = [
 
 def up(o: Namespace) -> Cluster:
     require_root()
-    if lack := dc_install.missing(dbd=not o.no_dbd):
+    if lack := dc_install.missing(dbd=not o.no_dbd) + dc_net.missing() * o.netns:
         raise ClusterError(f"missing {', '.join(lack)}: run `devcluster install` first", 2)
     cluster = plan(o)
     with contextlib.ExitStack() as held:
@@ -85,7 +86,7 @@ def plan(o: Namespace) -> Cluster:
         gpu_nodes=dc_config.names(name, "g", o.gpu_nodes),
         trainer_nodes=dc_config.names(name, "t", o.trainer_nodes),
         cpus_per_node=o.cpus_per_node, gpus_per_node=o.gpus_per_node, conf_lines=o.conf_line,
-        plugins=[plugin_line(text) for text in o.plugin], cgroups=o.cgroups,
+        plugins=[plugin_line(text) for text in o.plugin], cgroups=o.cgroups, netns=o.netns,
     )  # fmt: skip
 
 
@@ -160,6 +161,8 @@ def boot(c: Cluster) -> None:
     dc_config.write_config(c)
     dc_config.make_devices(c)
     start_munged(c)
+    if c.netns:
+        dc_net.plug_in(c)
     for user in c.users:
         make_user(c, user)
     laps.append(("munged, user", time.monotonic()))
@@ -283,8 +286,14 @@ def boot_slurm(c: Cluster) -> None:
     )
     dc_procs.wait_for(c, "slurmctld", ctld, lambda: dc_procs.listening(c.base_port), 30)
     for node in c.nodes:
-        argv = ["slurmd", "-D", "-N", node, "-f", c.conf]
-        dc_procs.start(c, f"slurmd-{node}", argv, f"{logs}/slurmd-{node}.log")
+        start_slurmd(c, node)
+
+
+def start_slurmd(c: Cluster, node: str) -> None:
+    argv = [*dc_net.enter(c, node), "slurmd", "-D", "-N", node, "-f", c.conf]
+    name = f"slurmd-{node}"
+    c.daemons = [d for d in c.daemons if d["name"] != name]
+    dc_procs.start(c, name, argv, f"{c.prefix}/log/{name}.log")
 
 
 def node_states(c: Cluster, seconds: float = 10) -> dict[str, str]:

@@ -22,8 +22,11 @@ from types import FrameType
 import dc_boot
 import dc_down
 import dc_install
+import dc_net
 import dc_procs
 from dc_base import SAFE_PATH, Cluster, ClusterError, require_root, resolve_prefix, say
+
+FATES = ("cut", "join", "kill", "start")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,6 +40,10 @@ def parser() -> argparse.ArgumentParser:
     verbs.add_parser("down", parents=[shared], help="end and remove all of it")
     verbs.add_parser("env", parents=[shared], help="print export lines for eval")
     verbs.add_parser("status", parents=[shared], help="print a JSON line; exit 0 when healthy")
+    node = verbs.add_parser("node", parents=[shared], help="what befalls a node of `up --netns`")
+    node.add_argument("fate", choices=FATES, help="cut, join: its cable; kill: as a power cut; "
+                                                  "start: slurmd again, with its cable")
+    node.add_argument("node")
     run = verbs.add_parser("exec", parents=[shared], help="exec [options] -- CMD...")
     run.add_argument("--root", action="store_true", help="as root instead of the user")
     run.add_argument("--user", help="as this one of the cluster's users (default: the first)")
@@ -58,6 +65,8 @@ def add_up(up: argparse.ArgumentParser) -> None:
         "--conf-line", metavar="K=V", action="append", default=[],
         help="one more line for slurm.conf (the last one of a key counts)",
     )  # fmt: skip
+    up.add_argument("--netns", action="store_true",
+                    help="each node in a network namespace, with its own address and host name")
     up.add_argument("--cgroups", action="store_true", help="Slurm tracks and limits by cgroups")
     up.add_argument(
         "--plugin", metavar="'PATH [ARG...]'", action="append", default=[],
@@ -93,6 +102,19 @@ def do_status(o: argparse.Namespace) -> int:
     print(json.dumps(out))
     say(f"{c.name}: " + ("healthy" if healthy else f"not healthy, dead: {dead or 'none'}"))
     return 0 if healthy else 3
+
+
+def do_node(o: argparse.Namespace) -> int:
+    c = Cluster.demand(resolve_prefix(o.prefix, o.name))
+    require_root()
+    dc_net.demand(c, o.node)
+    if o.fate == "start":
+        dc_net.join(c, o.node)
+        dc_boot.start_slurmd(c, o.node)
+    else:
+        {"cut": dc_net.cut, "join": dc_net.join, "kill": dc_net.kill}[o.fate](c, o.node)
+    say(f"{o.fate} {o.node}")
+    return 0
 
 
 def do_env(o: argparse.Namespace) -> int:
@@ -135,6 +157,9 @@ def do_exec(o: argparse.Namespace, command: list[str]) -> int:
         raise ClusterError(f"cannot run {command[0]}: {err.strerror}", 127) from err
 
 
+VERBS = {"up": do_up, "status": do_status, "env": do_env, "node": do_node}
+
+
 def run(argv: list[str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     o = parser().parse_args(argv[:cut])
@@ -149,7 +174,7 @@ def run(argv: list[str]) -> int:
     elif o.verb == "down":
         dc_down.down(resolve_prefix(o.prefix, o.name))
     else:
-        return {"up": do_up, "status": do_status, "env": do_env}[o.verb](o)
+        return VERBS[o.verb](o)
     return 0
 
 

@@ -17,6 +17,7 @@ import socket
 import stat
 import subprocess
 
+import dc_net
 from dc_base import SAFE_PATH, Cluster, ClusterError
 
 SPAN = 1000
@@ -26,7 +27,7 @@ MAX_NODES = 190
 
 SLURM_CONF = """\
 ClusterName={name}
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({address})
 SlurmctldPort={base}
 SlurmUser=slurm
 SlurmdUser=root
@@ -87,7 +88,7 @@ SCHEDULER = (
 
 ACCOUNTING = """\
 AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=127.0.0.1
+AccountingStorageHost={address}
 AccountingStoragePort={dbd_port}
 AccountingStoragePass={prefix}/munge/munge.sock
 AccountingStorageEnforce=associations,limits,qos
@@ -99,7 +100,7 @@ SLURMDBD_CONF = """\
 AuthType=auth/munge
 AuthInfo=socket={prefix}/munge/munge.sock
 DbdHost={host}
-DbdAddr=127.0.0.1
+DbdAddr={address}
 DbdPort={dbd_port}
 SlurmUser=slurm
 DebugLevel=info
@@ -153,8 +154,9 @@ def node_lines(c: Cluster) -> list[str]:
     for kind, nodes in kinds.items():
         gres = f" Gres=gpu:fake:{c.gpus_per_node}" if kind != "cpu" and c.gpus_per_node else ""
         lines += [
-            f"NodeName={n} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 "
-            f"Port={node_port(c, n)} {shape} Feature={kind},{n}{gres} State=UNKNOWN"
+            f"NodeName={n} NodeHostname={n if c.netns else socket.gethostname()} "
+            f"NodeAddr={dc_net.node_address(c, n)} Port={node_port(c, n)} {shape} "
+            f"Feature={kind},{n}{gres} State=UNKNOWN"
             for n in nodes
         ]
     return lines
@@ -180,7 +182,7 @@ def slurm_conf(c: Cluster) -> str:
         "srun_last": c.base_port + SPAN - 1, "scheduler": SCHEDULER,
         "track": "cgroup" if c.cgroups else "linuxproc",
         "tasks": "task/cgroup,task/affinity" if c.cgroups else "task/none",
-        "gather": "cgroup" if c.cgroups else "linux",
+        "gather": "cgroup" if c.cgroups else "linux", "address": dc_net.host_address(c),
     }  # fmt: skip
     text = SLURM_CONF.format(**fill)
     store = "AccountingStorageType=accounting_storage/none\n"
@@ -243,7 +245,8 @@ def make_devices(c: Cluster) -> None:
 
 
 def write_config(c: Cluster) -> None:
-    fill = {"prefix": c.prefix, "host": socket.gethostname(), "dbd_port": c.base_port + 1}
+    fill = {"prefix": c.prefix, "host": socket.gethostname(), "dbd_port": c.base_port + 1,
+            "address": dc_net.host_address(c)}  # fmt: skip
     etc = f"{c.prefix}/etc"
     put(f"{etc}/slurm.conf", slurm_conf(c))
     put(f"{etc}/gres.conf", gres_conf(c))

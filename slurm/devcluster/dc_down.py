@@ -15,6 +15,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import dc_net
 import dc_procs
 from dc_base import SAFE_PATH, Cluster, ClusterError, User, require_root, say
 
@@ -42,6 +43,8 @@ def take_down(c: Cluster) -> None:
         if user.uid > 0:
             remove_shared_memory(user.uid)
             remove_user(user)
+    if c.netns:
+        dc_net.unplug(c)
     if c.cgroups:
         remove_cgroups(c)
     unmount(c)

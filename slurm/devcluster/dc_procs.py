@@ -156,6 +156,19 @@ def of_created_user(uids: set[int], pid: int) -> bool:
         return False
 
 
+def network_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return ""
+
+
+def on_node(holder: int) -> list[int]:
+    """Every live process in the network namespace of a node's holder."""
+    space = network_of(holder)
+    return [pid for pid in live_parents() if space and network_of(pid) == space]
+
+
 def find(c: Cluster) -> dict[str, set[int]]:
     """Every live process of the cluster: `daemons`, and `work` (steps, tasks, the user's)."""
     ours: dict[str, set[int]] = {"daemons": set(), "work": set()}
@@ -163,6 +176,10 @@ def find(c: Cluster) -> dict[str, set[int]]:
     uids = {u.uid for u in c.users if u.created and u.uid > 0}
     recorded = {d["pid"] for d in c.daemons if alive(d)}
     parents = live_parents()
+    if c.netns:
+        for d in c.daemons:
+            if d["name"].startswith("node-") and alive(d):
+                ours["work"] |= set(on_node(d["pid"])) - spare - recorded
     for pid in parents.keys() - spare:
         if pid in recorded or is_daemon(c, pid):
             step = read_proc(pid, "comm").startswith(b"slurmstepd")
