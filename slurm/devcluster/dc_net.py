@@ -1,8 +1,9 @@
 """Nodes as network namespaces (`up --netns`): each with an address, a host name and a cable of its
 own, so that it can be cut off or lost as a machine is. The law of this module:
 
-- a node is a holder, a recorded process that sleeps in namespaces of its own; no namespace has a
-  name and no mount is outside one, so all of it goes with the node's processes;
+- a node is a holder, a recorded process that sleeps in namespaces of its own (network, host name,
+  mounts: its own /tmp, /dev/shm and /etc/hosts); no namespace has a name and no mount is outside
+  one, so all of it goes with the node's processes;
 - the bridge and the cables in the host's namespace have names made of the base port, and no
   interface by another name is touched.
 """
@@ -20,8 +21,17 @@ from pathlib import Path
 import dc_procs
 from dc_base import SAFE_PATH, Cluster, ClusterError
 
+# $1 hosts file, $2 name, $3 the node's /tmp, $4 the prefix. A socket's file in a /tmp that all share
+# would be a way around the cable. The prefix is the file system that all nodes share.
 HOLD = """\
-mount --bind "$1" /etc/hosts && hostname "$2" && ip link set lo up && exec sleep infinity
+set -e
+mount --bind "$1" /etc/hosts
+hostname "$2"
+ip link set lo up
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+case "$4" in /tmp/*) mkdir -p "$3${4#/tmp}"; mount --bind "$4" "$3${4#/tmp}" ;; esac
+mount --rbind "$3" /tmp
+exec sleep infinity
 """
 
 
@@ -78,8 +88,11 @@ def plug_in(c: Cluster) -> None:
 
 
 def hold(c: Cluster, node: str, hosts: str) -> None:
+    tmp = Path(c.prefix, "tmp", node)
+    tmp.mkdir(parents=True)
+    tmp.chmod(0o1777)
     argv = ["unshare", "--net", "--uts", "--mount", "--propagation", "private",
-            "sh", "-c", HOLD, "hold", hosts, node]  # fmt: skip
+            "sh", "-c", HOLD, "hold", hosts, node, str(tmp), c.prefix]  # fmt: skip
     name = f"node-{node}"
     proc = dc_procs.start(c, name, argv, "")
     dc_procs.wait_for(c, name, proc, lambda: comm(proc.pid) == "sleep", 10)
