@@ -21,8 +21,8 @@ from pathlib import Path
 import dc_procs
 from dc_base import SAFE_PATH, Cluster, ClusterError
 
-# $1 hosts file, $2 name, $3 the node's /tmp, $4 the prefix. A socket's file in a /tmp that all share
-# would be a way around the cable. The prefix is the file system that all nodes share.
+# $1 hosts file, $2 name, $3 the node's /tmp, $4 the prefix. A socket's file in a /tmp that all
+# share would be a way around the cable. The prefix is the file system that all nodes share.
 HOLD = """\
 set -e
 mount --bind "$1" /etc/hosts
