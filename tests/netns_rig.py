@@ -57,7 +57,7 @@ class Trial:
             for number in range(2):
                 self.others.append(site.submit(
                     "satellite", f"{self.name}s{number}", broker=self.job, partition="cpu",
-                    mem="600", time="30"))
+                    mem="600", time="30", cpus="16"))
         site.until(lambda: len(self.nodes("UP")) == (3 if self.layout == "hetjob" else 2),
                    "all workers to join", 90, lambda: site.output(self.name, self.job))
         site.until(lambda: len({r["node"] for r in self.ended()}) == len(self.nodes("UP")),
@@ -70,9 +70,12 @@ class Trial:
 
     def ended(self) -> list[dict[str, Any]]:
         """Actions that the journal has as ended well."""
+        return [r for r in self.rows() if r["state"] == "COMPLETED"]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All actions that the journal has."""
         told = self.site.tangram("acct", "-j", self.job, "--json")
-        rows = json.loads(told.stdout)["actions"] if told.returncode == 0 else []
-        return [r for r in rows if r["state"] == "COMPLETED"]
+        return json.loads(told.stdout)["actions"] if told.returncode == 0 else []
 
     def leader(self) -> str:
         """The node on which batch script and broker run."""

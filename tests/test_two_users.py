@@ -335,7 +335,8 @@ def test_no_cgroup_is_shared(tmp_path_factory: pytest.TempPathFactory, tmp_path:
                     assert told["done"] == [] and told["tried"] > 500, told
                 run_to_the_end(sides)
                 for side in sides:
-                    told = {r["enforcement"] for r in side.site.acct(side.job) if r["session"]}
+                    told = {r["enforcement"] for r in side.site.acct(side.job)
+                            if r["kind"] == "exec"}
                     assert told == {"cgroup1"}
     finally:
         shutil.rmtree(built)

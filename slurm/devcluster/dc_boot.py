@@ -78,6 +78,8 @@ def plan(o: Namespace) -> Cluster:
     if o.cgroups and o.cpus_per_node > (os.cpu_count() or 1):
         raise ClusterError(f"--cgroups binds to real CPUs: give --cpus-per-node {os.cpu_count()} "
                            "or less", 2)  # fmt: skip
+    if o.netns and any(text.startswith("/tmp/") for text in o.plugin):
+        raise ClusterError("--netns gives each node a /tmp of its own: put the plugin elsewhere", 2)
     return Cluster(
         name=name, prefix=str(resolve_prefix(o.prefix, name)), base_port=0,
         users=users(str(resolve_prefix(o.prefix, name)), o.user or f"{name}user", o.users),
