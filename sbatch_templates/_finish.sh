@@ -4,6 +4,9 @@ finish() {
     status=$?
     trap '' TERM INT HUP USR1
     set +e
+    if [ -n "$again" ] && [ -n "$broker" ]; then
+        kill -USR1 "$broker" 2>/dev/null                 # nothing more begins; what runs may end
+    fi
     if [ -n "$ranks" ] && kill -0 "$ranks" 2>/dev/null; then
         if [ -s "$step" ]; then          # SIGTERM to the ranks, and time; srun itself only kills
             scancel --quiet --signal=TERM "$trainer_job.$(cat "$step")"
@@ -17,6 +20,9 @@ finish() {
         status=$?
     else
         again=""                                         # the trainers were done
+        if [ "$status" -eq 0 ] && [ -n "$broker" ]; then # and their work is: no start will follow
+            tangram shutdown > /dev/null 2>&1
+        fi
     fi
     if [ -n "$broker" ]; then
         kill -TERM "$broker" 2>/dev/null                 # ends in order, and its workers with it

@@ -1,5 +1,6 @@
 export TANGRAM_HOME="${TANGRAM_HOME:-$HOME/.tangram}"   # on a file system that all nodes share
 export TANGRAM_JOB="$SLURM_JOB_ID"
+export TANGRAM_END_MARGIN_S=<WARN>                      # nodes lend no more when the end is so near
 folder="$TANGRAM_HOME/jobs/$TANGRAM_JOB"                # of this job's broker, made by it
 access="$folder/access.json"
 step="$folder/trainer.step"                             # the number of the trainers' step

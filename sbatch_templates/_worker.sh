@@ -10,5 +10,5 @@ rm -rf "<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"
 END_OF_EPILOG
 chmod 700 "$epilog"
 worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"
-    mkdir "$TANGRAM_SCRATCH" && exec tangram worker --component "$1"'
+    mkdir "$TANGRAM_SCRATCH" && exec tangram worker --component "$1" "${@:2}"'
 lend=(--ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --mpi=none --task-epilog="$epilog")

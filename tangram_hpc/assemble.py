@@ -30,7 +30,9 @@ from .backends.sandbox.backends import Backends
 from .backends.sandbox.executor import SandboxExecutor
 from .backends.services.executor import ServiceExecutor
 from .backends.services.registry import make_backend
-from .backends.slurm.environ import slurm_place
+from .backends.slurm.choice import make_slurm
+from .backends.slurm.environ import SlurmPlace, slurm_place
+from .backends.slurm.remark import leave_remark
 from .backends.spool import FileSpool
 from .backends.store import FolderStore
 from .backends.transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
@@ -39,10 +41,12 @@ from .backends.transport.dial import dial
 from .backends.transport.naps import sharpen
 from .backends.transport.pipes import SocketPipes
 from .broker.driver import Broker, Settings
+from .broker.satellites import SatelliteScripts
 from .client.client import Client
 from .config import Config, load_config
 from .core.placers.registry import make_placer
 from .core.scheduler import Scheduler
+from .domain.allocation import AllocPolicy
 from .domain.node import NodeSpec
 from .domain.service import ServiceSpec
 from .endpoints import endpoint_spec
@@ -71,16 +75,20 @@ _GAP_S = 0.002  # of a busy broker or worker, see there
 @dataclass(frozen=True)
 class BrokerPlan:
     """What `serve_broker` starts: the job, how many workers it waits for, and who holds its life
-    (`lifeline`: a pipe whose end ends it, -1 for none)."""
+    (`lifeline`: a pipe whose end ends it, -1 for none). `policy` and `scripts`: which satellites it
+    may ask for, and how they are submitted."""
 
     job: str
     nodes: int
     config: Config
     lifeline: int = -1
+    policy: AllocPolicy | None = None
+    scripts: SatelliteScripts | None = None
 
 
 async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
-    """Runs a broker until it is told to end; leaves the journal and a tombstone of its access."""
+    """Runs a broker until it is told to end; leaves the journal and a tombstone of its access.
+    SIGUSR1 drains it: nothing more is lent, and SIGTERM then waits a while for what still runs."""
     loop, config = asyncio.get_running_loop(), plan.config
     endpoints = tuple(endpoint_spec(name, table) for name, table in config.endpoints.items())
     seldom_collect()
@@ -97,8 +105,14 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
         user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, endpoints=endpoints,
-        services=tuple(service_spec(name, told) for name, told in config.services.items()))
-    broker = Broker(scheduler, journal, SystemClock(), LoopTimer(loop), settings, ended.set, spool)
+        services=tuple(service_spec(name, told) for name, told in config.services.items()),
+        policy=plan.policy)
+    place, clock = slurm_place(environ), SystemClock()
+    held = place is not None and place.job == plan.job  # else it is a guest in somebody's job
+    slurm = make_slurm(config.slurm, environ, plan.job, config.slurm_query_s, clock) if (
+        held) else None
+    broker = Broker(scheduler, journal, clock, LoopTimer(loop), settings, ended.set, spool, slurm,
+                    plan.scripts)
     key = os.urandom(32)
     sockets = [listen_unix(str(scratch / "broker.sock"))]
     addresses = [f"unix:{scratch / 'broker.sock'}"]
@@ -113,7 +127,9 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     write_access(access, Access(plan.job, tuple(addresses), key, settings.store,
                                 socket.gethostname(), os.getpid()))
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, broker.stop, f"signal {number.name}")
+        loop.add_signal_handler(number, broker.end, f"signal {number.name}",
+                                config.end_margin_s / 4)
+    loop.add_signal_handler(signal.SIGUSR1, broker.drain, "the job is about to end")
     if plan.lifeline >= 0:
         watch_lifeline(loop, plan.lifeline, lambda: broker.stop("its parent ended"))
     await ended.wait()
@@ -125,6 +141,15 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
         shutil.rmtree(folder / "store", ignore_errors=True)
     spool.close(remove=broker.over)
     await asyncio.sleep(0.05)  # the last frames leave
+    if slurm is not None:
+        for _ in range(100):
+            if not broker.satellites.cancelling:
+                break
+            await asyncio.sleep(0.1)
+        if config.job_comment and plan.job.isdigit() and (
+                why := await leave_remark(slurm, int(plan.job), folder)):
+            print(f"tangram: broker: no summary in the job's Comment: {why}", file=sys.stderr)
+        await slurm.closed()
 
 
 def _converse(broker: Broker, link: SocketLink) -> None:
@@ -249,9 +274,10 @@ def lent_devices(config: Config, environ: Mapping[str, str]) -> Devices:
 
 
 def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
-              component: str = "", name: str = "", devices: Devices | None = None) -> NodeSpec:
+              component: str = "", name: str = "", devices: Devices | None = None,
+              het_group: int = -1) -> NodeSpec:
     """What this process may lend: Slurm's word where there is one, the machine's otherwise.
-    `devices`: None: looked for."""
+    `devices`: None: looked for. `het_group`: of a het job, which component it is in."""
     devices = lent_devices(config, environ) if devices is None else devices
     place, real = slurm_place(environ), affinity.usable()
     host = socket.gethostname()
@@ -263,8 +289,21 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
         mem_mib=int(mem * config.mem_overcommit),
         gpus=devices.indices, component=component,
         pinned=count <= len(real), ahead=AHEAD,
-        ends_at_ns=place.ends_at_s * 10**9 if place is not None else 0,
-        backends=backends.trusted, untrusted=backends.untrusted, devices=devices.summary())
+        ends_at_ns=_ends_at_ns(config.end, place),
+        backends=backends.trusted, untrusted=backends.untrusted, devices=devices.summary(),
+        allocation=_allocation(place.job, het_group) if place is not None else "")
+
+
+def _allocation(job: str, het_group: int) -> str:
+    """Within a het job every step has the leader's id, and only its srun knew the component."""
+    return f"{job}+{het_group}" if het_group >= 0 else job
+
+
+def _ends_at_ns(end: str, place: SlurmPlace | None) -> int:
+    """When this process's allocation ends, by its user's word or Slurm's; 0: nobody says."""
+    if end:
+        return (int(end) + (int(time.time()) if end[0] == "+" else 0)) * 10**9
+    return place.ends_at_s * 10**9 if place is not None else 0
 
 
 def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
@@ -299,6 +338,7 @@ class WorkerPlan:
     component: str = ""
     name: str = ""
     lifeline: int = -1
+    het_group: int = -1
 
 
 async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
@@ -310,7 +350,8 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     backends = Backends.probed(config.isolation, config.read_paths)
     devices = lent_devices(config, environ)
     meter = GpuMeter(devices)
-    spec = node_spec(config, environ, backends, plan.component, plan.name, devices)
+    spec = node_spec(config, environ, backends, plan.component, plan.name, devices,
+                     plan.het_group)
     enforce.sweep()  # what workers that were killed here left; `make_scratch` does so for its own
     scratch = make_scratch(environ, config.scratch, "worker")
     ended: asyncio.Future[str] = loop.create_future()

@@ -40,7 +40,10 @@ class Config(BaseModel):
     grace_s: float = Field(30.0, ge=0, le=86400, description="how long a lost client may be away")
     join_s: float = Field(120.0, gt=0, description="how long to wait for all expected workers")
     end_margin_s: float = Field(
-        60.0, ge=0, le=86400, description="a node lends no more so long before its allocation ends")
+        60.0, ge=0, le=86400, description="a node lends no more so long before its allocation "
+                                          "ends; at most a third of what is left when it joins")
+    end: str = Field("", description="when the allocation ends that a worker lends of, if Slurm "
+                                     "does not say it: seconds since the epoch, or +SECONDS")
     once_mib: int = Field(1024, ge=1, description="how much may be kept for a requeue of actions "
                                                   "with `once`: what they are to do, and results")
     kill_wait_s: float = Field(2.0, ge=0, le=600, description="SIGTERM to SIGKILL")
@@ -71,9 +74,19 @@ class Config(BaseModel):
     scratch: str = Field("", description="node-local folder for sandboxes; empty for TMPDIR")
     gateway_spin_us: int = Field(200, ge=0, le=100000,
                                  description="how long an MPI wait spins before it sleeps")
+    slurm: Literal["auto", "cli", "pyslurm"] = Field(
+        "auto", description="how the broker talks to Slurm: its commands, pyslurm, or pyslurm "
+                            "where it works")
+    slurm_query_s: float = Field(30.0, ge=30, le=3600,
+                                 description="least time between two of its questions to Slurm")
+    job_comment: bool = Field(
+        True, description="at its end the broker puts a summary into the job's Comment")
     endpoints: dict[str, dict[str, Any]] = Field(
         {}, description="tables [endpoints.NAME]: somebody else's APIs, see endpoints.py")
 
+    elastic: dict[str, Any] = Field(
+        {}, description="table [elastic]: nodes that may be asked for and given back while the "
+                        "job runs, see allocations.py")
     services: dict[str, dict[str, Any]] = Field(
         {}, description="GPU services by name, as for `register_service`")
 
@@ -82,6 +95,13 @@ class Config(BaseModel):
     def _known_devices(cls, value: str) -> str:
         if not re.fullmatch(r"|none|(cpu|fake)(:[1-9]\d{0,2})?", value):
             raise ValueError("empty, none, cpu, cpu:N, fake or fake:N, N from 1 to 999")
+        return value
+
+    @field_validator("end")
+    @classmethod
+    def _known_end(cls, value: str) -> str:
+        if not re.fullmatch(r"|\+?[1-9]\d{0,10}", value):
+            raise ValueError("empty, seconds since the epoch, or + and seconds from now")
         return value
 
     @field_validator("read_paths", mode="before")
@@ -111,7 +131,7 @@ def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None 
     named = environ.get("TANGRAM_CONFIG")
     path = Path(named) if named else (folder or Path.cwd()) / "tangram.toml"
     if named or path.exists():
-        for key, value in _read_toml(path).items():
+        for key, value in read_toml(path).items():
             values[key], origin[key] = value, str(path)
     for name, text in environ.items():
         key = name.removeprefix(ENV_PREFIX)
@@ -125,7 +145,8 @@ def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None 
     return _checked(values, origin)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as plain values. Raises InvalidInput: one line."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:

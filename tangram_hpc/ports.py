@@ -344,7 +344,9 @@ class Slurm(Protocol):
         ...
 
     def comment(self, job: int, text: str, then: Callable[[SlurmFailure | None], None]) -> None:
-        """Sets the Comment of an own job, running or (where there is accounting) over."""
+        """Puts a line (at most `COMMENT_MAX` characters) behind `tangram:` into the Comment of an
+        own job, running or (where there is accounting) over. What others wrote there stays in
+        front; an earlier line of ours goes. Of a het job: the leader's."""
         ...
 
     def calls(self) -> SlurmCalls:

@@ -66,15 +66,15 @@ class Site:
                                         env=environ)
 
     def sbatch(self, name: str, trainer: str, *files: str, ranks: int = 2, strict: bool = True,
-               **keys: str) -> str:
-        """Renders the hetjob template, submits it; the job's id."""
+               template: str = "hetjob", **keys: str) -> str:
+        """Renders a trainers' template, submits it; the job's id."""
         for file in files:
             shutil.copy(DATA / file, self.cluster.home / file)
-        options = {
-            "time": "10", "partition_cpu": "cpu", "partition_gpu": "gpu",
-            "partition_trainer": "trainer", "nodes_gpu": "2", "gres_gpu": "gpu:2",
-            "mem_cpu": "600", "mem_gpu": "600", "ranks": str(ranks), "trainer": trainer, **keys}
-        return self.submit("hetjob", name, strict=strict, **options)
+        het = {"partition_cpu": "cpu", "partition_gpu": "gpu", "partition_trainer": "trainer",
+               "nodes_gpu": "2", "gres_gpu": "gpu:2", "mem_cpu": "600", "mem_gpu": "600"}
+        options = {**(het if template == "hetjob" else {}), "time": "10", "ranks": str(ranks),
+                   "trainer": trainer, **keys}
+        return self.submit(template, name, strict=strict, **options)
 
     def submit(self, template: str, name: str, strict: bool = True, **keys: str) -> str:
         """Renders a template, submits it; the job's id."""

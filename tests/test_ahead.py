@@ -23,6 +23,7 @@ SHORT, LONG = Profile(1000), Profile(AHEAD_NS)
 
 def world(placer: str = "elastic", cpus: int = 1, ahead: int = 8, **fields: str) -> World:
     w = World(placer)
+    w.happen(ev.BrokerStarted(0, "j", placer, "none"))
     w.happen(ev.NodeJoined(0, w.ledger.next_node, NodeSpec(
         f"n{w.ledger.next_node}", "h", tuple(range(cpus)), 64, ahead=ahead, backends=("model",),
         untrusted=("model",), **fields)))

@@ -23,6 +23,7 @@ S = 10**9
 def world(placer: str = "elastic", gpus: int = 1, ahead: int = 8, batch: int = 4,
           services: str = "ab", **fields) -> World:
     w = World(placer)
+    w.happen(ev.BrokerStarted(0, "j", placer, "none"))
     w.happen(ev.NodeJoined(0, 1, NodeSpec("n1", "h", (0,), 1000, tuple(range(gpus)), ahead=ahead)))
     w.happen(ev.NodesComplete(0, 1))
     for name in services:

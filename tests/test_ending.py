@@ -142,13 +142,19 @@ def once(w: World, name: str, session: int = 0, kind: Kind = Kind.EXEC) -> int:
     return action.id
 
 
+def begun(placer: str = "elastic") -> World:
+    w = World(placer)
+    w.happen(ev.BrokerStarted(0, "j", placer, "none"))
+    return w
+
+
 def again(w: World) -> None:
     w.now += 1
     w.happen(ev.BrokerStarted(w.now, "j", w.placer, "none"))
 
 
 def test_what_has_a_name_waits_again_and_all_else_ends() -> None:
-    w = World("elastic")
+    w = begun()
     w.node(cpus=3)
     session = w.session()
     w.plan()
@@ -175,7 +181,7 @@ def test_what_has_a_name_waits_again_and_all_else_ends() -> None:
 
 
 def test_a_name_outlives_its_client_and_can_be_cancelled() -> None:
-    w = World("first-fit")
+    w = begun("first-fit")
     first, second = once(w, "a"), once(w, "b")
     w.happen(ev.ClientLeft(w.now, 1, True, w.now))
     w.plan()
@@ -188,7 +194,7 @@ def test_a_name_outlives_its_client_and_can_be_cancelled() -> None:
 
 
 def test_a_replay_with_starts_in_it_comes_to_the_same() -> None:
-    w = World("elastic")
+    w = begun()
     for round_ in range(3):
         w.node(cpus=2)
         for n in range(4):
@@ -214,7 +220,7 @@ def test_a_replay_with_starts_in_it_comes_to_the_same() -> None:
 
 
 def test_an_outcome_of_the_first_life_does_not_end_the_second() -> None:
-    w = World("elastic")
+    w = begun()
     w.node()
     name = once(w, "a")
     w.plan()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -175,7 +176,7 @@ def life(folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list
 def cuts(seen: list[Instant], rng: random.Random) -> list[Instant]:
     """Every instant between two writes, and some within each."""
     found = []
-    for ((s0, j0), known), ((s1, j1), _) in zip(seen, seen[1:], strict=False):
+    for ((s0, j0), known), ((s1, j1), _) in pairwise(seen):
         assert s0 == s1 or j0 == j1 or (s0, j0) == (0, 0)
         within = [((s0 + s1) // 2, (j0 + j1) // 2), (rng.randint(s0, s1), rng.randint(j0, j1)),
                   (max(s0, s1 - 1), max(j0, j1 - 1))]

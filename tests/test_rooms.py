@@ -17,7 +17,7 @@ PACKAGE = "tangram_hpc"
 # left to right; rooms of one tuple may not see each other
 ORDER = [
     ("version",), ("errors",), ("domain",), ("core", "accounting"),
-    ("wire", "config", "services", "endpoints"), ("ports",),
+    ("wire", "config", "services", "endpoints", "allocations"), ("ports",),
     ("broker", "worker", "gateway", "client", "backends"), ("sim",), ("assemble",),
     ("local",), ("demo", "replay"), ("cli",), ("__init__", "__main__"),
 ]
@@ -29,9 +29,10 @@ BLIND = {("sim", "backends")}  # models need no MPI, no Slurm, no processes
 # foreign package -> the only places that may import it
 DOORS = {
     "mpi4py": ("backends/transport/mpi.py", "backends/doctor/mpi_hello.py"),
-    "pyslurm": ("backends/slurm/",),
+    "pyslurm": ("backends/slurm/pyslurm_child.py",),
     "pynvml": ("backends/gpu/nvml.py",),
-    "pydantic": ("config.py", "services.py", "endpoints.py", "sim/workload.py"),
+    "pydantic": ("config.py", "services.py", "endpoints.py", "allocations.py",
+                 "sim/workload.py", "sim/elastic_runs.py"),
     "tomllib": ("config.py",),
     "tomli": ("config.py",),
     "msgspec": ("domain/", "wire/", "backends/", "client/"),

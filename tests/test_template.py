@@ -186,6 +186,7 @@ case "$1" in
   broker)
     [ -z "${BROKER_FAILS:-}" ] || { echo "tangram: error: config field" >&2; exit 2; }
     trap 'echo "broker ended" >> "$LOG"; touch "$job/ended"; exit 0' TERM
+    trap 'echo "broker drained" >> "$LOG"' USR1
     mkdir -p "$job"; echo key > "$job/access.json"
     while :; do sleep 0.05; done ;;
   worker) touch "$TANGRAM_SCRATCH/left"; until [ -e "$job/ended" ]; do sleep 0.05; done ;;
@@ -276,8 +277,10 @@ def test_the_script_starts_all_and_ends_all(pretence: Pretence) -> None:
     assert (status, out, err) == (7, "it's $5 & more\n", "")  # its quotes are its own
     told = pretence.logged()
     assert told[0] == "tangram broker --placer elastic --nodes 3"
-    assert set(told[1:-1]) == {"tangram worker --component cpu", "tangram worker --component gpu",
-                               "gateway of 3", *(t for t in told if t.startswith("tangram rank"))}
+    assert set(told[1:-1]) == {
+        "tangram worker --component cpu --het-group 0",
+        "tangram worker --component gpu --het-group 1", "gateway of 3",
+        *(t for t in told if t.startswith("tangram rank"))}
     assert sum(t.startswith("tangram rank --gateway=on --step-file=") for t in told) == 2
     assert told[-1] == "broker ended"
     assert list(pretence.scratch.iterdir()) == []  # the epilog was there
@@ -304,6 +307,7 @@ def test_a_trainer_that_does_not_listen_is_killed(pretence: Pretence) -> None:
     child.communicate(timeout=60)
     assert child.returncode == 143
     assert pretence.ends()[1:] == ["srun ended", "broker ended"]
+    assert "broker drained" not in pretence.logged() and "tangram shutdown" not in pretence.logged()
 
 
 def test_a_broker_that_does_not_start_ends_it(pretence: Pretence) -> None:
@@ -353,6 +357,7 @@ def test_near_the_limit_it_starts_again_so_often(pretence: Pretence, requeues: s
     assert (child.returncode, err, out.count("the time limit is near")) == (4, "", again)
     assert [line for line in pretence.ends() if line.startswith("scontrol")] == []
     assert pretence.logged().count("scontrol requeue 7") == again
+    assert pretence.logged().count("broker drained") == 1
     if again:
         assert pretence.logged()[-2:] == ["broker ended", "scontrol requeue 7"]
 

@@ -22,7 +22,7 @@ from tangram_hpc.errors import ProtocolError
 from tangram_hpc.ports import SandboxSettings
 from tangram_hpc.wire import message as ms
 from tangram_hpc.wire.payload import ExecCall, decode, encode
-from tangram_hpc.worker.driver import BEAT_S, PING_S, WorkerDriver
+from tangram_hpc.worker.driver import BEAT_S, PING_S, SIGTERM_S, WorkerDriver
 
 SPEC = NodeSpec("n1", "host", (0, 1), 1024)
 DONE = Outcome(ActionState.COMPLETED)
@@ -172,6 +172,43 @@ def test_the_end(last: ms.Message | None) -> None:
     rig.driver.finished(1, DONE, None, True)
     rig.hand.turn(10)
     assert rig.ended == ["done"] and len(rig.wire.said()) == 1
+
+
+@pytest.mark.parametrize("how", [{"signal": 15}, {"exit_code": 143}, {}])
+def test_slurm_ends_the_commands_first_and_then_the_worker(how: dict[str, int]) -> None:
+    """As scancel, a preemption and a time limit do: what they ended is not told as its own end."""
+    rig = Rig()
+    for lease in (1, 2):
+        rig.start(lease)
+    rig.driver.finished(1, Outcome(ActionState.FAILED, **how), None, False)
+    rig.driver.released(1)
+    rig.hand.turn(0.05)
+    rig.driver.leave("it left: SIGTERM")
+    rig.driver.finished(2, DONE, None, True)  # what the executor says of it is nobody's any more
+    rig.hand.turn(10)
+    assert rig.wire.said()[1:] == [ms.Leaving("it left: SIGTERM")]
+    assert rig.orders.got[-1] == ("close",) and rig.wire.closed
+    assert rig.ended == ["it left: SIGTERM"]
+
+
+def test_a_command_that_sigterm_ends_by_itself_is_told_soon() -> None:
+    rig = Rig()
+    for lease in (1, 2, 3):
+        rig.start(lease)
+    killed = Outcome(ActionState.FAILED, signal=15)
+    rig.driver.finished(1, killed, None, False)
+    rig.driver.finished(2, killed, None, False)
+    rig.driver.released(2)
+    rig.driver.finished(3, Outcome(ActionState.FAILED, exit_code=1), None, True)
+    rig.hand.turn(0.01)
+    ends = [m for m in rig.wire.said() if isinstance(m, ms.Finished)]
+    assert [m.lease for m in ends] == [3]
+    rig.hand.turn(SIGTERM_S + 0.01)
+    rig.driver.released(1)
+    rig.hand.turn(0.01)
+    told = [m for m in rig.wire.said() if isinstance(m, ms.Finished | ms.Released)]
+    assert told[1:] == [ms.Finished(1, killed, False, 0), ms.Finished(2, killed, True, 0),
+                        ms.Released(1)]
 
 
 def test_what_is_not_for_a_worker_is_an_error() -> None:

@@ -114,6 +114,7 @@ FIELDS = (
     Field("Reason", 30, lambda r: (r.outcome.reason if r.outcome else "") or "None",
           "why it ended so"),
     Field("Cost", 10, lambda r: f"{_of(r, 'cost_micro') / 1e6:g}", "what its caller says it cost"),
+    Field("Once", 16, lambda r: r.action.once, "its caller's name for this work"),
     Field("Session", 10, lambda r: show(r.action.session), "the session it ran in"),
     Field("Rank", 5, lambda r: str(r.rank) if r.rank >= 0 else "", "MPI rank of its client"),
     Field("Isolation", 10, lambda r: str(_of(r, "isolation") or ""), "isolation it really had"),
@@ -157,7 +158,8 @@ def as_json(r: ActionRecord) -> dict[str, Any]:
     o = r.outcome
     return {
         "job_id": job_id(r), "job": r.job, "action": show(r.action.id), "name": r.action.name,
-        "kind": r.action.kind.value, "user": r.user, "session": show(r.action.session),
+        "kind": r.action.kind.value, "once": r.action.once, "user": r.user,
+        "session": show(r.action.session),
         "rank": r.rank, "node": r.node.name if r.node else "",
         "host": r.node.host if r.node else "", "component": r.node.component if r.node else "",
         "state": r.state.value, "exit_code": o.exit_code if o else 0,

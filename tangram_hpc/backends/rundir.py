@@ -1,8 +1,9 @@
 """Where a job's files lie: one private folder a job, below `$TANGRAM_HOME` (default `~/.tangram`).
 
-Law: `jobs/JOB/` holds `access.json`, `journal` (one a start), `once/`, `store/` and logs, mode 0700;
-sockets and sandboxes lie in a node-local scratch folder instead, since a shared file system carries
-neither well. The folder of a job that has ended keeps its journal, so that accounting outlives it.
+Law: `jobs/JOB/` holds `access.json`, `journal` (one a start), `once/`, `store/` and logs, mode
+0700; sockets and sandboxes lie in a node-local scratch folder instead, since a shared file system
+carries neither well. The folder of a job that has ended keeps its journal, so that accounting
+outlives it.
 """
 
 from __future__ import annotations

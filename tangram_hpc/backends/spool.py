@@ -48,7 +48,7 @@ class FileSpool:
     """
 
     def __init__(self, folder: Path, limit: int, segment: int = SEGMENT) -> None:
-        self._folder, self._limit, self._segment = folder, limit, segment
+        self._folder, self._limit, self._segment = folder, limit, min(segment, limit // 8)
         self._places: dict[str, _Place] = {}
         self._live: dict[int, int] = {}  # by segment, oldest first
         self._sizes: dict[int, int] = {}
@@ -113,7 +113,8 @@ class FileSpool:
         view = memoryview(data)
         while view:
             view = view[os.write(self._fd, view):]
-        if self._sizes[self._number] > self._segment:
+        size, live = self._sizes[self._number], self._live[self._number]
+        if size > self._segment or (not live and 8 * size > self._segment):
             self._begin(self._number + 1)
 
     def sync(self) -> None:

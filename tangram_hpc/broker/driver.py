@@ -19,15 +19,17 @@ from ..core.scheduler import Scheduler
 from ..core.service_facts import declaration_of_service
 from ..domain import decision as de
 from ..domain import event as ev
+from ..domain.allocation import AllocPolicy
 from ..domain.ids import client_of, show
 from ..domain.service import EndpointSpec, ServiceSpec, endpoint_of
 from ..domain.session import SessionSpec
 from ..domain.states import SessionState
-from ..ports import Buffer, Clock, Journal, Link, Spool, Timer
+from ..ports import Buffer, Clock, Journal, Link, Slurm, Spool, Timer
 from ..wire import message as ms
-from .explain import explain
+from .answers import answer
+from .draining import Draining
 from .once import Once
-from .status import info, nodes, pending, services
+from .satellites import Satellites, SatelliteScripts
 
 SILENCE_S = 30.0  # a worker that says nothing for so long is lost
 _WATCH_S = 2.0
@@ -51,6 +53,7 @@ class Settings:
     services: tuple[ServiceSpec, ...] = ()
     endpoints: tuple[EndpointSpec, ...] = ()
     gap_s: float = 0.0
+    policy: AllocPolicy | None = None
 
 
 @dataclass(slots=True)
@@ -64,14 +67,19 @@ class Talk:
     said_bye: bool = False
 
 
-class Broker:
+class Broker(Draining):
     """Fills nothing, owns nothing but tables of who is on which link and whose payload is where."""
 
     def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock, timer: Timer,
                  settings: Settings, on_end: Callable[[], None],
-                 spool: Spool | None = None) -> None:
+                 spool: Spool | None = None, slurm: Slurm | None = None,
+                 scripts: SatelliteScripts | None = None) -> None:
         self.scheduler, self.settings = scheduler, settings
         self._journal, self._clock, self._timer, self._on_end = journal, clock, timer, on_end
+        self._slurm = slurm  # None outside of a job
+        self.satellites = Satellites(
+            settings.job, slurm, scripts or SatelliteScripts(), scheduler.ledger, clock, timer,
+            self._learn, lambda node, why: self._tell(node, ms.Shutdown(why)))
         self._clients: dict[int, Talk] = {}
         self._workers: dict[int, Talk] = {}
         self._payloads: dict[int, Buffer] = {}  # by action, until its result is known
@@ -103,6 +111,9 @@ class Broker:
             self._happen(ev.ServiceDeclared(self._now(), service))
         for endpoint in s.endpoints:
             self._happen(ev.EndpointDeclared(self._now(), endpoint))
+        if s.policy is not None:
+            self._happen(ev.AllocationsAllowed(self._now(), s.policy))
+        self.satellites.start()
         self._timer.after(s.join_s, self._stop_waiting_for_nodes)
         self._timer.after(_WATCH_S, self._watch)
         self._touch()
@@ -113,6 +124,7 @@ class Broker:
             return
         self._beat()
         self.ended = True
+        self.satellites.stop()
         self._happen(ev.BrokerStopped(self._now(), reason))
         for talk in [*self._workers.values(), *self._clients.values()]:
             talk.link.send(ms.Shutdown(reason))
@@ -195,6 +207,8 @@ class Broker:
         self._liveness.hear(talk.node, now)
         self._tell(talk.node, ms.WorkerWelcome(talk.node, s.store, s.kill_wait_s, s.output_max))
         self._happen(ev.NodeJoined(now, talk.node, hello.spec))
+        if self.draining:
+            self._happen(ev.NodeDraining(now, talk.node, self.draining))
         if len(self._workers) >= s.nodes:
             self._stop_waiting_for_nodes()
 
@@ -339,14 +353,8 @@ class Broker:
         return entry is not None and entry.node == talk.node
 
     def _answer(self, talk: Talk, ask: ms.Ask) -> None:
-        views = {"info": info, "nodes": nodes, "pending": pending, "services": services}
-        view, now = views.get(ask.what), self._now()
-        if view is not None:
-            told = view(self.scheduler, self.settings.job, now)
-        elif ask.what == "explain":
-            told = explain(self.scheduler, now, ask.argument)
-        else:
-            told = {"error": f"{ask.what!r} is not a question; ask {', '.join(views)}, explain"}
+        told = answer(ask, self.scheduler, self.settings.job, self._slurm, self.satellites,
+                      self._now())
         self._say(talk.client, ms.Answer(ask.request), json.dumps(told).encode())
 
     # ---- facts and orders --------------------------------------------------------------------
@@ -380,6 +388,10 @@ class Broker:
                 self._tell(order.node, ms.OpenSandbox(order.spec))
             case de.CloseSession():
                 self._tell(order.node, ms.CloseSandbox(order.session))
+            case de.AskAllocation():
+                self.satellites.ask(order)
+            case de.EndAllocation():
+                self.satellites.end(order)
             case de.PrepareService():
                 self._tell(order.node, ms.PrepareService(order.spec))
             case de.AnnounceSession():
@@ -406,6 +418,12 @@ class Broker:
         for other in self._once.ended(result, payload, order.node != 0):
             self._results[other.action] = (other, payload)
             self._say(client_of(other.action), other, payload)
+
+    def _learn(self, fact: ev.Event) -> None:
+        """A fact that comes from Slurm."""
+        if not self.ended:
+            self._happen(fact)
+            self._touch()
 
     def _tell(self, node: int, message: ms.Message, payload: Buffer | None = None) -> None:
         talk = self._workers.get(node)
@@ -472,6 +490,7 @@ class Broker:
             if talk is not None:
                 talk.link.close()
                 self.lost(talk, f"silent for {SILENCE_S:.0f} s")
+        self.satellites.watch()
         self._timer.after(_WATCH_S, self._watch)
 
     def _now(self) -> int:

@@ -8,8 +8,6 @@ that the work can be submitted again. Decides nothing about when anything runs.
 
 from __future__ import annotations
 
-import msgspec
-
 from ..core.ledger import Ledger
 from ..domain import event as ev
 from ..domain.action import Action
@@ -82,7 +80,7 @@ class Once:
         kept = self._spool.result(action.once) if self._spool is not None else None
         if kept is None:
             return False, None
-        return True, (msgspec.structs.replace(kept[0], action=action.id), kept[1])
+        return True, (kept[0].under(action.id), kept[1])
 
     def keep(self, action: Action, payload: Buffer) -> str:
         """Keeps what an action is to do; why it cannot, naming the field, else empty."""
@@ -113,7 +111,7 @@ class Once:
             self._leader.pop(follower, None)
             owner = self._ledger.clients.get(client_of(follower))
             if owner is not None and owner.uid:
-                found.append(msgspec.structs.replace(result, action=follower))
+                found.append(result.under(follower))
         return found
 
     def forget(self, names: tuple[str, ...], prefix: str) -> int:

@@ -12,6 +12,7 @@ from ..core.rate_limit import EndpointEntry
 from ..core.scheduler import Scheduler
 from ..domain.ids import show
 from ..domain.service import MICRO
+from ..domain.slurm import SlurmCalls
 from ..domain.states import ActionState, NodeState
 
 
@@ -50,6 +51,16 @@ def _endpoint(ledger: Ledger, entry: EndpointEntry, now: int) -> dict[str, Any]:
         "waiting": sum(len(line) for bay in bays for line in bay.lines.values()),
         "throttled_s": max(0, entry.closed_until - now) / 1e9,
         "calls": entry.calls, "cost": entry.cost_micro / MICRO,
+    }
+
+
+def slurm_calls(calls: SlurmCalls, now: int) -> dict[str, Any]:
+    """What the broker has asked of Slurm; `closed_s`: for so long it asks nothing."""
+    return {
+        "filling": calls.filling, "submits": calls.submits, "queries": calls.queries,
+        "cancels": calls.cancels, "comments": calls.comments, "failed": calls.failed,
+        "refused": calls.refused, "held_back": calls.held_back,
+        "closed_s": max(0, calls.closed_until_ns - now) / 1e9, "last_error": calls.last_error,
     }
 
 

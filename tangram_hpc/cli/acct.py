@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 from typing import Any
@@ -17,6 +18,10 @@ def add(verbs: Any) -> None:
     p.add_argument("-n", "--noheader", action="store_true", help="no header")
     p.add_argument("-s", "--state", default="", help="only these states, divided by commas")
     p.add_argument("--json", action="store_true", help='{"actions": [...]}')
+    p.add_argument("--held", action="store_true",
+                   help="instead: a row per allocation, what it held and how much of it was used")
+    p.add_argument("--comment", action="store_true",
+                   help="put a summary into the Comment of the Slurm job, and print it")
     p.add_argument("-e", "--helpformat", action="store_true", help="the columns there are")
     p.set_defaults(go=go)
 
@@ -25,6 +30,7 @@ def go(args: argparse.Namespace) -> int:
     """Folds the journal and prints."""
     from ..accounting.fields import DEFAULT, FIELDS, as_json, choose
     from ..accounting.record import fold
+    from ..accounting.summary import summary
     from ..backends.journal import read_journals
     from ..backends.rundir import job_dir, last_job
 
@@ -34,7 +40,11 @@ def go(args: argparse.Namespace) -> int:
         return 0
     columns = choose(args.format or os.environ.get("TANGRAM_ACCT_FORMAT") or DEFAULT)
     job = args.jobs or last_job(os.environ)
+    if args.held:
+        return _held(job, args.json)
     folded = fold(read_journals(job_dir(os.environ, job)))
+    if args.comment:
+        return _comment(job, summary(folded))
     wanted = {s.strip().upper() for s in args.state.split(",") if s.strip()}
     rows = [r for r in folded.records.values() if not wanted or r.state.value in wanted]
     if args.json:
@@ -51,6 +61,59 @@ def go(args: argparse.Namespace) -> int:
         print(" ".join("-" * abs(w) for _, w in columns))
     for r in rows:
         print(" ".join(_fit(f.text(r), w) for f, w in columns))
+    return 0
+
+
+def _held(job: str, as_json: bool) -> int:
+    """Allocations instead of actions; CPUs are those that they lend."""
+    from dataclasses import asdict
+
+    from ..accounting.held import held, total
+    from ..backends.journal import read_journals
+    from ..backends.rundir import job_dir
+
+    rows = held(read_journals(job_dir(os.environ, job)))
+    held_ns, used_ns = total(rows)
+    if as_json:
+        print(json.dumps({
+            "allocations": [asdict(r) | {"held_ns": r.held_ns} for r in rows],
+            "held_core_h": held_ns / 3600e9, "used_core_h": used_ns / 3600e9}))
+        return 0
+    print(f"{'JobID':<12} {'Name':<12} {'NodeList':<20} {'NCPUS':>6} {'Held s':>8} "
+          f"{'Held core-h':>11} {'Used core-h':>11} {'Used':>5}  Why it ended")
+    for r in rows:
+        share = f"{r.used_ns / r.held_ns:.0%}" if r.held_ns else "-"
+        print(f"{r.job or '-':<12} {r.name or ('own' if r.own else ''):<12} "
+              f"{_fit(','.join(r.nodes), -20)} {r.cpus:>6} "
+              f"{max(0, r.until - r.since) / 1e9:>8.1f} {r.held_ns / 3600e9:>11.3f} "
+              f"{r.used_ns / 3600e9:>11.3f} {share:>5}  {r.why}")
+    print(f"{'all':<12} {'':<12} {'':<20} {'':>6} {'':>8} {held_ns / 3600e9:>11.3f} "
+          f"{used_ns / 3600e9:>11.3f} {used_ns / max(1, held_ns):>5.0%}")
+    return 0
+
+
+def _comment(job: str, line: str) -> int:
+    """As the broker does at the job's end; also afterwards, where there is accounting."""
+    from ..backends.slurm.choice import make_filling
+    from ..config import load_config
+    from ..errors import InvalidInput, TangramError
+    from ..ports import SlurmNever, SlurmNotNow
+
+    if not job.isdigit():
+        raise InvalidInput(f"--jobs: {job!r} is no job of Slurm's, so it has no Comment")
+    filling = make_filling(load_config(os.environ).slurm, os.environ)
+
+    async def put() -> None:
+        try:
+            await filling.comment(int(job), line)
+        finally:
+            await filling.close()
+
+    try:
+        asyncio.run(put())
+    except (SlurmNever, SlurmNotNow) as failed:
+        raise TangramError(f"job {job}: {failed}") from None
+    print(line)
     return 0
 
 

@@ -7,6 +7,8 @@ import json
 import os
 from typing import Any
 
+from .told_allocs import elastic_lines
+
 
 def add(verbs: Any) -> None:
     """Adds the verb."""
@@ -16,7 +18,8 @@ def add(verbs: Any) -> None:
                     "real scheduler ahead on a copy of its state; nothing that may still arrive is "
                     "in it, and it says what it rests on.")
     p.add_argument("action", metavar="ACTION", help="its id, or a session's, such as 2.17 (`info`, "
-                                                "`acct` show it)")
+                                                "`acct` show it); `allocation`: what is held, "
+                                                "asked for and given back, and why")
     p.add_argument("-j", "--job", default="", help="job id (default: as for `run`)")
     p.add_argument("--json", action="store_true", help="one JSON object")
     p.set_defaults(go=go)
@@ -27,7 +30,7 @@ def go(args: argparse.Namespace) -> int:
     from ..errors import InvalidInput
 
     told, over = _ask(args.job, args.action)
-    if "error" in told:
+    if "error" in told and args.action != "allocation":
         told = _from_journal(args.job, args.action, over) or told
     if "error" in told:
         raise InvalidInput(f"ACTION: {told['error']}")
@@ -54,6 +57,8 @@ def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
             return client.ask("explain", action), client.job
     except (AccessError, BrokerUnreachable) as error:
         from ..domain.ids import parse
+        if action == "allocation":
+            return {"error": "the job does not answer"}, ""
         try:
             parse(action)
         except (ValueError, AssertionError):
@@ -92,6 +97,10 @@ def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
 
 def lines(told: dict[str, Any]) -> list[str]:
     """An answer as a person reads it."""
+    if "elastic" in told:
+        return elastic_lines(told["elastic"]) if told["elastic"] else [
+            "the job holds what it was given: its user allows neither to ask for nodes nor to give "
+            "any back ([elastic] in tangram.toml, --idle-release)"]
     if "session_state" in told:
         return _session(told)
     degrees = ",".join(map(str, told["degrees"]))

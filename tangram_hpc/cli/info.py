@@ -7,6 +7,8 @@ import json
 import os
 from typing import Any
 
+from .told_allocs import elastic_lines
+
 
 def add(verbs: Any) -> None:
     """Adds the verb."""
@@ -38,6 +40,10 @@ def go(args: argparse.Namespace) -> int:
           f"gpus {told['gpus'] - told['gpus_free']}/{told['gpus']}  "
           f"memory {told['mem_mib'] - told['mem_mib_free']}/{told['mem_mib']} MiB")
     print("actions  " + ("  ".join(f"{k} {v}" for k, v in told["actions"].items()) or "none"))
+    if "slurm" in told:
+        print(_slurm(told["slurm"]))
+    for line in elastic_lines(told["elastic"], brief=True) if told["elastic"] else ():
+        print(line)
     print(f"\n{'NODE':<16}{'STATE':<10}{'COMPONENT':<12}{'CPUS':>9}{'GPUS':>6}{'SESSIONS':>10}"
           f"  {'ENFORCEMENT':<13}UNTRUSTED CODE IN")
     for n in told["nodes"]:
@@ -67,3 +73,15 @@ def go(args: argparse.Namespace) -> int:
     if len(told["pending_sessions"]) > 20:
         print(f"... and {len(told['pending_sessions']) - 20} more sessions")
     return 0
+
+
+def _slurm(told: dict[str, Any]) -> str:
+    """How often Slurm was asked, and what stands in the way."""
+    kinds = ("submits", "queries", "cancels", "comments")
+    text = f"slurm    {told['filling']}: " + ", ".join(f"{told[k]} {k}" for k in kinds)
+    for what in ("failed", "refused", "held_back"):
+        if told[what]:
+            text += f", {told[what]} {what.replace('_', ' ')}"
+    if told["closed_s"]:
+        text += f"; none for {told['closed_s']:.0f} s"
+    return text + (f" ({told['last_error']})" if told["last_error"] else "")

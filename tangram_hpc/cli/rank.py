@@ -1,5 +1,5 @@
-"""`tangram rank`: one line before any trainer's command under `srun`; becomes the gateway in the
-last rank of an MPI world, and the trainer itself in all others."""
+"""`tangram rank`: one line before any trainer's command under `srun`; becomes `tangram gateway` in
+the last rank of an MPI world, and the trainer itself in all others."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def go(args: argparse.Namespace) -> int:
             raise
         raise type(error)(f"rank {found.rank} on {socket.gethostname()}: {error}") from None
     if found.is_gateway:
-        return _be_gateway(made, path)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all ranks: it ends when they have
+        ours = ["-m", "tangram_hpc"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
+        command = [sys.executable, *ours, "gateway", "--access", str(path)]
     _become(command, made)
 
 
@@ -92,16 +94,6 @@ def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
             print(f"tangram: warning: rank {found.rank} on {socket.gethostname()}: {told}",
                   file=sys.stderr, flush=True)
     return environment(environ, found, access.job, str(path.resolve()), master), path
-
-
-def _be_gateway(made: dict[str, str], path: Path) -> int:
-    from ..assemble import serve_gateway
-    from ..config import load_config
-
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all ranks: it ends when they have
-    os.environ.clear()
-    os.environ.update(made)
-    return serve_gateway(load_config(made), made, path)
 
 
 def _become(command: list[str], made: dict[str, str]) -> NoReturn:

@@ -29,6 +29,12 @@ def add(verbs: Any) -> None:
                    help="send everything through the drivers and over links that take N to 2 N")
     p.add_argument("--fail", action="append", default=[], metavar="NODE@T[+B]",
                    help="NODE dies at T seconds and is back B seconds later (as --latency-us 0)")
+    p.add_argument("--elastic", type=Path, metavar="SCENARIO",
+                   help="let the job ask for satellites and give them back by this file ([elastic] "
+                        "as in tangram.toml, [slurm] for the modelled queue), and print core-hours "
+                        "held and used beside the job alone and a static reservation")
+    p.add_argument("--static", default="static:4", metavar="static:K",
+                   help="what --elastic compares with (default: static:4)")
     p.add_argument("--json", action="store_true", help="one JSON object")
     p.set_defaults(go=go)
 
@@ -52,6 +58,8 @@ def go(args: argparse.Namespace) -> int:
     from ..sim.run import simulate
     from ..sim.workload import read_cluster, read_workload
 
+    if args.elastic is not None:
+        return _three_ways(args)
     run = simulate(read_workload(args.workload), read_cluster(args.cluster),
                    make_placer(args.policy), args.durations, args.seed,
                    latency_us=args.latency_us, failures=[_failure(f) for f in args.fail])
@@ -65,4 +73,31 @@ def go(args: argparse.Namespace) -> int:
     for name, value in figures.items():
         shown = f"{value:.3f}" if isinstance(value, float) else str(value)
         print(f"{name:<14}{shown:>16}")
+    return 0
+
+
+def _three_ways(args: argparse.Namespace) -> int:
+    """A scenario of satellites: three runs of one workload."""
+    from ..errors import InvalidInput
+    from ..sim.elastic_runs import read_scenario, three_ways
+    from ..sim.workload import read_cluster, read_workload
+
+    if args.records is not None or args.fail or args.latency_us is not None:
+        raise InvalidInput("--elastic: goes without --records, --fail and --latency-us")
+    told = three_ways(read_workload(args.workload), read_cluster(args.cluster), args.policy,
+                      args.static, read_scenario(args.elastic), args.durations, args.seed)
+    if args.json:
+        print(json.dumps(told))
+        return 0
+    print(f"{'':<9}{'HELD core-h':>12}{'USED core-h':>12}{'USED':>7}{'mean ACT':>11}{'step':>11}"
+          "  POLICY")
+    for name, way in told.items():
+        print(f"{name:<9}{way['held_core_h']:>12.3f}{way['used_core_h']:>12.3f}"
+              f"{way['used_of_held']:>7.0%}{way['mean_act_s']:>9.2f} s{way['step_s']:>9.1f} s"
+              f"  {way['policy']}")
+    grown = told["elastic"]
+    print(f"{grown['satellites']} satellites held {grown['slurm_held_core_h']:.3f} core-h of Slurm "
+          f"in {grown['slurm_calls']} calls")
+    for at, what in grown["decisions"]:
+        print(f"{at:>10.1f} s  {what}")
     return 0

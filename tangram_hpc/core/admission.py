@@ -14,7 +14,7 @@ from ..domain.isolation import BACKENDS, backend_for, takes_image
 from ..domain.service import BLOCK_SIZES, ServiceSpec, endpoint_of, service_of
 from ..domain.session import BACKGROUNDS, SessionSpec
 from ..domain.states import NodeState, SessionState
-from .ending import Endings, lends_until
+from .ending import Endings
 from .homes import session_reason
 from .ledger import ActionEntry, Ledger, NodeEntry
 from .placers.base import Placer
@@ -154,9 +154,9 @@ def ending_reason(ledger: Ledger, entry: ActionEntry, now: int) -> str:
         return ""
     if not up:
         return f"its nodes are drained: {nodes[-1].draining}"
-    last = max(up, key=lambda n: lends_until(ledger, n))
+    last = max(up, key=lambda n: n.lends_until)
     return (f"it is expected to need {endings.need_ns(last, shape) / 1e9:.1f} s, and no node lends "
-            f"for more than {(lends_until(ledger, last) - now) / 1e9:.1f} s")
+            f"for more than {(last.lends_until - now) / 1e9:.1f} s")
 
 
 def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:

@@ -1,6 +1,7 @@
 """Pure. The end of allocations: what may still start on a node, and when a node is drained.
 
-Law: a node lends until `Ledger.margin_ns` before its allocation ends. Nothing starts on it that is
+Law: a node lends until `Ledger.margin_ns` before its allocation ends (a third of what was left when
+it joined, if that is less). Nothing starts on it that is
 not expected to be over by then; from then on it is drained: nothing starts, no session opens, and
 the sessions on it are closed as they come to rest. What an action is expected to need: its profile
 on its fewest units, else twice the mean of its class if any of that has ended, never more than its
@@ -23,15 +24,16 @@ if TYPE_CHECKING:
     from .ledger import Ledger, NodeEntry
 
 
-def lends_until(ledger: Ledger, node: NodeEntry) -> int:
+def lends_until(ends_at: int, joined_at: int, margin_ns: int) -> int:
     """Until when a node lends (epoch ns); 0 for no known end."""
-    return max(1, node.spec.ends_at_ns - ledger.margin_ns) if node.spec.ends_at_ns else 0
+    if not ends_at:
+        return 0
+    return max(1, ends_at - min(margin_ns, max(0, ends_at - joined_at) // 3))
 
 
 def next_end(ledger: Ledger) -> int:
     """When the next node lends no more; 0 for never. O(nodes)."""
-    ends = [lends_until(ledger, n) for n in ledger.up_nodes() if n.spec.ends_at_ns]
-    return min(ends, default=0)
+    return min((n.lends_until for n in ledger.up_nodes() if n.lends_until), default=0)
 
 
 def ending(ledger: Ledger, now: int) -> list[ev.Event]:
@@ -40,7 +42,7 @@ def ending(ledger: Ledger, now: int) -> list[ev.Event]:
     events: list[ev.Event] = []
     if 0 < ledger.next_end <= now:
         for node in ledger.up_nodes():
-            if 0 < lends_until(ledger, node) <= now:
+            if 0 < node.lends_until <= now:
                 left = max(0, node.spec.ends_at_ns - now)
                 events.append(ev.NodeDraining(
                     now, node.node, f"its allocation ends in {left / 1e9:.0f} s"))
@@ -64,15 +66,13 @@ class Endings:
 
     def fits(self, node: NodeEntry, shape: Shape) -> bool:
         """Whether an action of this shape should be over before the node lends no more. O(1)."""
-        until = lends_until(self._ledger, node)
-        if not until:
-            return True
-        return self.need_ns(node, shape) <= until - self._now
+        until = node.lends_until
+        return not until or self.need_ns(node, shape) <= until - self._now
 
     def need_ns(self, node: NodeEntry, shape: Shape) -> int:
         """How long it is expected to need there."""
         need, by_limit = self._needs.get(shape) or self._look(shape)
-        if by_limit and need > lends_until(self._ledger, node) - node.joined_at:
+        if by_limit and need > node.lends_until - node.joined_at:
             return UNKNOWN_NS
         return need
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from ..domain import decision as de
 from ..domain import event as ev
 from ..domain.action import Action
+from ..domain.allocation import AllocPolicy
 from ..domain.outcome import Outcome
 from ..domain.states import ActionState, LeaseState, SessionState
 from .estimator import work_of
@@ -122,6 +123,7 @@ class _Ahead:
         being cleaned, clients that are away and may come back."""
         now = self._now
         self._ledger.expiring.clear()
+        self._ledger.allocs.policy = AllocPolicy()  # what is held stays as it is
         for node in self._ledger.nodes.values():
             node.ahead = 0
         for lease in [x for x in self._ledger.leases.values() if not x.begun][::-1]:

@@ -11,8 +11,9 @@ from ..domain.decision import Decision
 from ..domain.outcome import Outcome
 from ..domain.states import ActionState, LeaseState, NodeState
 from .admission import misfit, misfit_of_session
+from .alloc_facts import AllocFacts
 from .core_sets import CoreSet
-from .ending import next_end
+from .ending import lends_until, next_end
 from .gpu_blocks import GpuSet
 from .ledger import NodeEntry
 from .placers.base import Placer
@@ -21,7 +22,7 @@ from .session_facts import SessionFacts
 from .transitions import NODE_MOVES, move
 
 
-class NodeFacts(SessionFacts):
+class NodeFacts(SessionFacts, AllocFacts):
     """Handlers of the facts of nodes."""
 
     placer: Placer
@@ -30,9 +31,11 @@ class NodeFacts(SessionFacts):
         spec, ledger = event.spec, self.ledger
         ledger.nodes[event.node] = NodeEntry(
             event.node, spec, CoreSet(spec.cores), GpuSet(spec.gpus), spec.mem_mib, spec.ahead,
-            joined_at=event.at)
+            joined_at=event.at,
+            lends_until=lends_until(spec.ends_at_ns, event.at, ledger.margin_ns))
         ledger.next_node = max(ledger.next_node, event.node + 1)
         ledger.next_end = next_end(ledger)
+        self._alloc_joined(event)
         self.dirty = True
         return prepare(ledger, event)
 
@@ -54,6 +57,7 @@ class NodeFacts(SessionFacts):
     def _node_lost(self, event: ev.NodeLost) -> list[Decision]:
         node = self.ledger.nodes[event.node]
         node.state = move(NODE_MOVES, node.state, NodeState.DOWN, event)
+        self._alloc_left(event)
         self.ledger.draining.pop(event.node, None)
         self.ledger.next_end = next_end(self.ledger)
         return []

@@ -23,14 +23,17 @@ class Restart(NodeFacts, QuotaFacts):
     """Handlers of the broker's own starts."""
 
     def _broker_started(self, event: ev.BrokerStarted) -> list[Decision]:
+        self.ledger.starts += 1
         self.ledger.complete = False  # its nodes have yet to join
         self.dirty = True
-        return []
+        return super()._broker_started(event)
 
     def _restarted(self, fact: ev.BrokerStarted) -> list[ev.Event]:
         """A start and what it entails; of a job's first broker nothing. O(what was open)."""
         ledger, at = self.ledger, fact.at
         events: list[ev.Event] = [fact]
+        if not ledger.starts:
+            return events
         for entry in ledger.actions.values():
             if entry.state not in ENDED and not _goes_on(entry):
                 cancelled = ev.ActionCancelled(at, entry.action.id, _WHY, ActionState.NODE_FAIL)

@@ -11,20 +11,16 @@ from __future__ import annotations
 
 from ..domain import event as ev
 from ..domain.action import Action
-from ..domain.decision import (
-    Decision,
-    KillLease,
-    Reply,
-    ResizeLease,
-    StartLease,
-)
+from ..domain.decision import Decision, KillLease, Reply, ResizeLease, StartLease
 from ..domain.ids import client_of
 from ..domain.outcome import Outcome
 from ..domain.service import endpoint_of, service_of
 from ..domain.states import ENDED, ActionState, LeaseState, SessionState
 from .ahead import ahead, is_short
+from .alloc_facts import found
 from .batches import batches, forget, note
 from .carry_out import Carrier
+from .elastic_allocs import ElasticAllocs
 from .ending import ending
 from .ledger import ActionEntry, ClientEntry, LeaseEntry, Ledger, NodeEntry
 from .placers.base import Placement, Placer
@@ -49,7 +45,9 @@ class Scheduler(Restart):
         # state: a restart plans at once.
         self._again_at = 0
         self._placed_at = 0
+        self.elastic = ElasticAllocs()
         self._handlers = {
+            **self._of_allocations(),
             ev.BrokerStarted: self._broker_started,
             ev.ClientJoined: self._client_joined,
             ev.ClientLeft: self._client_left,
@@ -89,7 +87,8 @@ class Scheduler(Restart):
     def plan(self, now: int) -> list[ev.Event]:
         """What to do now, as events to journal and handle in this order; to be called again until
         it has nothing to do. Changes nothing of the state."""
-        events = lapsed(self.ledger, now) or ending(self.ledger, now)
+        events = (lapsed(self.ledger, now) or ending(self.ledger, now)
+                  or self.elastic.decide(self.ledger, now))
         if events:
             return events
         if not (self.dirty or 0 < self._place_due() <= now):
@@ -112,10 +111,11 @@ class Scheduler(Restart):
 
     def next_deadline(self) -> int:
         """When `plan` has something to do although nothing happens (epoch ns); 0 for never: a
-        grace, a session's patience or a node's allocation ends, a token comes for a call that
-        waits, or the placer's own deadline."""
-        ends = (self._place_due(), next_lapse(self.ledger), self.ledger.next_end)
-        return min((at for at in ends if at), default=0)
+        grace, a session's patience or a node's allocation ends, a token comes, the placer or
+        `elastic` wants to look."""
+        dues = (self._place_due(), next_lapse(self.ledger), self.ledger.next_end,
+                self.elastic.due_at(self.ledger))
+        return min((at for at in dues if at), default=0)
 
     def _place_due(self) -> int:
         due, last = self._again_at, self._placed_at
@@ -133,6 +133,8 @@ class Scheduler(Restart):
         match fact:
             case ev.BrokerStarted():
                 return self._restarted(fact)
+            case ev.NodeJoined():
+                return [*found(self.ledger, fact), fact]
             case ev.NodeLost():
                 return self._loss_of_node(fact)
             case ev.NodesComplete():

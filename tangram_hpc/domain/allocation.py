@@ -1,8 +1,8 @@
 """Pure. Allocations that come and go beside the job's own: what may be asked of Slurm, and bounds.
 
-An *allocation* is Slurm's grant. The job's own is never asked for nor given back. A *satellite* is a
-further job of one node whose worker joins the broker; a het component of the job is an allocation
-too, as it can be given back by itself.
+An *allocation* is Slurm's grant. The job's own is never asked for nor given back. A *satellite* is
+a further job whose workers join the broker; a het component of the job is an allocation too, as it
+can be given back by itself.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ class SatelliteShape(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         name: what people call it; one of its own.
         partition, qos, account: as sbatch takes them; empty for the site's default.
-        cpus: CPUs of its node that it asks for and lends.
-        mem_mib: memory of its node; 0 for the site's default.
-        gpus: GPUs of its node.
+        nodes: nodes of one, each with a worker; it is given back as a whole.
+        cpus: CPUs of each node that it asks for and lends.
+        mem_mib: memory of each node; 0 for the site's default.
+        gpus: GPUs of each node.
         gres: what Slurm is asked for them ("gpu:h100:4"); empty for `gpu:N`.
         time_ns: its time limit; all of it counts against the user's core-hours until it has ended.
-        component: the component that its worker joins as.
+        component: the component that its workers join as.
     """
 
     name: str
     partition: str = ""
     qos: str = ""
     account: str = ""
+    nodes: int = 1
     cpus: int = 1
     mem_mib: int = 0
     gpus: int = 0
@@ -38,14 +40,14 @@ class SatelliteShape(msgspec.Struct, frozen=True, array_like=True):
     @property
     def core_ns(self) -> int:
         """The most that one can use, in core-ns."""
-        return self.cpus * self.time_ns
+        return self.nodes * self.cpus * self.time_ns
 
 
 class AllocPolicy(msgspec.Struct, frozen=True, array_like=True):
     """What the user lets the broker do. Times in ns.
 
     Attributes:
-        max_nodes: satellites held or asked for at once; 0: none is ever asked for.
+        max_nodes: satellites' nodes held or asked for at once; 0: none is ever asked for.
         max_core_ns: what all satellites of this job together may use, in core-ns, counting what
             those that live could still use.
         min_nodes: nodes that stay, whatever idles; at least 1.

@@ -146,10 +146,12 @@ class AllocationReleased(Event, frozen=True, tag="allocation-released"):
 
 
 class AllocationEnded(Event, frozen=True, tag="allocation-ended"):
-    """Slurm has the allocation no more, or never gave it."""
+    """Slurm has the allocation no more, or never gave it. `ended`: when, by its clock; 0: nobody
+    knows, so now."""
 
     alloc: int
     reason: str
+    ended: int = 0
 
 
 class ServiceDeclared(Event, frozen=True, tag="service-declared"):

@@ -15,14 +15,26 @@ _OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", 
                    "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"})
 
 
+MARK = "tangram:"  # where our part of a Comment begins
+COMMENT_MAX = 250  # characters of our part
+
+
+def with_remark(old: str, text: str) -> str:
+    """A Comment as it becomes: what others wrote, then our part in place of an earlier one."""
+    others = old.partition(MARK)[0].rstrip(" ;")
+    ours = f"{MARK} {text}"
+    return f"{others}; {ours}" if others else ours
+
+
 class JobOrder(msgspec.Struct, frozen=True):
     """A batch job to submit.
 
     Attributes:
         script: the batch script, `#!` first. Its `#SBATCH` lines count, as for sbatch.
         options: what sbatch takes as `--NAME=VALUE`, by long name without dashes; an empty value
-            is a flag. They go before the script's own lines.
-        environ: what the job finds in its environment besides its submitter's own.
+            is a flag. They win over the script's own lines.
+        environ: what the job finds in its environment besides its submitter's own, which comes
+            without all that is Slurm's, MPI's or ours.
     """
 
     script: str

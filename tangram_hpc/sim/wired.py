@@ -11,9 +11,13 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ..accounting.record import Fold
 from ..broker.driver import Broker, Settings
+from ..broker.satellites import SatelliteScripts
 from ..core.placers.base import Placer
 from ..core.scheduler import Scheduler
+from ..domain import event as ev
+from ..domain.allocation import AllocPolicy
 from ..domain.node import NodeSpec
 from ..domain.states import ActionState
 from ..errors import InfeasibleRequest, InvalidInput
@@ -22,6 +26,7 @@ from ..worker.driver import WorkerDriver
 from .clock import Agenda
 from .log import Log
 from .machine import Machine
+from .model_slurm import ModelSlurm, Queue
 from .network import BEAT, FLUSH, AgendaTimer, MemoryJournal, Way
 from .player import CLIENT, Play, Player
 from .records import FORMAT, Run
@@ -38,24 +43,39 @@ class Failure(NamedTuple):
     back_ns: int = 0
 
 
+class Growth(NamedTuple):
+    """Satellites may be asked for by this policy, of a Slurm that does so."""
+
+    policy: AllocPolicy
+    queue: Queue
+
+
 class WiredWorld:
     """One run over modelled links whose one way takes `latency_ns` to twice that."""
 
     def __init__(self, work: Workload, cluster: Cluster, placer: Placer, oracle: bool,
                  latency_ns: int = 0, seed: int = 0, failures: Sequence[Failure] = (),
-                 check: bool = False) -> None:
+                 check: bool = False, growth: Growth | None = None) -> None:
         check_match(work, cluster)
         self._work, self._cluster, self._check = work, cluster, check
         self._latency_ns, self._rng = latency_ns, random.Random(seed)
         self.agenda, self.scheduler = Agenda(), Scheduler(placer)
         self.agenda.now = -8 * latency_ns  # all have joined when the step begins, at 0
         self.player: Player | None = None
-        specs = cluster.node_specs()
+        specs = cluster.node_specs(JOB)
         settings = Settings(JOB, "", len(specs), services=tuple(cluster.service_specs(work)),
-                            endpoints=tuple(cluster.endpoint_specs()))
-        self.broker = Broker(self.scheduler, MemoryJournal(self._note), self.agenda,
-                             AgendaTimer(self.agenda, BEAT), settings, lambda: None)
+                            endpoints=tuple(cluster.endpoint_specs()),
+                            policy=growth.policy if growth is not None else None)
         self._log: Log | None = None
+        self.usage = Fold()
+        self.slurm, scripts = None, SatelliteScripts()
+        if growth is not None:
+            self.slurm = ModelSlurm(self.agenda, growth.queue, seed, self._join_worker, self._kill)
+            # the modelled Slurm takes the script for the component of the workers in it
+            scripts = SatelliteScripts({s.name: s.component for s in growth.policy.shapes})
+        self.broker = Broker(self.scheduler, MemoryJournal(self._note), self.agenda,
+                             AgendaTimer(self.agenda, BEAT), settings, lambda: None,
+                             slurm=self.slurm, scripts=scripts)
         self._oracle, self._failures = oracle, failures
         self._due: list[Play] = []
         waits = [to_ns(t.start_s) for t in work.trajectories] + [
@@ -103,6 +123,8 @@ class WiredWorld:
                 "policy": self.scheduler.placer.name, "latency_ns": self._latency_ns}
         if self._failures:
             head["failures"] = [[*failure] for failure in self._failures]
+        self.usage.last_ns = self.agenda.now
+        self.usage.close()
         return Run(head, self._log.ordered(), self.player.step_ns)
 
     def _stuck(self) -> bool:
@@ -124,7 +146,7 @@ class WiredWorld:
         worker = WorkerDriver(
             JOB, spec, up, AgendaTimer(self.agenda, FLUSH),
             lambda reports, welcome: Machine(self.agenda, reports, self._work_of),
-            lambda why: None)
+            lambda why: self._ended(spec.name, why))
         down.receive = worker.receive
         talk = self.broker.accept(down)
         up.receive = lambda message, payload: self.broker.receive(talk, message, payload)
@@ -137,8 +159,19 @@ class WiredWorld:
             self.broker.lost(talk, why)
         self._alive[spec.name] = die
 
+    def _ended(self, name: str, why: str) -> None:
+        """A worker ended because it was told to: nothing of it is heard any more."""
+        if self.slurm is not None:
+            self._kill(name, why)
+            self.slurm.worker_ended(name)
+
+    def _kill(self, name: str, why: str) -> None:
+        die = self._alive.pop(name, None)
+        if die is not None:
+            die(why)
+
     def _plan_failure(self, failure: Failure, spec: NodeSpec) -> None:
-        self.agenda.put(failure.at_ns, 0, lambda: self._alive[spec.name]("it failed"))
+        self.agenda.put(failure.at_ns, 0, lambda: self._kill(spec.name, "it failed"))
         if failure.back_ns:
             self.agenda.put(failure.at_ns + failure.back_ns, 0, lambda: self._join_worker(spec))
 
@@ -153,9 +186,10 @@ class WiredWorld:
         assert self.player is not None
         return self.player.submission(action).work
 
-    def _note(self, event: object) -> None:
+    def _note(self, event: ev.Event) -> None:
+        self.usage.add(event)
         if self._log is not None:
-            self._log.note(event)  # type: ignore[arg-type]
+            self._log.note(event)
 
     # ---- the client --------------------------------------------------------------------------
 

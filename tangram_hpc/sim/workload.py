@@ -111,12 +111,12 @@ class Cluster(_Model):
     services: tuple[ClusterService, ...] = ()
     endpoints: tuple[ClusterEndpoint, ...] = ()
 
-    def node_specs(self) -> list[NodeSpec]:
-        """Each node by its full name, in order."""
+    def node_specs(self, allocation: str = "") -> list[NodeSpec]:
+        """Each node by its full name, in order; all of one allocation."""
         names = [(n.name if n.count == 1 else f"{n.name}{i}", n)
                  for n in self.nodes for i in range(n.count)]
         return [NodeSpec(name, name, tuple(range(n.cpus)), n.mem_mib, tuple(range(n.gpus)),
-                         backends=("model",), untrusted=("model",))
+                         backends=("model",), untrusted=("model",), allocation=allocation)
                 for name, n in names]
 
     def service_specs(self, work: Workload) -> list[ServiceSpec]:

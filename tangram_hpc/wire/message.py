@@ -184,6 +184,10 @@ class Result(Message, frozen=True, tag=31):
     n: int = 0
     grants: tuple[tuple[int, int], ...] = ()
 
+    def under(self, action: int) -> Result:
+        """The same, told of another action that was to do the same work."""
+        return msgspec.structs.replace(self, action=action)
+
 
 class Rejected(Message, frozen=True, tag=32):
     """The action or session can never run; `text` names the field and the remedy. `lost`: it

@@ -6,6 +6,7 @@ Law: all that happens in one turn of the loop leaves as one frame.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 from ..domain.node import NodeSpec
@@ -44,9 +45,18 @@ MANY = 16  # messages in one frame that make a worker a busy one; leases ahead d
 BEAT_S = 0.1  # between two Started messages
 PING_S = 2.0  # of silence before a Ping
 AHEAD = 512  # leases that it takes ahead on one unit
+SIGTERM_S = 0.5  # between Slurm's signal to a command and the same signal to its worker
 STUCK_S = 0.05  # what waits behind a lease that runs longer is given back
 
 MakeExecutor = Callable[[Reports, WorkerWelcome], Executor]
+
+
+def _as_if_by_sigterm(outcome: Outcome) -> bool:
+    """Whether SIGTERM may have done it: to the command, to a shell's child, or to its host, which
+    leaves a failure without any status."""
+    code, number = outcome.exit_code, outcome.signal
+    by_signal = number == signal.SIGTERM or code == 128 + signal.SIGTERM
+    return outcome.state is ActionState.FAILED and (by_signal or not (code or number))
 
 
 class WorkerDriver:
@@ -90,6 +100,7 @@ class WorkerDriver:
         self._open: set[int] = set()  # leases of which something may be left
         self._fresh: list[int] = []  # started, not yet told
         self._beating = False
+        self._doubtful: dict[int, bool] = {}  # ended as if by Slurm, not told yet: whether clean
         self._chains = Chains()
         self._ahead: set[int] = set()  # leases that the executor took ahead and has not begun
         self._due: list[Held] = []  # orders whose turn has come in this turn of the loop
@@ -265,15 +276,29 @@ class WorkerDriver:
             self._timer.after(BEAT_S, self._beat)
 
     def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool) -> None:
-        """See `ports.Reports`."""
+        """See `ports.Reports`. Slurm ends a step by SIGTERM to all that runs in it, its commands
+        first: what ends as if by that is told when we have not heard it ourselves."""
         self._running.discard(lease)
         self._ahead.discard(lease)
+        if payload is None and _as_if_by_sigterm(outcome):
+            self._doubtful[lease] = clean
+            self._timer.after(SIGTERM_S, lambda: self._tell_after_all(lease, outcome))
+        else:
+            self._tell_end(lease, outcome, payload, clean)
+
+    def _tell_after_all(self, lease: int, outcome: Outcome) -> None:
+        self._tell_end(lease, outcome, None, self._doubtful.pop(lease))
+
+    def _tell_end(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool) -> None:
         if clean:
             self._gone(lease)
         self._send(Finished(lease, outcome, clean, int(payload is not None)), payload)
 
     def released(self, lease: int) -> None:
         """See `ports.Reports`."""
+        if lease in self._doubtful:
+            self._doubtful[lease] = True
+            return
         self._gone(lease)
         self._send(Released(lease))
 

@@ -1,1 +1,1 @@
-"""Slurm's doors. `environ` reads what Slurm told this process; nothing here calls Slurm."""
+"""Slurm's doors: `environ` reads what Slurm told this process, the rest fills `ports.Slurm`."""

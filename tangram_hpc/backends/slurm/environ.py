@@ -51,6 +51,17 @@ def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if not k.startswith(prefixes)}
 
 
+_CONFIGURES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")  # which Slurm, and as whom
+
+
+def for_commands(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which Slurm's commands mean what their arguments say: nothing of the job
+    that we are in, no defaults of a command; which Slurm it is stays."""
+    defaults = ("SQUEUE_", "SCANCEL_", "SCONTROL_", "SACCT_", "SACCTMGR_", "SINFO_")
+    kept = {k: v for k, v in without_slurm(environ).items() if not k.startswith(defaults)}
+    return kept | {k: environ[k] for k in _CONFIGURES if k in environ}
+
+
 def _nodes(environ: Mapping[str, str]) -> tuple[int, ...]:
     """A step hears of its own component only, unless its srun was given the batch script's word."""
     name = "SLURM_JOB_NUM_NODES"

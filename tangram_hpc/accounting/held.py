@@ -1,0 +1,168 @@
+"""Pure. What each allocation held and what of it was used: a fold over the journal's events.
+
+Law: one pass, O(events). Held is from Slurm's grant (or, where nobody knows that, from its first
+worker's joining) to its end (or its last worker's leaving); used is what was lent to actions on its
+nodes. Amounts in core-ns. Nothing is guessed: an allocation that still runs is held up to the last
+event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ..domain import event as ev
+
+
+@dataclass(slots=True)
+class HeldRow:
+    """One allocation. `name`: its shape, empty for one that the broker did not ask for."""
+
+    job: str
+    name: str = ""
+    own: bool = False
+    nodes: list[str] = field(default_factory=list)
+    cpus: int = 0
+    since: int = 0
+    until: int = 0
+    used_ns: int = 0
+    why: str = ""  # why it was given back, or how it ended
+
+    @property
+    def held_ns(self) -> int:
+        """CPUs x time."""
+        return self.cpus * max(0, self.until - self.since) if self.since else 0
+
+
+class Held:
+    """Takes events in order; `rows` by job."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, HeldRow] = {}
+        self._shapes: dict[int, tuple[str, int]] = {}  # alloc -> shape's name, CPUs of all nodes
+        self._job_of: dict[int, str] = {}  # alloc -> job
+        self._since: dict[int, int] = {}  # of those whose job is not known yet
+        self._nodes: dict[int, str] = {}  # node -> job
+        self._up: dict[str, set[int]] = {}
+        self._lent: dict[int, tuple[str, int, int]] = {}  # lease -> job, since, cores
+        self._behind: dict[int, ev.LeaseGranted] = {}  # by the lease that each begins after
+        self._before: dict[int, int] = {}
+        self.last_ns = 0
+
+    def add(self, event: ev.Event) -> None:
+        """One event."""
+        self.last_ns = event.at
+        match event:
+            case ev.AllocationAsked(alloc=alloc, shape=shape):
+                self._shapes[alloc] = (shape.name, shape.nodes * shape.cpus)
+            case ev.AllocationQueued(alloc=alloc, job=job):
+                self._named(alloc, job)
+            case ev.AllocationHeld():
+                self._held(event)
+            case ev.AllocationReleased(alloc=alloc, reason=reason):
+                self._ended(alloc, 0, reason)
+            case ev.AllocationEnded(alloc=alloc, reason=reason, ended=ended):
+                self._ended(alloc, ended or event.at, reason)
+            case ev.NodeJoined():
+                self._joined(event)
+            case ev.NodeLost(node=node):
+                job = self._nodes.pop(node)
+                self._up[job].discard(node)
+                if not self._up[job]:
+                    self.rows[job].until = event.at
+            case ev.LeaseGranted() if event.after:
+                self._behind[event.after], self._before[event.lease] = event, event.after
+            case ev.LeaseGranted(lease=lease, node=node, cores=cores):
+                self._lend(lease, node, len(cores), event.at)
+            case ev.LeaseResized(lease=lease, cores=cores):
+                if lease in self._lent:
+                    job = self._take(lease, event.at)
+                    self._lent[lease] = (job, event.at, len(cores))
+            case ev.LeaseFinished(lease=lease) if event.clean:
+                self._off(lease, event.at)
+            case ev.LeaseReleased(lease=lease) | ev.LeaseReturned(lease=lease):
+                self._off(lease, event.at)
+
+    def close(self) -> None:
+        """This is all there is: what is still held or lent ends with the last event."""
+        for lease in list(self._lent):
+            self._take(lease, self.last_ns)
+        for job, up in self._up.items():
+            if up:
+                self.rows[job].until = self.last_ns
+
+    def _row(self, job: str) -> HeldRow:
+        return self.rows.setdefault(job, HeldRow(job))
+
+    def _named(self, alloc: int, job: str) -> None:
+        self._job_of[alloc] = job
+        row = self._row(job)
+        row.name, row.cpus = self._shapes.get(alloc, ("", row.cpus))
+
+    def _held(self, event: ev.AllocationHeld) -> None:
+        if event.job:
+            self._job_of[event.alloc] = event.job
+            self._row(event.job).own = event.own
+        job = self._job_of.get(event.alloc)
+        if job is not None:
+            row = self._row(job)
+            row.since = event.since or row.since or event.at
+            row.cpus = max(row.cpus, event.cpus)
+
+    def _ended(self, alloc: int, at: int, reason: str) -> None:
+        job = self._job_of.get(alloc)
+        if job is not None:
+            row = self.rows[job]
+            row.why = reason or row.why
+            row.until = at or row.until
+
+    def _joined(self, event: ev.NodeJoined) -> None:
+        job = event.spec.allocation
+        row = self._row(job)
+        row.since = row.since or event.at
+        if event.spec.name not in row.nodes:
+            row.nodes.append(event.spec.name)
+            if not row.name:
+                row.cpus += len(event.spec.cores)
+        self._nodes[event.node] = job
+        self._up.setdefault(job, set()).add(event.node)
+
+    def _lend(self, lease: int, node: int, cores: int, at: int) -> None:
+        job = self._nodes.get(node)
+        if job is not None:
+            self._lent[lease] = (job, at, cores)
+
+    def _take(self, lease: int, at: int) -> str:
+        job, since, cores = self._lent.pop(lease)
+        self.rows[job].used_ns += cores * (at - since)
+        return job
+
+    def _off(self, lease: int, at: int) -> None:
+        """A lease is gone from its units: the one that was granted after it is next."""
+        if lease in self._lent:
+            self._take(lease, at)
+        after, before = self._behind.pop(lease, None), self._before.pop(lease, 0)
+        if after is None:
+            if before:
+                self._behind.pop(before, None)
+        elif before:
+            self._behind[before], self._before[after.lease] = after, before
+        else:
+            self._before.pop(after.lease, None)
+            self._lend(after.lease, after.node, len(after.cores), at)
+
+
+def held(events: Iterable[ev.Event]) -> list[HeldRow]:
+    """A row an allocation, in order of their coming."""
+    fold = Held()
+    for event in events:
+        fold.add(event)
+    fold.close()
+    return list(fold.rows.values())
+
+
+def total(rows: Iterable[HeldRow]) -> Iterator[int]:
+    """Held and used, of all."""
+    known = list(rows)
+    yield sum(row.held_ns for row in known)
+    yield sum(row.used_ns for row in known)

@@ -1,0 +1,55 @@
+"""The last word about a job: its accounting in one line, in the Comment of its Slurm job.
+
+Law: once, at the end, within `WITHIN_S`; a site that refuses it, a controller that is away or a
+journal that is too long to read in that time is a line on standard error, never a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...accounting.record import fold
+from ...accounting.summary import summary
+from ...domain.event import Event
+from ...errors import InvalidInput
+from ...ports import Slurm, SlurmFailure, SlurmNotNow
+from ..journal import read_journals
+
+WITHIN_S = 15.0  # a third for reading: at a time limit there is not much more
+
+
+class _TooLong(Exception):
+    """The journal could not be read in time."""
+
+
+async def leave_remark(slurm: Slurm, job: int, folder: Path) -> str:
+    """Sets it; returns why not in one line, empty when it is set."""
+    try:
+        line = summary(fold(_within(read_journals(folder), WITHIN_S / 3)))
+    except _TooLong:
+        return f"its journal cannot be read in {WITHIN_S / 3:g} s: tangram acct -j {job} --comment"
+    except InvalidInput as error:
+        return str(error)
+    answer: asyncio.Future[SlurmFailure | None] = asyncio.get_running_loop().create_future()
+
+    def answered(told: SlurmFailure | None) -> None:
+        if not answer.done():
+            answer.set_result(told)
+
+    slurm.comment(job, line, answered)
+    try:
+        failed = await asyncio.wait_for(answer, WITHIN_S * 2 / 3)
+    except asyncio.TimeoutError:
+        failed = SlurmNotNow("Slurm does not answer")
+    return "" if failed is None else str(failed)
+
+
+def _within(events: Iterator[Event], seconds: float) -> Iterator[Event]:
+    end = time.monotonic() + seconds
+    for number, event in enumerate(events):
+        if number % 1024 == 0 and time.monotonic() > end:
+            raise _TooLong
+        yield event

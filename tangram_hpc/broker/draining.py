@@ -1,0 +1,41 @@
+"""The part of the broker that ends slowly: first nothing more is lent, then nothing runs any more.
+
+Law: what runs is never ended here; who waits for it is told how long he may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..core.scheduler import Scheduler
+from ..domain import event as ev
+from ..ports import Timer
+
+_POLL_S = 0.1
+
+
+class Draining:
+    """See `Broker`."""
+
+    scheduler: Scheduler
+    draining = ""  # why nothing more is lent of any node
+    ended: bool
+    _timer: Timer
+    _now: Callable[[], int]
+    _happen: Callable[..., None]
+    _touch: Callable[[], None]
+    stop: Callable[[str], None]
+
+    def drain(self, reason: str) -> None:
+        """Lends no more of any node, whoever joins; what runs goes on to its end."""
+        self.draining = reason
+        for node in self.scheduler.ledger.up_nodes():
+            self._happen(ev.NodeDraining(self._now(), node.node, reason))
+        self._touch()
+
+    def end(self, reason: str, patience_s: float) -> None:
+        """As `stop`; a broker that was drained waits for what still runs, but no longer than so."""
+        if not self.draining or not self.scheduler.ledger.leases or patience_s <= 0:
+            self.stop(reason)
+        elif not self.ended:
+            self._timer.after(_POLL_S, lambda: self.end(reason, patience_s - _POLL_S))

@@ -1,0 +1,272 @@
+"""Carries out what was decided about allocations: through the Slurm port, and through workers.
+
+Law: decides nothing. A satellite that runs ends by itself when its worker was told to end, so that
+costs no call; what waits, a het component, and what does not end, is cancelled. Slurm is asked
+only while something is unsettled: a request that waits, a start that is not known, an end that is
+not seen. Every answer becomes an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ..core.alloc_facts import backoff_until, refused
+from ..core.alloc_ledger import AllocEntry
+from ..core.ledger import Ledger
+from ..domain import decision as de
+from ..domain import event as ev
+from ..domain.allocation import SatelliteShape
+from ..domain.slurm import JobOrder, JobRef, JobView
+from ..domain.states import AllocState
+from ..ports import Clock, Slurm, SlurmNever, SlurmNotNow, Timer
+
+LINGER_NS = 45 * 10**9  # a satellite whose workers were told to end is cancelled after so long
+_RETRY_NS = 10**9
+# what Slurm says of a job that will not start as it is (a part of its Reason)
+_HOPELESS = ("Limit", "BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionDown",
+             "PartitionInactive", "AccountNotAllowed", "QOSNotAllowed", "JobHeld")
+
+
+@dataclass
+class SatelliteScripts:
+    """What satellites are submitted with: a script by shape, their environment, and where they
+    write what they print (as sbatch's `--output`)."""
+
+    scripts: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    output: str = ""
+
+
+def job_name(job: str, alloc: int) -> str:
+    """The name under which a satellite is found again when nobody knows whether Slurm took it."""
+    return f"tangram-{job}-s{alloc}"
+
+
+def job_order(job: str, alloc: int, shape: SatelliteShape, scripts: SatelliteScripts) -> JobOrder:
+    """A satellite as it is submitted. It is never requeued: whether another is needed is decided
+    anew."""
+    seconds = shape.time_ns // 10**9
+    options = {
+        "job-name": job_name(job, alloc), "no-requeue": "", "nodes": str(shape.nodes),
+        "cpus-per-task": str(shape.cpus), "time": f"{seconds // 60}:{seconds % 60:02d}"}
+    wished = {"partition": shape.partition, "qos": shape.qos, "account": shape.account,
+              "mem": f"{shape.mem_mib}M" if shape.mem_mib else "", "gres": gres(shape),
+              "output": scripts.output}
+    options |= {name: value for name, value in wished.items() if value}
+    return JobOrder(scripts.scripts[shape.name], tuple(options.items()),
+                    tuple(scripts.environ.items()))
+
+
+def gres(shape: SatelliteShape) -> str:
+    """What Slurm is asked for its GPUs; empty for none."""
+    return shape.gres or (f"gpu:{shape.gpus}" if shape.gpus else "")
+
+
+class Satellites:
+    """Between the scheduler's orders and Slurm's answers; one broker's."""
+
+    def __init__(self, job: str, slurm: Slurm | None, scripts: SatelliteScripts, ledger: Ledger,
+                 clock: Clock, timer: Timer, happen: Callable[[ev.Event], None],
+                 end_worker: Callable[[int, str], None]) -> None:
+        self._job, self._slurm, self._scripts, self._ledger = job, slurm, scripts, ledger
+        self._now, self._timer = clock.now_ns, timer
+        self._happen, self._end_worker = happen, end_worker
+        self._retry_at: dict[int, int] = {}  # requests that were not made
+        self._unsure: set[int] = set()  # requests that may have been made; looked for by name
+        self._flying: set[int] = set()  # requests under way
+        self._settled: set[int] = set()  # satellites whose start is known
+        self._ending: dict[int, int] = {}  # when their workers were told
+        self._cancelled: set[int] = set()
+        self._asking = False
+        self._ended = False
+        self.reasons: dict[int, str] = {}  # Slurm's word for why a request waits
+        self.troubles = ""  # why Slurm was last not asked
+        self.cancelling = False  # what still waited when the broker ended
+
+    def start(self) -> None:
+        """What an earlier broker left: requests of which nobody knows whether they were made."""
+        for entry in self._ledger.allocs.satellites():
+            if entry.state is AllocState.ASKED:
+                self._unsure.add(entry.alloc)
+
+    def stop(self) -> None:
+        """The broker ends: its workers do too, and with them their jobs; what still waits goes."""
+        self._ended = True
+        waits = [_ref(e.job) for e in self._ledger.allocs.satellites() if e.job and not e.nodes]
+        if waits and self._slurm is not None:
+            self.cancelling = True
+            self._slurm.cancel(waits, self._last_told)
+
+    def _last_told(self, failed: SlurmNever | SlurmNotNow | None) -> None:
+        self.cancelling = False
+
+    # ---- orders --------------------------------------------------------------------------------
+
+    def ask(self, order: de.AskAllocation) -> None:
+        """Submits a satellite."""
+        shape = order.shape
+        if self._slurm is None or shape.name not in self._scripts.scripts:
+            why = "this broker is in no Slurm job" if self._slurm is None else "no such shape"
+            self._timer.after(0, lambda: self._refuse(order.alloc, why))
+            return
+        self._flying.add(order.alloc)
+        made = job_order(self._job, order.alloc, shape, self._scripts)
+        self._slurm.submit(made, lambda told: self._submitted(order.alloc, told))
+
+    def end(self, order: de.EndAllocation) -> None:
+        """Ends the workers of an allocation, or cancels what has none."""
+        for node in order.nodes:
+            self._end_worker(node, order.reason)
+        self._ending[order.alloc] = self._now()
+        if not order.job:
+            if order.alloc not in self._flying and order.alloc not in self._unsure:
+                self._retry_at.pop(order.alloc, None)
+                self._timer.after(0, lambda: self._gone(order.alloc, ""))
+        elif not order.nodes or "+" in order.job:
+            self._cancel([order.alloc])
+
+    # ---- Slurm's answers -------------------------------------------------------------------------
+
+    def _submitted(self, alloc: int, told: int | SlurmNever | SlurmNotNow) -> None:
+        self._flying.discard(alloc)
+        if self._ended:
+            return
+        if isinstance(told, int):
+            self._happen(ev.AllocationQueued(self._now(), alloc, str(told)))
+        elif isinstance(told, SlurmNever):
+            self._refuse(alloc, str(told))
+        else:
+            self.troubles = str(told)
+            if told.unsure:
+                self._unsure.add(alloc)
+            else:
+                self._retry_at[alloc] = max(told.again_ns, self._now() + _RETRY_NS)
+
+    def _refuse(self, alloc: int, why: str) -> None:
+        for fact in refused(self._ledger, alloc, why, self._now()):
+            self._happen(fact)
+
+    def _cancel(self, allocs: list[int]) -> None:
+        jobs = [_ref(e.job) for a in allocs if (e := self._ledger.allocs.entries.get(a)) is not None
+                and e.job]
+        if jobs and self._slurm is not None:
+            self._cancelled |= set(allocs)
+            self._slurm.cancel(jobs, lambda failed: self._cancel_told(allocs, failed))
+
+    def _cancel_told(self, allocs: list[int], failed: SlurmNever | SlurmNotNow | None) -> None:
+        if failed is not None:
+            self.troubles = str(failed)
+            self._cancelled -= set(allocs)  # again when it is next looked at
+            return
+        for alloc in allocs:  # a component is gone when Slurm was told; a job is seen to end
+            entry = self._ledger.allocs.entries.get(alloc)
+            if entry is not None and "+" in entry.job:
+                self._gone(alloc, "")
+
+    def _gone(self, alloc: int, why: str, ended: int = 0) -> None:
+        for of in (self._settled, self._cancelled, self._unsure):
+            of.discard(alloc)
+        self._ending.pop(alloc, None)
+        self.reasons.pop(alloc, None)
+        if alloc in self._ledger.allocs.entries and not self._ended:
+            self._happen(ev.AllocationEnded(self._now(), alloc, why, ended))
+
+    # ---- looking -------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Called every few seconds: repeats what could not be done, asks what is not known."""
+        if self._slurm is None or self._ended:
+            return
+        now, entries = self._now(), self._ledger.allocs.entries
+        self._watch_others()
+        for alloc, at in list(self._retry_at.items()):
+            if now >= at:
+                del self._retry_at[alloc]
+                entry = entries.get(alloc)
+                if entry is not None and entry.shape is not None:
+                    self.ask(de.AskAllocation(alloc, entry.shape))
+        jobs = {e.alloc: e.job for e in self._ledger.allocs.satellites()
+                if e.job and self._unsettled(e)}
+        names = {alloc: job_name(self._job, alloc) for alloc in self._unsure if alloc in entries}
+        if (jobs or names) and not self._asking:
+            self._asking = True
+            self._slurm.query([int(job) for job in jobs.values()],
+                              lambda told: self._seen(jobs, names, told), tuple(names.values()))
+
+    def _watch_others(self) -> None:
+        """Allocations that the broker did not ask for and gave back."""
+        for entry in list(self._ledger.allocs.entries.values()):
+            if entry.shape is None and entry.state is AllocState.ENDING:
+                if "+" in entry.job and entry.alloc not in self._cancelled:
+                    self._cancel([entry.alloc])
+                elif "+" not in entry.job and not entry.nodes:
+                    self._gone(entry.alloc, "")
+
+    def _unsettled(self, entry: AllocEntry) -> bool:
+        runs = entry.state is AllocState.RUNNING and bool(entry.nodes)
+        return not runs or entry.alloc not in self._settled
+
+    def _seen(self, jobs: dict[int, str], names: dict[int, str],
+              told: tuple[JobView, ...] | SlurmNever | SlurmNotNow) -> None:
+        self._asking = False
+        if self._ended:
+            return
+        if not isinstance(told, tuple):
+            self.troubles = str(told)
+            return
+        self.troubles = ""
+        by_job = {str(row.job): row for row in told}
+        by_name = {row.name: row for row in told}
+        for alloc, name in names.items():
+            self._unsure.discard(alloc)
+            if name in by_name:
+                self._happen(ev.AllocationQueued(self._now(), alloc, str(by_name[name].job)))
+            else:
+                self._retry_at[alloc] = self._now()
+        late = []
+        for alloc, job in jobs.items():
+            entry = self._ledger.allocs.entries.get(alloc)
+            if entry is not None:
+                self._learn(entry, by_job.get(job))
+                if self._lingers(entry):
+                    late.append(alloc)
+        self._cancel(late)
+
+    def _lingers(self, entry: AllocEntry) -> bool:
+        told = self._ending.setdefault(entry.alloc, self._now()) if (
+            entry.state is AllocState.ENDING) else self._now()
+        return self._now() - told > LINGER_NS and entry.alloc not in self._cancelled
+
+    def _learn(self, entry: AllocEntry, row: JobView | None) -> None:
+        now, alloc = self._now(), entry.alloc
+        if row is None or row.over:
+            return self._learn_end(entry, row)
+        if row.waits:
+            self.reasons[alloc] = row.reason
+            if entry.state is AllocState.PENDING and any(w in row.reason for w in _HOPELESS):
+                assert entry.shape is not None
+                until = backoff_until(self._ledger, entry.shape.name, now)
+                why = f"Slurm holds it back: {row.reason}"
+                self._happen(ev.AllocationReleased(now, alloc, why, until))
+            return
+        self.reasons.pop(alloc, None)
+        if alloc not in self._settled and entry.state is not AllocState.ENDING:
+            self._settled.add(alloc)
+            self._happen(ev.AllocationHeld(now, alloc, row.start_ns))
+
+    def _learn_end(self, entry: AllocEntry, row: JobView | None) -> None:
+        state = f"{row.state} {row.reason}".strip() if row is not None else "Slurm has it no more"
+        started = row.start_ns if row is not None and row.end_ns > row.start_ns else 0
+        if started and entry.alloc not in self._settled:
+            self._happen(ev.AllocationHeld(self._now(), entry.alloc, started))
+        if entry.state is not AllocState.ENDING and not entry.joined:
+            self._refuse(entry.alloc, f"its job {entry.job} ended before a worker joined: {state}")
+        why = "" if entry.state is AllocState.ENDING else state
+        self._gone(entry.alloc, why, row.end_ns if row is not None else 0)
+
+
+def _ref(job: str) -> JobRef:
+    """A job or component by its name."""
+    number, _, component = job.partition("+")
+    return JobRef(int(number), int(component) if component else -1)

@@ -1,0 +1,164 @@
+"""A modelled Slurm: fills `ports.Slurm` for brokers that ask for satellites in a simulation.
+
+Law: a request waits as long as the scenario's seed says, at least until there is room among the
+nodes that the scenario spares; nothing is refused but partitions that do not exist. Jobs end by
+themselves when their workers have, when they are cancelled, or at their time limit. Queries are
+answered at once and cost nothing: what they may cost is the real port's to bound.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..domain.node import NodeSpec
+from ..domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
+from ..ports import SlurmFailure, SlurmNever
+from .clock import Agenda
+
+LATER = 4  # priority of its answers: after a broker's beat
+_FIRST_JOB = 1001
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What the modelled Slurm does: a request waits between `wait_ns` and twice that, and then
+    until fewer than `nodes` of satellites run. `partitions`: those there are; empty for any."""
+
+    wait_ns: int = 0
+    nodes: int = 1 << 20
+    partitions: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Job:
+    number: int
+    order: dict[str, str]
+    component: str
+    state: str = "PENDING"
+    ready: bool = False  # it has waited
+    start: int = 0
+    end: int = 0
+    hosts: list[str] = field(default_factory=list)
+
+    @property
+    def nodes(self) -> int:
+        """How many it asks for."""
+        return int(self.order["nodes"])
+
+
+class ModelSlurm:
+    """See `ports.Slurm`. `join` brings a worker of this spec, `leave` kills the worker of that
+    name (told why)."""
+
+    def __init__(self, agenda: Agenda, queue: Queue, seed: int, join: Callable[[NodeSpec], None],
+                 leave: Callable[[str, str], None]) -> None:
+        self._agenda, self._queue, self._rng = agenda, queue, random.Random(seed)
+        self._join, self._leave = join, leave
+        self._jobs: dict[int, _Job] = {}
+        self._calls = dict.fromkeys(("submits", "queries", "cancels", "comments", "refused"), 0)
+
+    def submit(self, order: JobOrder, then: Callable[[int | SlurmFailure], None]) -> None:
+        """See `ports.Slurm`."""
+        self._calls["submits"] += 1
+        options = dict(order.options)
+        partition = options.get("partition", "")
+        if self._queue.partitions and partition not in self._queue.partitions:
+            self._calls["refused"] += 1
+            why = SlurmNever(f"invalid partition specified: {partition}")
+            self._soon(lambda: then(why))
+            return
+        job = _Job(_FIRST_JOB + len(self._jobs), options, order.script)
+        self._jobs[job.number] = job
+        wait = self._queue.wait_ns
+        late = self._rng.randrange(wait, 2 * wait) if wait else 0
+        self._agenda.put(self._agenda.now + late, LATER, lambda: self._waited(job))
+        self._soon(lambda: then(job.number))
+
+    def query(self, jobs: Sequence[int],
+              then: Callable[[tuple[JobView, ...] | SlurmFailure], None],
+              names: Sequence[str] = ()) -> None:
+        """See `ports.Slurm`."""
+        self._calls["queries"] += 1
+        rows = tuple(JobView(j.number, -1, j.state, name=j.order["job-name"], start_ns=j.start,
+                             end_ns=j.end) for j in self._jobs.values()
+                     if j.number in jobs or j.order["job-name"] in names)
+        self._soon(lambda: then(rows))
+
+    def cancel(self, jobs: Sequence[JobRef],
+               then: Callable[[SlurmFailure | None], None]) -> None:
+        """See `ports.Slurm`."""
+        self._calls["cancels"] += 1
+        for ref in jobs:
+            self._end(self._jobs[ref.job], "CANCELLED")
+        self._soon(lambda: then(None))
+
+    def comment(self, job: int, text: str, then: Callable[[SlurmFailure | None], None]) -> None:
+        """See `ports.Slurm`."""
+        self._calls["comments"] += 1
+        self._soon(lambda: then(None))
+
+    def calls(self) -> SlurmCalls:
+        """See `ports.Slurm`."""
+        told = self._calls
+        return SlurmCalls("model", told["submits"], told["queries"], told["cancels"],
+                          told["comments"], refused=told["refused"])
+
+    def close(self) -> None:
+        """See `ports.Slurm`."""
+
+    def worker_ended(self, host: str) -> None:
+        """A worker has ended by itself: so does its job, with its last one."""
+        for job in self._jobs.values():
+            if host in job.hosts:
+                job.hosts.remove(host)
+                if not job.hosts:
+                    self._end(job, "COMPLETED")
+
+    def held_ns(self) -> int:
+        """Core-ns that all jobs held, those that run until now."""
+        return sum(self.jobs_run().values())
+
+    def jobs_run(self) -> dict[int, int]:
+        """The same of each job that ran, by its number."""
+        return {j.number: j.nodes * int(j.order["cpus-per-task"])
+                * ((j.end or self._agenda.now) - j.start) for j in self._jobs.values() if j.start}
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        self._agenda.put(self._agenda.now, LATER, call)
+
+    def _waited(self, job: _Job) -> None:
+        job.ready = True
+        self._start_those_that_fit()
+
+    def _start_those_that_fit(self) -> None:
+        used = sum(j.nodes for j in self._jobs.values() if j.state == "RUNNING")
+        for job in self._jobs.values():
+            if job.state == "PENDING" and job.ready and used + job.nodes <= self._queue.nodes:
+                used += job.nodes
+                self._run(job)
+
+    def _run(self, job: _Job) -> None:
+        job.state, job.start = "RUNNING", self._agenda.now
+        minutes, _, seconds = job.order["time"].partition(":")
+        limit = (int(minutes) * 60 + int(seconds)) * 10**9
+        self._agenda.put(job.start + limit, LATER, lambda: self._end(job, "TIMEOUT"))
+        gpus = int(job.order.get("gres", "0").rpartition(":")[2])
+        for i in range(job.nodes):
+            host = f"s{job.number}" if job.nodes == 1 else f"s{job.number}-{i}"
+            job.hosts.append(host)
+            self._join(NodeSpec(
+                host, host, tuple(range(int(job.order["cpus-per-task"]))),
+                int(job.order.get("mem", "65536M")[:-1]), tuple(range(gpus)), job.component,
+                ends_at_ns=job.start + limit, backends=("model",), untrusted=("model",),
+                allocation=str(job.number)))
+
+    def _end(self, job: _Job, state: str) -> None:
+        if job.state not in ("PENDING", "RUNNING"):
+            return
+        job.state, job.end = state, self._agenda.now
+        for host in job.hosts:
+            self._leave(host, f"its job {job.number} ended: {state}")
+        job.hosts = []
+        self._start_those_that_fit()

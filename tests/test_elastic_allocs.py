@@ -1,0 +1,469 @@
+"""Allocations that grow and shrink: the laws of `core/elastic_allocs.py`, by hand and on any
+history.
+
+Law: time is handed in; what is asserted of a decision is read from the events, never from a clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import msgspec
+from builders import World
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tangram_hpc.core.alloc_facts import refused
+from tangram_hpc.core.placers.registry import make_placer
+from tangram_hpc.core.scheduler import Scheduler
+from tangram_hpc.domain import decision as de
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Profile
+from tangram_hpc.domain.allocation import AllocPolicy, SatelliteShape
+from tangram_hpc.domain.node import NodeSpec
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.service import ServiceSpec
+from tangram_hpc.domain.states import ActionState, AllocState, NodeState, SessionState
+
+S = 10**9
+CPU8 = SatelliteShape("cpu8", "cpu", cpus=8, mem_mib=1000, time_ns=600 * S)
+SPOT = SatelliteShape("spot", "scav", cpus=8, mem_mib=1000, time_ns=600 * S)
+POLICY = AllocPolicy(
+    max_nodes=4, max_core_ns=100_000 * S, target_ns=20 * S, grow_after_ns=5 * S,
+    arrive_ns=10 * S, idle_ns=30 * S, patience_ns=60 * S, join_ns=40 * S, backoff_ns=30 * S,
+    backoff_max_ns=200 * S, shapes=(CPU8,))
+
+
+@dataclass
+class Elastic(World):
+    """A scheduler with a policy, and a Slurm that does what the test says."""
+
+    placer: str = "elastic"
+    policy: AllocPolicy = POLICY
+    asked: list[int] = field(default_factory=list)  # not yet answered
+    ended: list[int] = field(default_factory=list)  # told to end
+    jobs: int = 100
+    tried: bool = True  # Slurm has taken one of each shape before
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.happen(ev.BrokerStarted(0, "7", self.placer, "none"))
+        self.happen(ev.AllocationsAllowed(0, self.policy))
+        self.join("7")
+        if self.tried:
+            self.ledger.allocs.taken.update(dict.fromkeys(s.name for s in self.policy.shapes))
+
+    def join(self, allocation: str, cpus: int = 4, mem: int = 1000, gpus: int = 0,
+             component: str = "") -> int:
+        number = self.ledger.next_node
+        self.happen(ev.NodeJoined(self.now, number, NodeSpec(
+            f"n{number}", "h", tuple(range(cpus)), mem, tuple(range(gpus)), component,
+            backends=("model",), untrusted=("model",), allocation=allocation)))
+        if not self.ledger.complete:
+            self.happen(ev.NodesComplete(self.now, 1))
+        return number
+
+    def to(self, seconds: float) -> list[ev.Event]:
+        """Looks once a second until then; what was decided of allocations."""
+        before, until = len(self.events), round(seconds * S)
+        while self.now < until:
+            self.now = min(self.now + S, until)
+            for made in self.plan():
+                if isinstance(made, de.AskAllocation):
+                    self.asked.append(made.alloc)
+                elif isinstance(made, de.EndAllocation):
+                    self.ended.append(made.alloc)
+        return [e for e in self.events[before:] if isinstance(e, KINDS)]
+
+    def plan(self) -> list[de.Decision]:
+        made: list[de.Decision] = []
+        while events := self.scheduler.plan(self.now):
+            for event in events:
+                self.proof(event)
+                made += self.happen(event)
+        return made
+
+    def proof(self, event: ev.Event) -> None:
+        """What must be so when a decision is made, whatever the history."""
+        ledger, allocs = self.ledger, self.ledger.allocs
+        match event:
+            case ev.AllocationAsked(shape=shape):
+                assert allocs.nodes_live() + shape.nodes <= self.policy.max_nodes
+                assert allocs.core_ns() + shape.core_ns <= self.policy.max_core_ns
+                assert not allocs.left_alone(shape, self.now)
+                assert event.reason
+            case ev.NodeDraining(node=number):
+                node = ledger.nodes[number]
+                assert not node.leases and not node.sessions
+                entry = allocs.entries[allocs.by_job[node.spec.allocation]]
+                assert not entry.own
+                left = [n for n in ledger.up_nodes() if n.node not in entry.nodes]
+                assert len(left) >= self.policy.min_nodes >= 1
+            case ev.AllocationReleased(alloc=number):
+                assert event.reason
+                for node_id in allocs.entries[number].nodes:
+                    assert ledger.nodes[node_id].state is NodeState.DRAINED
+
+    def taken(self, alloc: int) -> str:
+        """Slurm takes a request."""
+        self.asked.remove(alloc)
+        self.jobs += 1
+        self.happen(ev.AllocationQueued(self.now, alloc, str(self.jobs)))
+        return str(self.jobs)
+
+    def comes(self, alloc: int) -> int:
+        """Its worker joins."""
+        shape = self.ledger.allocs.entries[alloc].shape
+        return self.join(self.taken(alloc), shape.cpus, shape.mem_mib)
+
+    def gone(self, alloc: int) -> None:
+        """What was told to end has ended."""
+        for node in list(self.ledger.allocs.entries[alloc].nodes):
+            self.happen(ev.NodeLost(self.now, node, "given back"))
+        self.happen(ev.AllocationEnded(self.now, alloc, ""))
+
+    def burst(self, count: int, seconds: int = 10) -> list[int]:
+        return [self.submit(1, profile=Profile(seconds * S)) for _ in range(count)]
+
+    def finish_all(self) -> None:
+        while self.ledger.leases or len(self.ledger.ready):
+            for lease in list(self.ledger.leases):
+                self.happen(ev.LeaseFinished(self.now, lease, Outcome(ActionState.COMPLETED), True))
+            self.plan()
+
+
+KINDS = (ev.AllocationAsked, ev.AllocationReleased, ev.AllocationRefused, ev.NodeDraining)
+
+
+def asks(events: list[ev.Event]) -> list[str]:
+    return [e.shape.name for e in events if isinstance(e, ev.AllocationAsked)]
+
+
+def test_a_burst_asks_for_what_it_needs_once() -> None:
+    w = Elastic()
+    w.burst(100)  # 1000 s of work on 4 CPUs
+    assert w.to(4) == []  # not yet for long enough
+    made = w.to(20)
+    # (1000 - 4 * 10) / 20 - 4 = 44 CPUs are missing: 6 nodes, 4 are allowed
+    assert asks(made) == ["cpu8"] * 4
+    assert "100 actions wait" not in made[0].reason  # 4 run
+    assert "96 actions wait" in made[0].reason and "4 cpus held" in made[0].reason
+    assert w.to(60) == []  # covered, and the bounds are reached
+
+
+def test_a_queue_that_drains_in_time_asks_for_nothing() -> None:
+    w = Elastic()
+    w.burst(8)  # 80 s of work on 4 CPUs, 20 s are aimed at, and a node takes 10 s
+    assert w.to(60) == []
+    assert w.scheduler.elastic.verdict == "what is held and on its way is enough"
+
+
+def test_a_small_shortage_asks_for_one() -> None:
+    w = Elastic()
+    w.burst(16)  # 160 s on 4 CPUs: 120 s are left when a node comes, 2 CPUs are missing
+    assert asks(w.to(30)) == ["cpu8"]
+
+
+def test_bound_work_is_no_reason() -> None:
+    """Actions of sessions that have a home can start nowhere else."""
+    w = Elastic()
+    session = w.session(10, parallel=True)
+    w.plan()
+    w.happen(ev.SessionReady(w.now, session))
+    for _ in range(100):
+        w.submit(1, session=session, profile=Profile(10 * S))
+    assert w.to(60) == []
+
+
+def test_sessions_without_memory_are_a_reason() -> None:
+    w = Elastic()
+    for _ in range(5):
+        w.session(500)
+    made = w.to(60)
+    assert asks(made) == ["cpu8", "cpu8"]  # 2 of 5 sessions fit; 1500 MiB wait, 1000 a node
+    assert "sessions wait for 1500 MiB" in made[0].reason
+
+
+def test_idle_satellites_go_and_busy_ones_stay() -> None:
+    w = Elastic()
+    w.burst(100)
+    w.to(8)
+    nodes = [w.comes(a) for a in list(w.asked)]
+    w.to(9)
+    w.finish_all()
+    session = w.session(900)
+    w.plan()
+    home = w.ledger.sessions[session].node
+    made = w.to(120)
+    assert len([e for e in made if isinstance(e, ev.AllocationReleased)]) == 4 - (home in nodes)
+    assert w.ledger.nodes[1].state is NodeState.UP  # the broker's own, idle as well
+    told = [e.reason for e in made if isinstance(e, ev.AllocationReleased)]
+    assert all("idle for 3" in why and "30 s are allowed" in why for why in told), told
+
+
+def test_the_last_nodes_stay() -> None:
+    policy = AllocPolicy(idle_ns=30 * S, components=True, min_nodes=2)
+    w = Elastic(policy=policy)
+    w.join("7+1")
+    w.join("7+2")
+    w.to(200)
+    assert len(w.ended) == 1 and len(w.ledger.up_nodes()) == 2
+
+
+def test_a_component_that_a_service_needs_stays() -> None:
+    w = Elastic(policy=AllocPolicy(idle_ns=30 * S, components=True))
+    w.join("7+1", gpus=4)
+    w.join("7+2")
+    w.happen(ev.ServiceDeclared(w.now, ServiceSpec("judge", S)))
+    w.to(200)
+    gone = [n.spec.allocation for n in w.ledger.nodes.values() if n.state is NodeState.DRAINED]
+    assert gone == ["7+2"]
+
+
+def test_components_stay_unless_the_user_says_so() -> None:
+    w = Elastic()
+    w.join("7+1")
+    assert w.to(200) == []
+
+
+def test_rejection_tells_why_and_backs_off() -> None:
+    w = Elastic()
+    w.burst(100)
+    w.to(8)
+    at = []
+    for _ in range(4):
+        assert w.asked
+        at.append(w.now // S)
+        for alloc in list(w.asked):
+            w.asked.remove(alloc)
+            for fact in refused(w.ledger, alloc, "invalid partition specified: cpu", w.now):
+                w.happen(fact)
+        assert not w.ledger.allocs.satellites()
+        before = w.now
+        while not w.asked and w.now < before + 300 * S:
+            w.to(w.now // S + 1)
+            told = w.scheduler.elastic.verdict
+            assert w.asked or "invalid partition" in told or "it has been so" in told
+    gaps = [b - a for a, b in pairwise(at)]
+    assert 30 <= gaps[0] < 40 and 60 <= gaps[1] < 70 and 120 <= gaps[2] < 130, gaps
+
+
+def test_the_next_shape_is_taken_when_one_is_refused() -> None:
+    w = Elastic(policy=policy_with(shapes=(SPOT, CPU8)))
+    w.burst(16)
+    assert asks(w.to(10)) == ["spot"]
+    w.asked.clear()
+    w.happen(ev.AllocationRefused(w.now, 2, "no such QOS", w.now + 100 * S))
+    assert asks(w.to(30)) == ["cpu8"]
+
+
+def test_a_request_that_waits_is_withdrawn_for_another_shape() -> None:
+    w = Elastic(policy=policy_with(shapes=(SPOT, CPU8)))
+    w.burst(16)
+    w.to(8)
+    (alloc,) = w.asked
+    w.taken(alloc)
+    made = w.to(100)
+    assert [type(e) for e in made] == [ev.AllocationReleased, ev.AllocationAsked]
+    assert asks(made) == ["cpu8"] and "waited" in made[0].reason
+
+
+def test_a_request_alone_in_its_kind_keeps_its_place() -> None:
+    w = Elastic()
+    w.burst(16)
+    w.to(8)
+    w.taken(w.asked[0])
+    assert w.to(400) == []
+
+
+def test_a_request_nobody_needs_is_withdrawn() -> None:
+    w = Elastic()
+    w.burst(16)
+    w.to(8)
+    (alloc,) = w.asked
+    w.taken(alloc)
+    w.finish_all()
+    made = w.to(30)
+    assert [type(e) for e in made] == [ev.AllocationReleased]
+    assert w.ended == [alloc]
+
+
+def test_a_satellite_without_worker_is_given_up_and_its_shape_left_alone() -> None:
+    w = Elastic()
+    w.burst(100)
+    w.to(8)
+    (first, *_) = w.asked
+    for alloc in list(w.asked):
+        w.taken(alloc)
+    w.happen(ev.AllocationHeld(w.now, first, w.now, 8))
+    made = w.to(60)
+    assert [e.alloc for e in made if isinstance(e, ev.AllocationReleased)] == [first]
+    w.happen(ev.AllocationEnded(w.now, first, ""))
+    assert asks(w.to(70)) == [] and asks(w.to(120)) == ["cpu8"]
+
+
+def test_a_worker_faster_than_sbatch() -> None:
+    w = Elastic()
+    w.burst(16)
+    w.to(8)
+    (alloc,) = w.asked
+    node = w.join("321", 8)
+    w.happen(ev.AllocationQueued(w.now, alloc, "321"))
+    entry = w.ledger.allocs.entries[alloc]
+    assert entry.state is AllocState.RUNNING and list(entry.nodes) == [node]
+    assert len(w.ledger.allocs.entries) == 2  # the broker's own, and this
+
+
+def test_a_round_of_requests_begins_the_wait_for_the_next() -> None:
+    w = Elastic(policy=policy_with(asks_max=1))
+    w.burst(100)
+    at = [e.at for e in w.to(40) if isinstance(e, ev.AllocationAsked)]
+    assert len(at) == 4 and all(b - a >= 5 * S for a, b in pairwise(at)), at
+
+
+def test_nothing_goes_soon_after_something_was_asked_for() -> None:
+    other = SatelliteShape("other", cpus=8, mem_mib=1000, component="other")
+    w = Elastic(policy=policy_with(shapes=(CPU8, other), components=True))
+    w.join("9", 8)  # it idles from now on
+    w.join("7", 1, component="other")
+    w.to(20)
+    for _ in range(40):
+        w.submit(1, component="other", profile=Profile(10 * S))
+    made = w.to(28)
+    assert asks(made) == ["other"] * 3
+    for alloc in w.asked:
+        w.happen(ev.AllocationRefused(w.now, alloc, "no", w.now + 999 * S))
+    w.finish_all()
+    (drained, _) = w.to(200)
+    assert drained.at - made[0].at >= 30 * S
+
+
+def test_a_shape_that_slurm_never_took_is_tried_with_one() -> None:
+    w = Elastic(tried=False)
+    w.burst(100)
+    assert asks(w.to(60)) == ["cpu8"]
+    assert "not said yet" in w.scheduler.elastic.verdict
+    w.taken(w.asked[0])
+    assert asks(w.to(70)) == ["cpu8"] * 3
+
+
+def test_core_hours_count_what_was_used_when_one_ends() -> None:
+    w = Elastic(policy=policy_with(max_core_ns=2 * CPU8.core_ns))
+    w.burst(100)
+    assert asks(w.to(8)) == ["cpu8"] * 2
+    for alloc in list(w.asked):
+        w.comes(alloc)
+        w.happen(ev.AllocationHeld(w.now, alloc, w.now))
+    since = w.now
+    assert asks(w.to(50)) == []
+    assert "core-hours used or promised" in w.scheduler.elastic.verdict
+    for alloc in list(w.ledger.allocs.entries)[1:]:
+        w.gone(alloc)
+    assert w.ledger.allocs.ended_core_ns == 2 * 8 * (w.now - since)
+    assert asks(w.to(200)) == ["cpu8"]  # what is left is enough for one
+
+
+def policy_with(**changes) -> AllocPolicy:
+    return msgspec.structs.replace(POLICY, **changes)
+
+
+# ---- any history -----------------------------------------------------------------------------
+
+STEPS = st.lists(st.tuples(
+    st.sampled_from(["burst", "finish", "session", "close", "take", "come", "run", "refuse", "gone",
+                     "lose", "wait", "long"]), st.integers(0, 1 << 16)), max_size=60)
+POLICIES = st.builds(
+    policy_with, max_nodes=st.integers(0, 5), min_nodes=st.integers(1, 3),
+    max_core_ns=st.integers(0, 5 * CPU8.core_ns), grow_after_ns=st.sampled_from([0, 5 * S]),
+    idle_ns=st.sampled_from([0, 3 * S, 30 * S]), components=st.booleans(),
+    asks_max=st.integers(1, 4), shapes=st.sampled_from([(CPU8,), (SPOT, CPU8), ()]))
+
+
+class History(Elastic):
+    """Whatever may happen to a broker, in any order."""
+
+    def step(self, what: str, n: int) -> None:
+        ledger, entries = self.ledger, self.ledger.allocs.entries
+        pick = lambda some: some[n % len(some)] if some else None  # noqa: E731
+        if what == "burst":
+            self.burst(1 + n % 40, 1 + n % 13)
+        elif what == "finish" and ledger.leases:
+            self.happen(ev.LeaseFinished(self.now, pick(list(ledger.leases)),
+                                         Outcome(ActionState.COMPLETED), True))
+        elif what == "session":
+            self.session(100 + n % 800)
+        elif what == "close" and ledger.sessions:
+            one = pick(list(ledger.sessions))
+            if ledger.sessions[one].state is not SessionState.CLOSING:
+                self.happen(ev.SessionClosing(self.now, one, ""))
+            if one in ledger.sessions and not ledger.sessions[one].leases:
+                self.happen(ev.SessionClosed(self.now, one, ""))
+        elif what == "take" and self.asked:
+            self.taken(pick(self.asked))
+        elif what == "come" and self.asked:
+            self.comes(pick(self.asked))
+        elif what == "run" and (one := pick([e for e in ledger.allocs.satellites() if e.job])):
+            self.happen(ev.AllocationHeld(self.now, one.alloc, self.now, 8))
+        elif what == "refuse" and self.asked:
+            one = pick(self.asked)
+            self.asked.remove(one)
+            for fact in refused(ledger, one, "no", self.now):
+                self.happen(fact)
+        elif what == "gone" and (one := pick([a for a in self.ended if a in entries])):
+            if one in self.asked:
+                self.asked.remove(one)
+            self.gone(one)
+        elif what == "lose" and (one := pick([n for n in ledger.up_nodes() if n.node > 1])):
+            self.happen(ev.NodeLost(self.now, one.node, "it failed"))
+        self.to(self.now / S + (90 if what == "long" else 1 + n % 7))
+
+
+@settings(max_examples=120, deadline=None)
+@given(POLICIES, STEPS)
+def test_the_laws_hold_on_any_history(policy: AllocPolicy, steps: list[tuple[str, int]]) -> None:
+    w = History(policy=policy, tried=False)
+    for what, n in steps:
+        w.step(what, n)
+    decided = [e for e in w.events if isinstance(e, KINDS)]
+    _never_flaps(policy, decided)
+    again = Scheduler(make_placer("elastic"))
+    for event in w.events:
+        again.handle(event)
+    assert again.ledger.allocs == w.ledger.allocs, "a replay decides nothing and knows the same"
+    twice = History(policy=policy, tried=False)
+    for what, n in steps:
+        twice.step(what, n)
+    assert twice.events == w.events
+
+
+def _never_flaps(policy: AllocPolicy, decided: list[ev.Event]) -> None:
+    """Between a release of what idled and the next request lies `grow_after_ns`, and between a
+    request and the next release of what idled `idle_ns`."""
+    asked_at = released_at = None
+    for event in decided:
+        if isinstance(event, ev.AllocationAsked):
+            if released_at is not None:
+                assert event.at - released_at >= policy.grow_after_ns
+            asked_at = event.at
+        elif isinstance(event, ev.NodeDraining):
+            if asked_at is not None:
+                assert event.at - asked_at >= policy.idle_ns
+            released_at = event.at
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 400), st.integers(1, 30), st.integers(1, 4))
+def test_nothing_is_asked_for_that_is_on_its_way(count: int, seconds: int, more: int) -> None:
+    """However large a burst: one round of requests covers it or reaches the bounds."""
+    policy = policy_with(asks_max=99, max_nodes=99, max_core_ns=10**18)
+    w = Elastic(policy=policy)
+    w.burst(count, seconds)
+    first = asks(w.to(8))
+    held = 4 + 8 * len(first)
+    left = count * seconds - 4 * 10
+    waits = max(0, count - 4)
+    assert left - 4 * 8 <= 20 * held or 8 * len(first) >= min(waits, waits * seconds // 20), "few"
+    if first:
+        assert left > 20 * (held - 8), "many"
+    assert asks(w.to(8 + 10 * more)) == []

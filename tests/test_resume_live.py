@@ -1,0 +1,150 @@
+"""A real broker that is killed in mid-run, and its run gone on with: `LocalCluster(job=...)`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tangram_hpc import InfeasibleRequest, InvalidInput, LocalCluster, Profile
+from tangram_hpc.accounting.record import fold
+from tangram_hpc.backends.journal import journals, read_journals
+from tangram_hpc.client.future import Future
+
+CPUS, COUNT = 2, 16
+
+
+def submit_all(c: LocalCluster, effects: Path) -> dict[str, Future]:
+    def noted(path: str, name: str) -> str:
+        """What an action leaves in the world when it ends, one line that nobody can tear."""
+        time.sleep(0.1)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.write(fd, f"{name}\n".encode())
+        os.close(fd)
+        return name.upper()
+
+    noted.__module__ = "__main__"  # shipped whole: runners do not see the tests
+    futures = {}
+    for n in range(COUNT):
+        name = f"step1/{n}"
+        if n % 2:
+            futures[name] = c.submit(noted, str(effects), name, once=name)
+        else:
+            futures[name] = c.submit(f"sleep 0.1; echo {name} >> {effects}; echo {name}",
+                                     trusted=True, once=name)
+    return futures
+
+
+def value(future: Future) -> str:
+    found = future.result(timeout=60)
+    return found if isinstance(found, str) else found.text
+
+
+def test_a_broker_that_is_killed_in_mid_run(tmp_path: Path) -> None:
+    effects, home = tmp_path / "effects", tmp_path / "home"
+    first = LocalCluster(cpus=CPUS, mem_mib=1024, home=home, job="cut").start()
+    try:
+        plain = first.submit(["sleep", "300"], cpus=1)
+        session = first.session(trusted=True)
+        inside = session.exec(["sleep", "300"], once="inside")
+        futures = submit_all(first, effects)
+        inside.cancel()
+        known = {}
+        for name in list(futures)[:5]:
+            known[name] = value(futures[name])
+        os.kill(first._children[0].pid, signal.SIGKILL)
+        first._children[0].wait(30)
+    finally:
+        first.close()
+    for child in first._children:
+        assert child.poll() is not None
+    assert plain.cancelled()
+    before = Counter(effects.read_text().split())
+
+    with LocalCluster(cpus=CPUS, mem_mib=1024, home=home, job="cut") as again:
+        deadline = time.monotonic() + 60  # the queue goes on although nobody has asked
+        while set(effects.read_text().split()) != set(futures):
+            assert time.monotonic() < deadline, again.ask("pending")
+            time.sleep(0.05)
+        futures = submit_all(again, effects)
+        told = {name: value(future) for name, future in futures.items()}
+        assert told == {n: n.upper() if int(n.split("/")[1]) % 2 else f"{n}\n" for n in told}
+        assert {n: told[n] for n in known} == known
+        counted = Counter(effects.read_text().split())
+        for name in known:
+            assert counted[name] == before[name] == 1
+        twice = [name for name, count in counted.items() if count > 1]
+        assert len(twice) <= CPUS and max(counted.values()) <= 2  # they ran when it was killed
+        rows = list(fold(read_journals(again.folder)).records.values())
+        ended = Counter(r.action.once for r in rows if r.state.value == "COMPLETED")
+        assert ended == Counter(dict.fromkeys(futures, 1))
+        lost = [r for r in rows if r.action.once in ("", "inside")]
+        assert len(lost) == 2
+        assert {r.state.value for r in lost} <= {"NODE_FAIL", "CANCELLED"} and all(
+            r.end_ns for r in lost)
+        assert again.forget("step1/0", prefix="step1/1") == 8
+        assert again.submit("echo other", once="step1/1", name="sh").result(30).text == "other\n"
+        with pytest.raises(InvalidInput, match="each action has a name of its own"):
+            again.map(str, [1], once="x")
+        with pytest.raises(InvalidInput, match="at most 200 bytes"):
+            again.submit(["true"], once="x" * 201)
+    assert len(journals(again.folder)) == 2
+    assert not (again.folder / "once").exists()  # it ended in order: nothing is kept
+
+
+def test_an_end_that_is_near_and_a_drain(tmp_path: Path) -> None:
+    """A quarter of an hour is lent for less than 900 s; SIGUSR1 ends lending, not what runs."""
+    with LocalCluster(cpus=2, mem_mib=512, home=tmp_path, end="+900", end_margin_s=100) as c:
+        (node,) = c.ask("nodes")["nodes"]
+        assert node["state"] == "UP" and 0 < node["ends_at_ns"] / 1e9 - time.time() <= 900
+        late = c.submit(["true"], profile=Profile(890 * 10**9))
+        assert c.submit(["true"], timeout=5).result(60).ok
+        (waits,) = c.ask("pending")["pending"]
+        assert waits["reason"] == "AllocationEnds"
+        told = subprocess.run([sys.executable, "-m", "tangram_hpc", "explain", late.id], text=True,
+                              env={**os.environ, "TANGRAM_ACCESS": str(c.access)}, check=True,
+                              capture_output=True, timeout=60).stdout
+        assert "AllocationEnds: it is expected to need" in told, told
+        session = c.session(trusted=True)
+        go = tmp_path / "go"
+        runs = session.exec(f"until [ -e {go} ]; do sleep 0.05; done; echo done")
+        until(lambda: "RUNNING" in c.ask("info")["actions"])
+        os.kill(c._children[0].pid, signal.SIGUSR1)
+        until(lambda: c.ask("nodes")["nodes"][0]["state"] == "DRAINING")
+        waits = c.submit(["true"])
+        until(lambda: {w["reason"] for w in c.ask("pending")["pending"]} == {"AllocationEnds"})
+        go.touch()
+        assert runs.result(60).text == "done\n"
+        assert "the job is about to end" in session.closed.result(60)
+        until(lambda: c.ask("nodes")["nodes"][0]["state"] == "DRAINED")
+        assert not waits.done() and not late.done()
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_spool_too_small_is_told(tmp_path: Path) -> None:
+    with LocalCluster(cpus=1, mem_mib=512, home=tmp_path, once_mib=1) as c:
+        data = os.urandom(60_000)
+        futures = [c.submit(["cat"], stdin=data, once=f"n{n}") for n in range(20)]
+        ends = []
+        for future in futures:
+            try:
+                ends.append(future.result(60).ok)
+            except InfeasibleRequest as error:
+                assert "once_mib" in str(error)
+                ends.append(False)
+        assert ends[0] and not ends[-1]
+        c.forget(prefix="n")
+        assert c.submit(["true"], once="again").result(30).ok

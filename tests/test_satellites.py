@@ -1,0 +1,259 @@
+"""What the broker does with Slurm's answers, one by one. The Slurm here is a fake that answers what
+a test says; the real one is in test_slurm_elastic.py, the modelled one in test_elastic_sim.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tangram_hpc.broker.satellites import LINGER_NS, Satellites, SatelliteScripts
+from tangram_hpc.core.placers.registry import make_placer
+from tangram_hpc.core.scheduler import Scheduler
+from tangram_hpc.domain import decision as de
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.allocation import AllocPolicy, SatelliteShape
+from tangram_hpc.domain.node import NodeSpec
+from tangram_hpc.domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
+from tangram_hpc.domain.states import AllocState
+from tangram_hpc.ports import SlurmNever, SlurmNotNow
+
+S = 10**9
+SHAPE = SatelliteShape("spare", "cpu", cpus=8, mem_mib=600, gpus=2, time_ns=90 * S)
+POLICY = AllocPolicy(max_nodes=9, max_core_ns=10**18, shapes=(SHAPE,), backoff_ns=60 * S)
+
+
+class FakeSlurm:
+    """Keeps what it was asked; a test answers."""
+
+    def __init__(self) -> None:
+        self.submitted: list[tuple[JobOrder, Callable[[Any], None]]] = []
+        self.queried: list[tuple[tuple[int, ...], tuple[str, ...], Callable[[Any], None]]] = []
+        self.cancelled: list[tuple[tuple[JobRef, ...], Callable[[Any], None]]] = []
+
+    def submit(self, order: JobOrder, then: Callable[[Any], None]) -> None:
+        self.submitted.append((order, then))
+
+    def query(self, jobs: Any, then: Callable[[Any], None], names: Any = ()) -> None:
+        self.queried.append((tuple(jobs), tuple(names), then))
+
+    def cancel(self, jobs: Any, then: Callable[[Any], None]) -> None:
+        self.cancelled.append((tuple(jobs), then))
+
+    def comment(self, job: int, text: str, then: Callable[[Any], None]) -> None:
+        raise AssertionError("nobody asked for a Comment")
+
+    def calls(self) -> SlurmCalls:
+        return SlurmCalls("fake")
+
+    def close(self) -> None:
+        pass
+
+
+class Rig:
+    """The scheduler's allocations and what carries them out, with a clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now, self.told_to_end = 1000 * S, []
+        self.scheduler, self.slurm = Scheduler(make_placer("elastic")), FakeSlurm()
+        self.allocs = self.scheduler.ledger.allocs
+        self.sat = Satellites(
+            "7", self.slurm, SatelliteScripts({"spare": "#!/bin/sh\n"}, {"A": "b"}, "/log/%j"),
+            self.scheduler.ledger, self, self, self.happen,
+            lambda node, why: self.told_to_end.append((node, why)))
+        for fact in (ev.BrokerStarted(self.now, "7", "elastic", "none"),
+                     ev.AllocationsAllowed(self.now, POLICY)):
+            self.happen(fact)
+
+    def now_ns(self) -> int:
+        return self.now
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        call()
+
+    def happen(self, fact: ev.Event) -> None:
+        for event in self.scheduler.consequences(fact):
+            for order in self.scheduler.handle(event):
+                if isinstance(order, de.AskAllocation):
+                    self.sat.ask(order)
+                elif isinstance(order, de.EndAllocation):
+                    self.sat.end(order)
+
+    def asked(self) -> int:
+        """A satellite is decided upon and submitted."""
+        number = self.allocs.next_alloc
+        self.happen(ev.AllocationAsked(self.now, number, SHAPE, "a test wants it"))
+        return number
+
+    def join(self, allocation: str) -> int:
+        node = self.scheduler.ledger.next_node
+        self.happen(ev.NodeJoined(self.now, node, NodeSpec(
+            f"n{node}", "h", tuple(range(8)), 100, allocation=allocation)))
+        return node
+
+    def watch(self, seconds: float) -> None:
+        self.now += round(seconds * S)
+        self.sat.watch()
+
+    def state(self, alloc: int) -> AllocState | None:
+        entry = self.allocs.entries.get(alloc)
+        return entry.state if entry is not None else None
+
+
+def view(job: int, state: str, **fields: Any) -> JobView:
+    return JobView(job, -1, state, **fields)
+
+
+def test_what_is_submitted() -> None:
+    rig = Rig()
+    rig.asked()
+    ((order, answer),) = rig.slurm.submitted
+    assert dict(order.options) == {
+        "job-name": "tangram-7-s1", "no-requeue": "", "nodes": "1", "cpus-per-task": "8",
+        "time": "1:30", "partition": "cpu", "mem": "600M", "gres": "gpu:2", "output": "/log/%j"}
+    assert order.environ == (("A", "b"),)
+    answer(55)
+    assert rig.allocs.entries[1].job == "55" and rig.state(1) is AllocState.PENDING
+
+
+def test_a_refusal_is_kept_with_its_reason() -> None:
+    rig = Rig()
+    alloc = rig.asked()
+    rig.slurm.submitted[0][1](SlurmNever("sbatch: invalid account"))
+    assert rig.state(alloc) is None
+    rejected = rig.allocs.rejected["spare"]
+    assert rejected.why == "sbatch: invalid account" and rejected.until == rig.now + 60 * S
+    assert rig.allocs.left_alone(SHAPE, rig.now)
+
+
+def test_not_now_is_asked_again_and_is_no_refusal() -> None:
+    rig = Rig()
+    alloc = rig.asked()
+    rig.slurm.submitted[0][1](SlurmNotNow("controller away", again_ns=rig.now + 20 * S))
+    rig.watch(10)
+    assert len(rig.slurm.submitted) == 1
+    rig.watch(11)
+    assert len(rig.slurm.submitted) == 2 and rig.state(alloc) is AllocState.ASKED
+    assert not rig.allocs.rejected
+
+
+def test_nobody_knows_whether_it_was_submitted() -> None:
+    """It is looked for by its name before it is submitted again."""
+    rig = Rig()
+    first, second = rig.asked(), rig.asked()
+    for _, answer in rig.slurm.submitted:
+        answer(SlurmNotNow("timed out", unsure=True))
+    rig.watch(2)
+    ((jobs, names, answer),) = rig.slurm.queried
+    assert jobs == () and names == ("tangram-7-s1", "tangram-7-s2")
+    answer((view(61, "PENDING", name="tangram-7-s1"),))
+    assert rig.allocs.entries[first].job == "61"
+    rig.watch(2)
+    assert len(rig.slurm.submitted) == 3 and rig.state(second) is AllocState.ASKED
+
+
+def test_withdrawn_before_slurm_answered() -> None:
+    rig = Rig()
+    alloc = rig.asked()
+    rig.happen(ev.AllocationReleased(rig.now, alloc, "not needed"))
+    assert rig.state(alloc) is AllocState.ENDING and not rig.slurm.cancelled
+    rig.slurm.submitted[0][1](62)
+    assert rig.slurm.cancelled[0][0] == (JobRef(62),)
+
+
+def test_withdrawn_before_it_was_asked_for() -> None:
+    rig = Rig()
+    alloc = rig.asked()
+    rig.slurm.submitted[0][1](SlurmNotNow("budget", again_ns=rig.now + 20 * S))
+    rig.happen(ev.AllocationReleased(rig.now, alloc, "not needed"))
+    assert rig.state(alloc) is None and not rig.slurm.cancelled
+    rig.watch(60)
+    assert len(rig.slurm.submitted) == 1
+
+
+def test_what_slurm_will_not_start_is_withdrawn() -> None:
+    rig = Rig()
+    alloc = rig.asked()
+    rig.slurm.submitted[0][1](63)
+    rig.watch(2)
+    rig.slurm.queried[0][2]((view(63, "PENDING", reason="Priority"),))
+    assert rig.sat.reasons[alloc] == "Priority" and rig.state(alloc) is AllocState.PENDING
+    rig.watch(30)
+    rig.slurm.queried[1][2]((view(63, "PENDING", reason="AssocGrpCpuLimit"),))
+    assert rig.state(alloc) is AllocState.ENDING
+    assert rig.allocs.rejected["spare"].why == "Slurm holds it back: AssocGrpCpuLimit"
+    assert rig.slurm.cancelled[0][0] == (JobRef(63),)
+
+
+def test_its_start_is_slurms_word_and_then_nothing_is_asked() -> None:
+    rig = Rig()
+    alloc = rig.asked()
+    rig.slurm.submitted[0][1](64)
+    rig.join("64")
+    rig.watch(2)
+    rig.slurm.queried[0][2]((view(64, "RUNNING", start_ns=rig.now - 9 * S),))
+    assert rig.allocs.entries[alloc].since == rig.now - 9 * S
+    for _ in range(20):
+        rig.watch(60)
+    assert len(rig.slurm.queried) == 1, "nothing is unsettled"
+
+
+def test_a_satellite_ends_by_itself_and_is_cancelled_when_it_does_not() -> None:
+    rig = Rig()
+    alloc = rig.asked()
+    rig.slurm.submitted[0][1](65)
+    node = rig.join("65")
+    rig.happen(ev.NodeDraining(rig.now, node, "idle"))
+    rig.happen(ev.AllocationReleased(rig.now, alloc, "idle"))
+    assert rig.told_to_end == [(node, "idle")] and not rig.slurm.cancelled
+    rig.happen(ev.NodeLost(rig.now, node, "as told"))
+    rig.watch(2)
+    rig.slurm.queried[0][2]((view(65, "COMPLETING"),))
+    assert not rig.slurm.cancelled
+    rig.watch(LINGER_NS / S)
+    rig.slurm.queried[1][2]((view(65, "RUNNING"),))
+    assert rig.slurm.cancelled[0][0] == (JobRef(65),)
+    rig.watch(30)
+    ended = rig.now - 4 * S
+    rig.slurm.queried[2][2]((view(65, "CANCELLED", start_ns=ended - 50 * S, end_ns=ended),))
+    assert rig.state(alloc) is None
+    assert rig.allocs.ended_core_ns == 8 * 50 * S, "by Slurm's times"
+
+
+def test_a_job_that_ends_before_its_worker_joined_counts_as_rejected() -> None:
+    rig = Rig()
+    alloc = rig.asked()
+    rig.slurm.submitted[0][1](66)
+    rig.watch(2)
+    rig.slurm.queried[0][2]((view(66, "FAILED", reason="NonZeroExitCode"),))
+    assert rig.state(alloc) is None
+    assert "66 ended before a worker joined: FAILED" in rig.allocs.rejected["spare"].why
+
+
+def test_a_component_is_cancelled_by_its_offset() -> None:
+    rig = Rig()
+    node = rig.join("7+1")
+    rig.join("7+0")
+    (own, component) = sorted(rig.allocs.entries.values(), key=lambda e: -e.own)
+    assert own.job == "7+0" and component.job == "7+1" and not component.own
+    rig.happen(ev.AllocationReleased(rig.now, component.alloc, "idle"))
+    assert rig.told_to_end == [(node, "idle")]
+    assert rig.slurm.cancelled[0][0] == (JobRef(7, 1),)
+    rig.slurm.cancelled[0][1](SlurmNotNow("away"))
+    rig.watch(2)
+    assert len(rig.slurm.cancelled) == 2, "again"
+    rig.slurm.cancelled[1][1](None)
+    assert rig.state(component.alloc) is None
+
+
+def test_requests_that_wait_end_with_the_broker() -> None:
+    rig = Rig()
+    rig.asked()
+    rig.asked()
+    rig.slurm.submitted[0][1](67)
+    rig.slurm.submitted[1][1](68)
+    rig.join("68")
+    rig.sat.stop()
+    assert [refs for refs, _ in rig.slurm.cancelled] == [(JobRef(67),)]
+    assert rig.sat.cancelling
+    rig.slurm.cancelled[0][1](None)
+    assert not rig.sat.cancelling

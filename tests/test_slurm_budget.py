@@ -1,0 +1,255 @@
+"""How often a broker may ask Slurm, and who is told what; the filling here is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tangram_hpc.backends.clock import SystemClock
+from tangram_hpc.backends.slurm.budgeted import BudgetedSlurm
+from tangram_hpc.core.slurm_budget import Budget, Limits
+from tangram_hpc.domain.slurm import JobOrder, JobRef, JobView
+from tangram_hpc.ports import SlurmNever, SlurmNotNow
+
+S = 10**9
+
+
+# ---- the decisions ---------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 40 * S), min_size=1, max_size=200))
+def test_other_calls_are_a_burst_and_then_one_in_thirty_seconds(gaps: list[int]) -> None:
+    budget, now, made = Budget(0), 1_000 * S, []
+    for gap in gaps:
+        now += gap
+        if budget.may_act_at(now) <= now:
+            budget.acted(now)
+            made.append(now)
+        else:
+            assert now < budget.may_act_at(now) <= now + budget.limits.refill_ns
+    for n, first in enumerate(made):
+        for m, last in enumerate(made[n:], 1):
+            assert m <= budget.limits.burst + (last - first) // budget.limits.refill_ns
+
+
+def test_queries_are_thirty_seconds_apart() -> None:
+    budget = Budget(0)
+    assert budget.may_query_at(5 * S) <= 5 * S
+    budget.queried(5 * S)
+    assert budget.may_query_at(6 * S) == 35 * S
+    budget.acted(6 * S)
+    assert budget.may_query_at(6 * S) == 35 * S and budget.may_act_at(6 * S) <= 6 * S
+
+
+def test_pauses_double_up_to_a_limit_and_differ_between_brokers() -> None:
+    def pauses(seed: int) -> list[int]:
+        budget, found = Budget(seed), []
+        for n in range(12):
+            budget.failed(n * 10_000 * S)
+            found.append(budget.closed_until - n * 10_000 * S)
+            assert budget.may_query_at(0) >= budget.closed_until <= budget.may_act_at(0)
+        return found
+
+    one, limits = pauses(1), Limits()
+    for n, pause in enumerate(one):
+        whole = min(limits.most_ns, limits.first_ns << n)
+        assert 0.75 * whole <= pause <= 1.25 * whole
+    assert one == pauses(1) != pauses(2)
+    budget = Budget(1)
+    budget.failed(0)
+    budget.failed(100 * S)
+    budget.answered()
+    assert budget.closed_until == 0
+    budget.failed(200 * S)
+    assert budget.closed_until - 200 * S <= 1.25 * limits.first_ns
+
+
+# ---- who is told what ------------------------------------------------------------------------
+
+
+class FakeFilling:
+    """A Slurm that knows jobs 1 to 9, and answers when it is told to."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, Any, int]] = []
+        self.fails: Exception | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.inside = 0
+
+    async def _call(self, what: str, argument: Any) -> None:
+        self.made.append((what, argument, time.monotonic_ns()))
+        self.inside += 1
+        assert self.inside == 1, "one call at a time"
+        try:
+            await asyncio.sleep(0)
+            await self.gate.wait()
+        finally:
+            self.inside -= 1
+        if self.fails is not None:
+            raise self.fails
+
+    async def submit(self, order: JobOrder) -> int:
+        await self._call("submit", order.script)
+        return 7
+
+    async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
+        await self._call("query", (*jobs, *names))
+        return tuple(JobView(j, -1, "RUNNING", name=f"j{j}") for j in range(1, 10)
+                     if j in jobs or f"j{j}" in names)
+
+    async def cancel(self, jobs: Sequence[JobRef]) -> None:
+        await self._call("cancel", tuple(jobs))
+
+    async def comment(self, job: int, text: str) -> None:
+        await self._call("comment", text)
+
+    async def close(self) -> None:
+        self.made.append(("close", None, 0))
+
+
+FAST = Limits(query_ns=S // 20, burst=4, refill_ns=S // 20, first_ns=S // 20, most_ns=S)
+
+
+async def told(ask: Callable[[Callable[[Any], None]], None]) -> Any:
+    """What `then` gets; never before the call has returned."""
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    ask(answer.set_result)
+    assert not answer.done()
+    return await asyncio.wait_for(answer, 30)
+
+
+def play(scene: Callable[[BudgetedSlurm, FakeFilling], Any], limits: Limits = FAST) -> Any:
+    async def go() -> Any:
+        fake = FakeFilling()
+        slurm = BudgetedSlurm(fake, Budget(3, limits), SystemClock())
+        try:
+            return await scene(slurm, fake)
+        finally:
+            await slurm.closed()
+            assert fake.made[-1][0] == "close" and fake.inside == 0
+    return asyncio.run(go())
+
+
+def test_each_call_is_answered() -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+        assert await told(lambda then: slurm.submit(JobOrder("s"), then)) == 7
+        assert await told(lambda then: slurm.cancel([JobRef(1, 2)], then)) is None
+        assert await told(lambda then: slurm.comment(1, "c", then)) is None
+        rows = await told(lambda then: slurm.query([2, 44], then, ["j5"]))
+        assert [r.job for r in rows] == [2, 5]
+        assert [what for what, _, _ in fake.made] == ["submit", "cancel", "comment", "query"]
+        calls = slurm.calls()
+        assert (calls.filling, calls.submits, calls.queries, calls.cancels, calls.comments) == (
+            "fake", 1, 1, 1, 1)
+        assert calls.failed == calls.refused == calls.held_back == 0
+    play(scene)
+
+
+def test_ten_thousand_questions_are_a_few_calls() -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+        began, answers = time.monotonic_ns(), []
+        for _ in range(5):
+            asks = [told(lambda then, n=n: slurm.query([n % 9 + 1], then)) for n in range(2000)]
+            answers += await asyncio.gather(*asks)
+        assert all(len(rows) == 1 and rows[0].job == n % 2000 % 9 + 1
+                   for n, rows in enumerate(answers))
+        times = [at for what, _, at in fake.made if what == "query"]
+        assert len(times) <= 2 + (time.monotonic_ns() - began) // FAST.query_ns
+        assert all(b - a >= FAST.query_ns * 0.9
+                   for a, b in zip(times, times[1:], strict=False)), times
+        assert slurm.calls().queries == len(times) <= 10
+    play(scene)
+
+
+def test_more_than_the_budget_is_not_now_and_says_when() -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+        answers = await asyncio.gather(*(
+            told(lambda then: slurm.submit(JobOrder("s"), then)) for _ in range(6)))
+        late = [a for a in answers if isinstance(a, SlurmNotNow)]
+        assert answers.count(7) == 4 and len(late) == 2 and len(fake.made) == 4
+        now = SystemClock().now_ns()
+        assert all(not a.unsure and now < a.again_ns <= now + 20 * S for a in late)
+        assert slurm.calls().held_back == 2
+    slow = Limits(burst=4, refill_ns=10 * S)
+    play(scene, slow)
+
+
+def test_after_a_failure_nobody_calls_for_a_while() -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+        fake.fails, first = SlurmNotNow("no answer", unsure=True), Limits(first_ns=10 * S).first_ns
+        fake.gate.clear()
+        asked = [asyncio.ensure_future(each) for each in (
+            told(lambda then: slurm.submit(JobOrder("s"), then)),
+            told(lambda then: slurm.cancel([JobRef(1)], then)),
+            told(lambda then: slurm.query([1], then)))]
+        await asyncio.sleep(0.01)
+        fake.gate.set()
+        answers = await asyncio.gather(*asked)
+        assert [type(a) for a in answers] == [SlurmNotNow] * 3 and len(fake.made) == 1
+        assert [a.unsure for a in answers] == [True, False, False]
+        again = {a.again_ns for a in answers}
+        assert len(again) == 1 and again == {slurm.calls().closed_until_ns}
+        assert 0 < again.pop() - SystemClock().now_ns() <= 1.25 * first
+        more = await told(lambda then: slurm.query([1], then))
+        assert isinstance(more, SlurmNotNow) and "no answer" in str(more) and len(fake.made) == 1
+        assert (slurm.calls().failed, slurm.calls().held_back) == (1, 3)
+    play(scene, Limits(first_ns=10 * S))
+
+
+def test_it_comes_back_after_the_pause() -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+        fake.fails = SlurmNotNow("away")
+        assert isinstance(await told(lambda then: slurm.query([1], then)), SlurmNotNow)
+        fake.fails = None
+        while isinstance(rows := await told(lambda then: slurm.query([1], then)), SlurmNotNow):
+            await asyncio.sleep(0.01)
+        assert [r.job for r in rows] == [1] and slurm.calls().closed_until_ns == 0
+        assert fake.made[-1][2] - fake.made[0][2] >= 0.75 * FAST.first_ns
+    play(scene)
+
+
+def test_a_refusal_begins_no_pause() -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+        fake.fails = SlurmNever("Invalid partition name specified")
+        never = await told(lambda then: slurm.submit(JobOrder("s"), then))
+        assert isinstance(never, SlurmNever)
+        fake.fails = None
+        assert await told(lambda then: slurm.submit(JobOrder("s"), then)) == 7
+        assert (slurm.calls().refused, slurm.calls().failed) == (1, 0)
+        assert slurm.calls().last_error == "Invalid partition name specified"
+    play(scene)
+
+
+def test_at_the_end_all_are_answered() -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+        fake.gate.clear()
+        asked = [asyncio.ensure_future(told(ask)) for ask in (
+            lambda then: slurm.submit(JobOrder("s"), then),
+            lambda then: slurm.cancel([JobRef(1)], then), lambda then: slurm.query([1], then))]
+        await asyncio.sleep(0.01)
+        slurm.close()
+        answers = await asyncio.gather(*asked)
+        assert [(type(a), a.unsure) for a in answers] == [
+            (SlurmNotNow, True), (SlurmNotNow, False), (SlurmNotNow, False)]
+        assert isinstance(await told(lambda then: slurm.query([1], then)), SlurmNotNow)
+    play(scene)
+
+
+def test_a_broken_law_is_the_loops() -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+        broken: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: broken.set_result(context["exception"]))
+        fake.fails = AssertionError("a law")
+        slurm.submit(JobOrder("s"), lambda answer: pytest.fail(str(answer)))
+        assert str(await asyncio.wait_for(broken, 30)) == "a law"
+    play(scene)

@@ -1,0 +1,244 @@
+"""Every template but `hetjob` (see test_slurm_job) submitted to a real Slurm as the non-root user:
+run to the end, its records beside sacct's, and what Slurm was asked for it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+from collections import Counter
+from itertools import accumulate
+from typing import Any
+
+import pytest
+from slurm_site import Site
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+MAIN = "python -m tangram_hpc.demo.rank --problems 12 --seed 0 --scale 0.01 --out {}.json"
+LAYOUTS = {
+    "hetjob": {},
+    "homogeneous": {"partition": "gpu", "cpus_lent": "4", "gres": "gpu:2", "gres_lent": "gpu:1",
+                    "gres_trainer": "gpu:1", "mem": "1500", "mem_lent": "1000",
+                    "mem_trainer": "500"},
+    "single-node": {"partition": "cpu", "cpus_lent": "6", "mem": "1800"},
+    "satellites": {"partition": "trainer", "satellites": "2"}}
+SATELLITES = ({"partition": "scav", "cpus": "4", "mem": "800", "component": "spare"},
+              {"partition": "gpu", "cpus": "4", "mem": "800", "gres": "gpu:1"})
+STEPS = {"hetjob": 3, "homogeneous": 2, "single-node": 2, "satellites": 1}
+
+
+# ---- what sacct says ---------------------------------------------------------------------------
+
+
+def sacct(site: Site, job: str) -> list[dict[str, str]]:
+    """The job's rows, once all of them have ended; times are epoch seconds."""
+    fields = "JobID,State,ExitCode,Start,End,ElapsedRaw,NCPUS,NNodes,NodeList,AllocTRES"
+
+    def rows() -> list[dict[str, str]]:
+        told = site.cluster.run_as_user(["sacct", "-n", "-P", "-j", job, "-o", fields],
+                                        env={"SLURM_TIME_FORMAT": "%s"}).stdout.splitlines()
+        return [dict(zip(fields.split(","), line.split("|"), strict=True)) for line in told]
+
+    def complete() -> list[dict[str, str]]:
+        found = rows()
+        over = all(r["End"].isdigit() and r["NCPUS"] for r in found)
+        return found if over and any(r["JobID"].endswith(".0") for r in found) else []
+
+    return site.until(complete, f"sacct to have job {job} whole", 90, lambda: str(rows()))
+
+
+def steps(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Those that srun made."""
+    return [r for r in rows if re.search(r"\.\d+$", r["JobID"])]
+
+
+def check_against_sacct(actions: list[dict[str, Any]], lends: list[dict[str, str]],
+                        site: Site) -> None:
+    """Each action ran within the step that lent its node, and together they never had more CPUs
+    than Slurm gave that step, nor used more CPU time."""
+    places = {}
+    for step in lends:
+        told = site.cluster.run_as_user(["scontrol", "show", "hostnames", step["NodeList"]]).stdout
+        for node in told.split():
+            assert node not in places, "a node is lent once"
+            places[node] = step
+    for row in actions:
+        step = places[row["node"]]
+        assert int(step["Start"]) - 1 <= row["start_ns"] / 1e9, row
+        assert row["end_ns"] / 1e9 <= int(step["End"]) + 1, row
+    for node, step in places.items():
+        mine = [r for r in actions if r["node"] == node]
+        turns = []
+        for row in mine:
+            ends = [at for at, _ in row["grants"][1:]] + [row["end_ns"]]
+            for (at, cores), end in zip(row["grants"], ends, strict=True):
+                turns += [(at, len(cores)), (end, -len(cores))]
+        turns.sort()  # at the same instant what ends comes first
+        cpus = int(step["NCPUS"]) // int(step["NNodes"])
+        assert max(accumulate(change for _, change in turns), default=0) <= cpus, node
+        held_s = sum(r["cpu_held_ns"] for r in mine) / 1e9
+        assert held_s <= cpus * (int(step["ElapsedRaw"]) + 1), node
+
+
+# ---- the light one -----------------------------------------------------------------------------
+
+
+def test_a_torchrun_style_trainer_on_one_node(site: Site) -> None:
+    """`single-node` without MPI: ranks meet where `tangram rank` tells them, by the socket."""
+    job = site.sbatch("torchlike", "TRAINER_STATUS=6 python trainer_torch.py", "trainer_torch.py",
+                      template="single-node", ranks=3, gateway="off", mpi="none",
+                      partition="scav", cpus_lent="2")
+    said = site.finish("torchlike", job)
+    ours = [line for line in said.splitlines() if not line.startswith("srun: ")]
+    assert ours == ["3 ranks by socket: 328350"], said
+    rows = sacct(site, job)
+    assert [r["ExitCode"] for r in rows] == ["6:0", "6:0", "0:0", "6:0"], rows
+    assert [r["NCPUS"] for r in steps(rows)] == ["2", "3"]
+    done = [r for r in site.acct(job) if r["name"] == "pow"]
+    assert len(done) == 100
+    check_against_sacct(done, steps(rows)[:1], site)
+    assert not site.left_behind()
+
+
+# ---- the main job in every layout --------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("template", LAYOUTS)
+def test_the_main_job(site: Site, template: str) -> None:
+    """The RL step over coding tasks: rewards as the mutations make certain, records as sacct's."""
+    name = "main" + template.replace("-", "")
+    job = site.sbatch(name, MAIN.format(name), template=template, **LAYOUTS[template])
+    others = [site.submit("satellite", f"{name}{n}", broker=job, time="10", **keys)
+              for n, keys in enumerate(SATELLITES) if template == "satellites"]
+    said = site.finish(name, job, 200)
+    told = json.loads((site.cluster.home / f"{name}.json").read_text())
+    assert len(told["ranks"]) == 2 and {r["via"] for r in told["ranks"]} == {"mpi"}, said
+    assert sum(len(r["rewards"]) for r in told["ranks"]) == 48
+    assert [r["wrong"] for r in told["ranks"]] == [[], []]
+    for n, other in enumerate(others):
+        site.finish(f"{name}{n}", other)
+    rows = sacct(site, job)
+    assert {(r["State"], r["ExitCode"]) for r in rows} == {("COMPLETED", "0:0")}, rows
+    assert len(steps(rows)) == STEPS[template], rows
+    lends = [r for o in others for r in steps(sacct(site, o))] or steps(rows)[:-1]
+    assert {r["State"] for r in lends} == {"COMPLETED"}
+    actions = site.acct(job)
+    assert Counter(r["kind"] for r in actions)["exec"] == 96
+    used, nodes = len({r["node"] for r in actions}), sum(int(r["NNodes"]) for r in lends)
+    assert used == nodes or (others and used), (used, nodes)  # a satellite may come late
+    check_against_sacct(actions, lends, site)
+    site.until(lambda: not site.left_behind(), "all that is the user's to go", 30,
+               lambda: str(site.left_behind()))
+
+
+@pytest.mark.long
+def test_replay(site: Site) -> None:
+    """The bench's job: one step, and the figures of the live run beside the simulated one's."""
+    rng = random.Random(0)
+    lines = [{"format": "tangram-workload/1", "name": "small"}] + [
+        {"trajectory": f"t{n}", "start_s": 0.0, "session": {"mem_mib": 100}, "turns": [
+            {"think_s": rng.uniform(0.1, 1), "actions": [
+                {"name": "build", "resource": "cpu", "degrees": [1, 2, 4], "serial": 0.1,
+                 "work_s": rng.uniform(1, 6)}]} for _ in range(2)]} for n in range(20)]
+    work = site.cluster.home / "small.jsonl"
+    work.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    job = site.submit("replay", "replayed", workload=str(work), virtual_cpus="8", time="10",
+                      partition="scav", scale="0.2", mem="1500")
+    said = site.finish("replayed", job, 200)
+    told = json.loads((site.cluster.home / f"replayed-{job}.json").read_text())
+    assert told["ratio"], said
+    records = (site.cluster.home / f"replayed-{job}.jsonl").read_text().splitlines()
+    assert sum(json.loads(r).get("state") == "COMPLETED" for r in records) == 40
+    rows = sacct(site, job)
+    assert len(steps(rows)) == 1 and {r["State"] for r in rows} == {"COMPLETED"}
+    assert not site.left_behind()
+
+
+# ---- satellites come and go --------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_satellite_that_is_cancelled_loses_no_action(site: Site) -> None:
+    """What ran on it starts again on the other one, and ends once; its node is told as left."""
+    job = site.sbatch("moves", "python trainer_moves.py 8 6", "trainer_moves.py",
+                      template="satellites", **LAYOUTS["satellites"])
+    first, second = (site.submit("satellite", f"moves{n}", broker=job, time="10", **keys)
+                     for n, keys in enumerate(SATELLITES))
+    site.until(lambda: site.info(job).get("actions", {}).get("RUNNING") == 8, "all to run", 90,
+               lambda: site.output("moves", job))
+    site.cluster.run_as_user(["scancel", first], check=True)
+    said = site.finish("moves", job)
+    assert "ok by attempts [(1, 4), (2, 4)]" in said, said
+    rows = [r for r in site.acct(job) if r["name"] == "stays"]
+    assert len(rows) == 8 and {r["state"] for r in rows} == {"COMPLETED"}
+    assert len({r["node"] for r in rows}) == 1
+    site.finish("moves1", second)
+    assert sacct(site, first)[0]["State"].startswith("CANCELLED")
+    assert sacct(site, second)[0]["State"] == "COMPLETED"
+    site.until(lambda: not site.left_behind(), "all that is the user's to go", 30,
+               lambda: str(site.left_behind()))
+
+
+# ---- the time limit ----------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_at_its_limit_it_saves_and_starts_again(site: Site) -> None:
+    """Two minutes for more than that of work: warned (by Slurm, up to a minute early), saved,
+    requeued, gone on with, finished; each start has its log."""
+    job = site.sbatch("limit", "python trainer_resumes.py 120 1 limit.state", "trainer_resumes.py",
+                      template="single-node", time="2", warn="20", requeues="5", partition="cpu",
+                      cpus_lent="2", gateway="off", mpi="none", ranks=1)
+    site.finish("limit", job, 840)
+    logs = [site.output("limit", job)]
+    while (later := site.cluster.home / f"limit-{job}.{len(logs)}.out").exists():
+        logs.append(later.read_text())
+    assert len(logs) > 1, logs
+    for n, log in enumerate(logs):
+        assert f"start {n}: at step" in log, logs
+        assert ("at step 120 of 120" in log) == (n == len(logs) - 1), logs
+        assert (f"start {n + 1} of 5 follows" in log) == (n < len(logs) - 1), logs
+    told = site.cluster.run_as_user(["sacct", "-n", "-X", "-P", "--duplicates", "-j", job, "-o",
+                                     "State"]).stdout.split()
+    assert told == ["REQUEUED"] * (len(logs) - 1) + ["COMPLETED"], told
+    assert [r["state"] for r in site.acct(job)] == ["COMPLETED"] * len(site.acct(job))
+    assert not site.left_behind()
+
+
+# ---- what Slurm is asked -----------------------------------------------------------------------
+
+
+def rpcs_of_user(site: Site) -> int:
+    """How many RPCs the controller has had of our user, by its own count (asked as root)."""
+    told = subprocess.run(["sdiag"], env=site.cluster.env, capture_output=True, text=True,
+                          check=True).stdout
+    found = re.search(rf"{site.cluster.user} +\( *\d+\) count:(\d+)", told)
+    return int(found[1]) if found else 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_slurm_is_asked_as_much_for_100_actions_as_for_10000(site: Site) -> None:
+    """Steps and RPCs of a whole job from sbatch to its end; the test itself asks nothing between
+    (the broker's tombstone says when it is over)."""
+    counts = {}
+    for actions in (100, 10_000):
+        name = f"asks{actions}"
+        before = rpcs_of_user(site)
+        job = site.sbatch(name, f"python trainer_actions.py {actions}", "trainer_actions.py")
+        access = site.cluster.home / f".tangram/jobs/{job}/access.json"
+        site.until(lambda at=access: at.exists() and json.loads(at.read_text())["ended"],
+                   "the broker to end", 400, lambda name=name, job=job: site.output(name, job))
+        site.until(lambda job=job: not subprocess.run(
+            ["squeue", "-h", "-j", job, "-t", "RUNNING,COMPLETING"], env=site.cluster.env,
+            capture_output=True, text=True, check=False).stdout, "the job to go", 60)
+        asked = rpcs_of_user(site) - before
+        assert f"{actions} of {actions} ok" in site.output(name, job)
+        counts[actions] = (len(steps(sacct(site, job))), asked)
+    print(f"steps and RPCs of the user by actions: {counts}")
+    assert counts[100][0] == counts[10_000][0] == 3
+    assert 0 < counts[10_000][1] <= counts[100][1] + 5, counts
