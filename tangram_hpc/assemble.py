@@ -341,6 +341,39 @@ class WorkerPlan:
     het_group: int = -1
 
 
+def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
+    """`serve_worker`, and anew, as another node, where the way to the broker was lost and opens
+    again within `grace_s`; 0 when the broker says that it is over.
+
+    Raises:
+        BrokerUnreachable: it was lost for good.
+        AccessError: there is no broker for us.
+    """
+    while True:
+        try:
+            return asyncio.run(serve_worker(plan, environ))
+        except BrokerUnreachable as lost:
+            if plan.lifeline >= 0 or not _opens_again(plan):
+                raise
+            print(f"tangram: {lost}; it can be reached again", file=sys.stderr, flush=True)
+
+
+def _opens_again(plan: WorkerPlan) -> bool:
+    deadline = time.monotonic() + plan.config.grace_s
+    while time.monotonic() < deadline:
+        try:
+            access = read_access(plan.access)
+            dial(access.addresses, access.key, access.job).close()
+            return True
+        except AccessError:
+            return False
+        except BrokerUnreachable as error:
+            if error.refused:
+                return False
+            time.sleep(1)
+    return False
+
+
 async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     """Lends this node until the broker says that it is over (0) or is lost for good (1)."""
     loop, config = asyncio.get_running_loop(), plan.config
