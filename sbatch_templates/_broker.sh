@@ -1,6 +1,6 @@
 # ---- broker: a child of this script, no step, no MPI ------------------------------------------------
 rm -f "$access" "$step"                                  # of an earlier start of a requeued job
-tangram broker --placer <PLACER> --nodes "$lenders" &
+tangram broker --placer <PLACER> --nodes "$lenders" <BROKER_OPTIONS> &
 broker=$!
 until [ -s "$access" ]; do
     if ! kill -0 "$broker" 2>/dev/null; then

@@ -4,4 +4,5 @@
 #: mpi=pmi2                  how srun starts MPI: pmi2 for MPICH (`srun --mpi=list` names the others), none
 #:                           for trainers without it, with gateway=off
 #: placer=elastic            elastic, paper, first-fit, fcfs:K or static:K
+#: broker_options=           (optional) further words of `tangram broker`, such as "--idle-release 300"
 #: trainer                   the trainer's command line, such as "python train.py"

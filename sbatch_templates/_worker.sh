@@ -11,4 +11,5 @@ END_OF_EPILOG
 chmod 700 "$epilog"
 worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"
     mkdir "$TANGRAM_SCRATCH" && exec tangram worker --component "$1" "${@:2}"'
-lend=(--ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --mpi=none --task-epilog="$epilog")
+lend=(--job-name=workers --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --mpi=none
+      --task-epilog="$epilog")

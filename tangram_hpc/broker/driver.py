@@ -23,7 +23,7 @@ from ..domain.allocation import AllocPolicy
 from ..domain.ids import client_of, show
 from ..domain.service import EndpointSpec, ServiceSpec, endpoint_of
 from ..domain.session import SessionSpec
-from ..domain.states import SessionState
+from ..domain.states import NodeState, SessionState
 from ..ports import Buffer, Clock, Journal, Link, Slurm, Spool, Timer
 from ..wire import message as ms
 from .answers import answer
@@ -331,6 +331,8 @@ class Broker(Draining):
                         self._happen(ev.LeaseReturned(now, lease))
             case ms.Leaving(reason=reason):
                 talk.leaving = reason
+                if self.scheduler.ledger.nodes[talk.node].state is NodeState.UP:
+                    self._happen(ev.NodeDraining(now, talk.node, reason))
             case ms.Started(leases=leases):
                 for lease in leases:
                     if self._owns(talk, lease):

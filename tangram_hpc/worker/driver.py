@@ -246,6 +246,7 @@ class WorkerDriver:
         is for the broker to start it again elsewhere; then closes the conversation."""
         if not self._over:
             self._send(Leaving(reason))
+            self._link.flush()  # now: what follows may take a while
             self._over = True
             if self._executor is not None:
                 self._executor.close()

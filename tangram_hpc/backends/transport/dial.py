@@ -43,10 +43,10 @@ def dial(addresses: Sequence[str], key: bytes, job: str) -> socket.socket:
             continue
         tune(sock)
         return sock
-    error = BrokerUnreachable(f"job {job}: no broker answers "
-                              f"({'; '.join(problems) or 'no address'})")
-    error.refused = refused
-    raise error
+    nobody = BrokerUnreachable(f"job {job}: no broker answers "
+                               f"({'; '.join(problems) or 'no address'})")
+    nobody.refused = refused
+    raise nobody
 
 
 def _connect(address: str) -> socket.socket:
