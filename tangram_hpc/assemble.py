@@ -341,37 +341,44 @@ class WorkerPlan:
     het_group: int = -1
 
 
+WAY_SHUT = 3  # exit status of a worker, for the script that started it
+
+
 def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     """`serve_worker`, and anew, as another node, where the way to the broker was lost and opens
     again within `grace_s`; 0 when the broker says that it is over.
 
     Raises:
-        BrokerUnreachable: it was lost for good.
+        BrokerUnreachable: it was lost for good; its exit status is `WAY_SHUT` where the broker's
+            host cannot be reached, as when it has lost its power.
         AccessError: there is no broker for us.
     """
     while True:
         try:
             return asyncio.run(serve_worker(plan, environ))
         except BrokerUnreachable as lost:
-            if plan.lifeline >= 0 or not _opens_again(plan):
+            way = "" if plan.lifeline >= 0 else _way_to(plan)
+            if way != "open":
+                lost.exit_status = WAY_SHUT if way == "shut" else lost.exit_status
                 raise
             print(f"tangram: {lost}; it can be reached again", file=sys.stderr, flush=True)
 
 
-def _opens_again(plan: WorkerPlan) -> bool:
+def _way_to(plan: WorkerPlan) -> str:
+    """After `grace_s` at most: "open", "shut", or "" where no broker is any more."""
     deadline = time.monotonic() + plan.config.grace_s
     while time.monotonic() < deadline:
         try:
             access = read_access(plan.access)
             dial(access.addresses, access.key, access.job).close()
-            return True
+            return "open"
         except AccessError:
-            return False
+            return ""
         except BrokerUnreachable as error:
             if error.refused:
-                return False
+                return ""
             time.sleep(1)
-    return False
+    return "shut"
 
 
 async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:

@@ -168,9 +168,12 @@ def test_the_leader_node_loses_its_power(trial: Trial) -> None:
     trial.site.until(lambda: not any(on_node(trial, n, "tangram worker") for n in others),
                      "the other workers to end", 120)
     trial.mark("workers ended")
-    trial.site.until(lambda: trial.state_of(trial.job) != "RUNNING", "Slurm to end it", 200,
+    trial.site.until(lambda: trial.node_state(node).startswith("down"), "Slurm to know", 200,
                      lambda: told_by_slurm(trial, node))
     trial.mark("Slurm knows")
+    trial.site.until(lambda: trial.state_of(trial.job) not in ("RUNNING", "COMPLETING"),
+                     "the job to be ended", 150, lambda: told_by_slurm(trial, node))
+    trial.mark("the job is ended")
     states = trial.states()
     report(trial, "kill leader node", {"states": states,
                                        "tally": tally(ledger) if ledger else None})
