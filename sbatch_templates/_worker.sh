@@ -22,7 +22,9 @@ worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODE
     for ((n = 0; n < 30; n++)); do
         grep -q "\"ended\": \"\"" "$tangram_folder/access.json" || exit "$status"
         case "$(sinfo -h -N -n "$tangram_first" -o %T)" in
-        down*) scontrol requeue "$SLURM_JOB_ID" || scancel "$SLURM_JOB_ID" ;;
+        down*) scontrol requeue "$SLURM_JOB_ID" && exit "$status"  # or another was first, or it may not
+            [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T | head -n 1)" != RUNNING ] || scancel "$SLURM_JOB_ID"
+            exit "$status" ;;
         esac
         sleep 30
     done
