@@ -3,6 +3,7 @@
 # Slurm's task epilog does it, whatever ended the worker. The folder's name is nobody's to guess:
 # whoever made it first, where all may write, would keep the worker from starting.
 export tangram_tag="job$SLURM_JOB_ID-$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')"
+export tangram_first="${SLURMD_NODENAME:-}" tangram_folder="$folder"
 epilog="$folder/epilog.$SLURM_JOB_ID"
 cat > "$epilog" <<'END_OF_EPILOG'
 #!/bin/bash
@@ -10,6 +11,23 @@ rm -rf "<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"
 END_OF_EPILOG
 chmod 700 "$epilog"
 worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"
-    mkdir "$TANGRAM_SCRATCH" && exec tangram worker --component "$1" "${@:2}"'
+    mkdir "$TANGRAM_SCRATCH" || exit
+    trap : TERM INT                                      # for the worker, which gets them too
+    tangram worker --component "$1" "${@:2}" && exit
+    status=$?
+    # 3: the host of the broker is out of reach. Where it is lost, --no-kill keeps the job, without
+    # a script, until its time limit: so one of its workers starts it again, or ends it.
+    [ "$status" -eq 3 ] && [ "$TANGRAM_JOB" = "$SLURM_JOB_ID" ] || exit "$status"
+    sleep "$((SLURM_PROCID * 15))"
+    for ((n = 0; n < 30; n++)); do
+        grep -q "\"ended\": \"\"" "$tangram_folder/access.json" || exit "$status"
+        case "$(sinfo -h -N -n "$tangram_first" -o %T)" in
+        down*) scontrol requeue "$SLURM_JOB_ID" && exit "$status"  # or another was first, or it may not
+            [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T | head -n 1)" != RUNNING ] || scancel "$SLURM_JOB_ID"
+            exit "$status" ;;
+        esac
+        sleep 30
+    done
+    exit "$status"'
 lend=(--job-name=workers --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --mpi=none
       --task-epilog="$epilog")

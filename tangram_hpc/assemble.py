@@ -259,12 +259,20 @@ def await_access(path: Path, timeout_s: float, alive: Callable[[], bool] = lambd
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        if path.exists():
+        if _is_there(path):
             return read_access(path)
         if not alive() or time.monotonic() > deadline:
             raise BrokerUnreachable(f"access file {path}: the broker did not write it within "
                                     f"{timeout_s:.0f} s")
         time.sleep(0.005)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a look can be had at it, or never will: the reader says why."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
 
 
 _SHARED_FS_S = 10.0  # a shared file system may show a new file so much later
@@ -344,6 +352,46 @@ class WorkerPlan:
     name: str = ""
     lifeline: int = -1
     het_group: int = -1
+
+
+WAY_SHUT = 3  # exit status of a worker, for the script that started it
+
+
+def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
+    """`serve_worker`, and anew, as another node, where the way to the broker was lost and opens
+    again within `grace_s`; 0 when the broker says that it is over.
+
+    Raises:
+        BrokerUnreachable: it was lost for good; its exit status is `WAY_SHUT` where the broker's
+            host cannot be reached, as when it has lost its power.
+        AccessError: there is no broker for us.
+    """
+    while True:
+        try:
+            return asyncio.run(serve_worker(plan, environ))
+        except BrokerUnreachable as lost:
+            way = "" if plan.lifeline >= 0 else _way_to(plan)
+            if way != "open":
+                lost.exit_status = WAY_SHUT if way == "shut" else lost.exit_status
+                raise
+            print(f"tangram: {lost}; it can be reached again", file=sys.stderr, flush=True)
+
+
+def _way_to(plan: WorkerPlan) -> str:
+    """After `grace_s` at most: "open", "shut", or "" where no broker is any more."""
+    deadline = time.monotonic() + plan.config.grace_s
+    while time.monotonic() < deadline:
+        try:
+            access = read_access(plan.access)
+            dial(access.addresses, access.key, access.job).close()
+            return "open"
+        except AccessError:
+            return ""
+        except BrokerUnreachable as error:
+            if error.refused:
+                return ""
+            time.sleep(1)
+    return "shut"
 
 
 async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:

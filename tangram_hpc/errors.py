@@ -39,7 +39,10 @@ class InfeasibleRequest(InvalidInput):
 
 
 class BrokerUnreachable(TangramError):
-    """The broker went away and did not come back in time."""
+    """The broker went away and did not come back in time. `refused`: its host answers and nobody
+    listens there any more; else the way may only be shut for a while."""
+
+    refused = False
 
 
 class ProtocolError(TangramError):

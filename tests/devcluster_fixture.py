@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -52,6 +53,11 @@ class RunningCluster:
     gpu_nodes: list[str]
     trainer_nodes: list[str]
     boot_seconds: float
+    users: dict[str, str]  # name to home; the first is `user`
+
+    def of(self, user: str) -> RunningCluster:
+        """The same cluster as another of its users sees it."""
+        return dataclasses.replace(self, user=user, home=Path(self.users[user]))
 
     @property
     def env(self) -> dict[str, str]:
@@ -122,6 +128,7 @@ def running_cluster(
             name=up["name"], prefix=Path(up["prefix"]), conf=Path(up["conf"]), user=up["user"],
             home=Path(up["home"]), cpu_nodes=up["cpu_nodes"], gpu_nodes=up["gpu_nodes"],
             trainer_nodes=up["trainer_nodes"], boot_seconds=up["boot_seconds"],
+            users=up["users"],
         )  # fmt: skip
     finally:
         with contextlib.suppress(OSError):

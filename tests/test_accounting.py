@@ -102,3 +102,21 @@ def test_durations_and_formats() -> None:
         choose("JobID,Colour")
     with pytest.raises(InvalidInput, match="width"):
         choose("JobID%x")
+
+
+def test_what_is_open_when_a_broker_ends_for_good_has_an_end() -> None:
+    """But for work with a name, which another start of the broker goes on with."""
+    w = World()
+    w.node(cpus=1)
+    running, waiting = w.submit(1), w.submit(1)
+    w.plan()
+    events = [ev.BrokerStarted(0, "77", "fcfs:1", "none", "me"), *w.events]
+    open_yet = fold(events).records
+    assert open_yet[waiting].state is ActionState.PENDING
+    ended = fold([*events, ev.BrokerStopped(900, "signal SIGTERM")]).records
+    for action in (running, waiting):
+        told = ended[action]
+        assert (told.state, told.end_ns) == (ActionState.CANCELLED, 900)
+        assert told.outcome is not None and "signal SIGTERM" in told.outcome.reason
+    again = fold([*events, ev.BrokerStopped(900, "x"), ev.BrokerStarted(950, "77", "a", "b", "c")])
+    assert again.records[waiting].state is ActionState.PENDING

@@ -68,13 +68,23 @@ def resolve_prefix(prefix: str | None, name: str | None) -> Path:
 
 
 @dataclass
+class User:
+    """A unix user who may submit; `created`: by this cluster's `up`, which `down` undoes."""
+
+    name: str
+    home: str
+    created: bool = False
+    uid: int = -1
+
+
+@dataclass
 class Cluster:
     """One cluster as recorded under its prefix."""
 
     name: str
     prefix: str
     base_port: int
-    user: str
+    users: list[User]
     cpu_nodes: list[str]
     gpu_nodes: list[str]
     trainer_nodes: list[str]
@@ -84,8 +94,7 @@ class Cluster:
     conf_lines: list[str] = field(default_factory=list)
     plugins: list[str] = field(default_factory=list)
     cgroups: bool = False
-    user_created: bool = False
-    uid: int = -1
+    netns: bool = False
     ready: bool = False
     daemons: list[dict] = field(default_factory=list)
 
@@ -98,8 +107,13 @@ class Cluster:
         return f"{self.prefix}/etc/slurm.conf"
 
     @property
+    def user(self) -> str:
+        """The first user, who is meant where no other is named."""
+        return self.users[0].name
+
+    @property
     def home(self) -> str:
-        return f"{self.prefix}/home"
+        return self.users[0].home
 
     @property
     def nodes(self) -> list[str]:
@@ -118,10 +132,11 @@ class Cluster:
         try:
             if path.stat().st_uid != 0 or prefix.stat().st_uid != 0:
                 raise ClusterError(f"{path} is not root's: it was not written by devcluster")
-            return cls(**json.loads(path.read_text()))
+            fields = json.loads(path.read_text())
+            return cls(**{**fields, "users": [User(**u) for u in fields["users"]]})
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (ValueError, TypeError) as err:
+        except (ValueError, TypeError, KeyError) as err:
             raise ClusterError(f"cannot read the record {path}: {err}") from err
 
     @classmethod

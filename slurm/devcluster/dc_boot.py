@@ -19,6 +19,7 @@ from pathlib import Path
 import dc_config
 import dc_down
 import dc_install
+import dc_net
 import dc_procs
 from dc_base import (
     NAME,
@@ -26,6 +27,7 @@ from dc_base import (
     USER,
     Cluster,
     ClusterError,
+    User,
     hold,
     require_root,
     resolve_prefix,
@@ -44,7 +46,7 @@ MYSQL_FLAGS = [
 
 def up(o: Namespace) -> Cluster:
     require_root()
-    if lack := dc_install.missing(dbd=not o.no_dbd):
+    if lack := dc_install.missing(dbd=not o.no_dbd) + dc_net.missing() * o.netns:
         raise ClusterError(f"missing {', '.join(lack)}: run `devcluster install` first", 2)
     cluster = plan(o)
     with contextlib.ExitStack() as held:
@@ -76,15 +78,27 @@ def plan(o: Namespace) -> Cluster:
     if o.cgroups and o.cpus_per_node > (os.cpu_count() or 1):
         raise ClusterError(f"--cgroups binds to real CPUs: give --cpus-per-node {os.cpu_count()} "
                            "or less", 2)  # fmt: skip
+    if o.netns and any(text.startswith("/tmp/") for text in o.plugin):
+        raise ClusterError("--netns gives each node a /tmp of its own: put the plugin elsewhere", 2)
     return Cluster(
         name=name, prefix=str(resolve_prefix(o.prefix, name)), base_port=0,
-        user=o.user or f"{name}user", dbd=not o.no_dbd,
+        users=users(str(resolve_prefix(o.prefix, name)), o.user or f"{name}user", o.users),
+        dbd=not o.no_dbd,
         cpu_nodes=dc_config.names(name, "c", o.cpu_nodes),
         gpu_nodes=dc_config.names(name, "g", o.gpu_nodes),
         trainer_nodes=dc_config.names(name, "t", o.trainer_nodes),
         cpus_per_node=o.cpus_per_node, gpus_per_node=o.gpus_per_node, conf_lines=o.conf_line,
-        plugins=[plugin_line(text) for text in o.plugin], cgroups=o.cgroups,
+        plugins=[plugin_line(text) for text in o.plugin], cgroups=o.cgroups, netns=o.netns,
     )  # fmt: skip
+
+
+def users(prefix: str, first: str, count: int) -> list[User]:
+    """`first`, and as many more as make `count`, each with a home of its own in the prefix."""
+    if not 1 <= count <= 9:
+        raise ClusterError("--users is 1 to 9", 2)
+    names = [first] + [f"{first}{n}" for n in range(2, count + 1)]
+    homes = ["home"] + [f"home{n}" for n in range(2, count + 1)]
+    return [User(n, f"{prefix}/{h}") for n, h in zip(names, homes, strict=True)]
 
 
 def plugin_line(text: str) -> str:
@@ -149,7 +163,10 @@ def boot(c: Cluster) -> None:
     dc_config.write_config(c)
     dc_config.make_devices(c)
     start_munged(c)
-    make_user(c)
+    if c.netns:
+        dc_net.plug_in(c)
+    for user in c.users:
+        make_user(c, user)
     laps.append(("munged, user", time.monotonic()))
     if database is not None:
         boot_database(c, database)
@@ -168,24 +185,25 @@ def boot(c: Cluster) -> None:
     say("boot in seconds: " + ", ".join(steps))
 
 
-def make_user(c: Cluster) -> None:
+def make_user(c: Cluster, user: User) -> None:
     """The unix user: an existing one or a new one; either way its home is in the prefix."""
     try:
-        who = pwd.getpwnam(c.user)
+        who = pwd.getpwnam(user.name)
     except KeyError:
-        c.user_created = True
+        user.created = True
         c.save()
-        who = add_user(c)
+        who = add_user(user)
     if who.pw_uid == 0:
-        raise ClusterError(f"--user {c.user} must not be root", 2)
-    c.uid = who.pw_uid
+        raise ClusterError(f"--user {user.name} must not be root", 2)
+    user.uid = who.pw_uid
     c.save()
-    Path(c.home).mkdir(mode=0o755)
-    os.chown(c.home, who.pw_uid, who.pw_gid)
+    Path(user.home).mkdir(mode=0o755)
+    os.chown(user.home, who.pw_uid, who.pw_gid)
 
 
-def add_user(c: Cluster) -> pwd.struct_passwd:
-    argv = ["useradd", "--no-create-home", "--home-dir", c.home, "--shell", "/bin/bash", c.user]
+def add_user(user: User) -> pwd.struct_passwd:
+    argv = ["useradd", "--no-create-home", "--home-dir", user.home, "--shell", "/bin/bash",
+            user.name]  # fmt: skip
     for _ in range(30):
         done = subprocess.run(
             argv, env={"PATH": SAFE_PATH}, capture_output=True, text=True, check=False
@@ -194,8 +212,8 @@ def add_user(c: Cluster) -> pwd.struct_passwd:
             break
         time.sleep(0.1)
     if done.returncode:
-        raise ClusterError(f"useradd {c.user} failed: {done.stderr.strip()}")
-    return pwd.getpwnam(c.user)
+        raise ClusterError(f"useradd {user.name} failed: {done.stderr.strip()}")
+    return pwd.getpwnam(user.name)
 
 
 def start_munged(c: Cluster) -> None:
@@ -270,8 +288,14 @@ def boot_slurm(c: Cluster) -> None:
     )
     dc_procs.wait_for(c, "slurmctld", ctld, lambda: dc_procs.listening(c.base_port), 30)
     for node in c.nodes:
-        argv = ["slurmd", "-D", "-N", node, "-f", c.conf]
-        dc_procs.start(c, f"slurmd-{node}", argv, f"{logs}/slurmd-{node}.log")
+        start_slurmd(c, node)
+
+
+def start_slurmd(c: Cluster, node: str) -> None:
+    argv = [*dc_net.enter(c, node), "slurmd", "-D", "-N", node, "-f", c.conf]
+    name = f"slurmd-{node}"
+    c.daemons = [d for d in c.daemons if d["name"] != name]
+    dc_procs.start(c, name, argv, f"{c.prefix}/log/{name}.log")
 
 
 def node_states(c: Cluster, seconds: float = 10) -> dict[str, str]:

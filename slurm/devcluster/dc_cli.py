@@ -22,8 +22,11 @@ from types import FrameType
 import dc_boot
 import dc_down
 import dc_install
+import dc_net
 import dc_procs
 from dc_base import SAFE_PATH, Cluster, ClusterError, require_root, resolve_prefix, say
+
+FATES = ("cut", "join", "kill", "start")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,8 +40,13 @@ def parser() -> argparse.ArgumentParser:
     verbs.add_parser("down", parents=[shared], help="end and remove all of it")
     verbs.add_parser("env", parents=[shared], help="print export lines for eval")
     verbs.add_parser("status", parents=[shared], help="print a JSON line; exit 0 when healthy")
+    node = verbs.add_parser("node", parents=[shared], help="what befalls a node of `up --netns`")
+    node.add_argument("fate", choices=FATES, help="cut, join: its cable; kill: as a power cut; "
+                                                  "start: slurmd again, with its cable")
+    node.add_argument("node")
     run = verbs.add_parser("exec", parents=[shared], help="exec [options] -- CMD...")
     run.add_argument("--root", action="store_true", help="as root instead of the user")
+    run.add_argument("--user", help="as this one of the cluster's users (default: the first)")
     run.add_argument("--setenv", metavar="K=V", action="append", default=[])
     return top
 
@@ -51,11 +59,14 @@ def add_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--cpus-per-node", type=int, default=8)
     up.add_argument("--gpus-per-node", type=int, default=4)
     up.add_argument("--user", help="unix user (default: NAMEuser, created when missing)")
+    up.add_argument("--users", type=int, default=1, help="so many users: NAMEuser, NAMEuser2, ...")
     up.add_argument("--no-dbd", action="store_true", help="no accounting: boots in a second")
     up.add_argument(
         "--conf-line", metavar="K=V", action="append", default=[],
         help="one more line for slurm.conf (the last one of a key counts)",
     )  # fmt: skip
+    up.add_argument("--netns", action="store_true",
+                    help="each node in a network namespace, with its own address and host name")
     up.add_argument("--cgroups", action="store_true", help="Slurm tracks and limits by cgroups")
     up.add_argument(
         "--plugin", metavar="'PATH [ARG...]'", action="append", default=[],
@@ -70,6 +81,7 @@ def do_up(o: argparse.Namespace) -> int:
         "name": c.name, "prefix": c.prefix, "conf": c.conf, "base_port": c.base_port,
         "nodes": c.nodes, "cpu_nodes": c.cpu_nodes, "gpu_nodes": c.gpu_nodes,
         "trainer_nodes": c.trainer_nodes, "user": c.user, "home": c.home, "dbd": c.dbd,
+        "users": {u.name: u.home for u in c.users},
         "boot_seconds": round(time.monotonic() - began, 2),
     }  # fmt: skip
     print(json.dumps(out), flush=True)
@@ -92,6 +104,19 @@ def do_status(o: argparse.Namespace) -> int:
     return 0 if healthy else 3
 
 
+def do_node(o: argparse.Namespace) -> int:
+    c = Cluster.demand(resolve_prefix(o.prefix, o.name))
+    require_root()
+    dc_net.demand(c, o.node)
+    if o.fate == "start":
+        dc_net.join(c, o.node)
+        dc_boot.start_slurmd(c, o.node)
+    else:
+        {"cut": dc_net.cut, "join": dc_net.join, "kill": dc_net.kill}[o.fate](c, o.node)
+    say(f"{o.fate} {o.node}")
+    return 0
+
+
 def do_env(o: argparse.Namespace) -> int:
     c = Cluster.demand(resolve_prefix(o.prefix, o.name))
     print(f"export SLURM_CONF={shlex.quote(c.conf)}")
@@ -103,11 +128,15 @@ def do_exec(o: argparse.Namespace, command: list[str]) -> int:
     require_root()
     if not command:
         raise ClusterError("exec needs a command: devcluster exec [options] -- CMD...", 2)
+    homes = {u.name: u.home for u in c.users}
+    name = "root" if o.root else o.user or c.user
+    if not o.root and name not in homes:
+        raise ClusterError(f"--user {name!r}: this cluster has {', '.join(homes)}", 2)
     try:
-        who = pwd.getpwnam("root" if o.root else c.user)
+        who = pwd.getpwnam(name)
     except KeyError:
-        raise ClusterError(f"user {c.user} is gone: run `devcluster down`, then `up`") from None
-    home = who.pw_dir if o.root else c.home
+        raise ClusterError(f"user {name} is gone: run `devcluster down`, then `up`") from None
+    home = homes.get(name, who.pw_dir)
     env = {"PATH": SAFE_PATH, "HOME": home, "USER": who.pw_name, "LOGNAME": who.pw_name,
            "SHELL": "/bin/bash", "LANG": "C.UTF-8", "SLURM_CONF": c.conf}  # fmt: skip
     for pair in o.setenv:
@@ -128,6 +157,9 @@ def do_exec(o: argparse.Namespace, command: list[str]) -> int:
         raise ClusterError(f"cannot run {command[0]}: {err.strerror}", 127) from err
 
 
+VERBS = {"up": do_up, "status": do_status, "env": do_env, "node": do_node}
+
+
 def run(argv: list[str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     o = parser().parse_args(argv[:cut])
@@ -142,7 +174,7 @@ def run(argv: list[str]) -> int:
     elif o.verb == "down":
         dc_down.down(resolve_prefix(o.prefix, o.name))
     else:
-        return {"up": do_up, "status": do_status, "env": do_env}[o.verb](o)
+        return VERBS[o.verb](o)
     return 0
 
 

@@ -20,6 +20,7 @@ import socket
 import stat
 import subprocess
 
+import dc_net
 from dc_base import SAFE_PATH, Cluster, ClusterError
 
 SPAN = 200
@@ -29,7 +30,7 @@ MAX_NODES = 190
 
 SLURM_CONF = """\
 ClusterName={name}
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({address})
 SlurmctldPort={base}
 SlurmUser=slurm
 SlurmdUser=root
@@ -89,7 +90,7 @@ SCHEDULER = (
 
 ACCOUNTING = """\
 AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=127.0.0.1
+AccountingStorageHost={address}
 AccountingStoragePort={dbd_port}
 AccountingStoragePass={prefix}/munge/munge.sock
 AccountingStorageEnforce=associations,limits,qos
@@ -101,7 +102,7 @@ SLURMDBD_CONF = """\
 AuthType=auth/munge
 AuthInfo=socket={prefix}/munge/munge.sock
 DbdHost={host}
-DbdAddr=127.0.0.1
+DbdAddr={address}
 DbdPort={dbd_port}
 SlurmUser=slurm
 DebugLevel=info
@@ -126,9 +127,10 @@ Parent - 'root'
 User - 'root':DefaultAccount='root':AdminLevel='Administrator'
 Account - 'dev':Description='dev':Organization='dev'
 Parent - 'dev'
-User - '{user}':DefaultAccount='dev'
+{users}
 """
 
+USER_LINE = "User - '{}':DefaultAccount='dev'"
 PARTITION = "PartitionName={} Nodes={} MaxTime=1-00:00:00 DefaultTime=10 State=UP DefMemPerCPU=100"
 
 
@@ -154,8 +156,9 @@ def node_lines(c: Cluster) -> list[str]:
     for kind, nodes in kinds.items():
         gres = f" Gres=gpu:fake:{c.gpus_per_node}" if kind != "cpu" and c.gpus_per_node else ""
         lines += [
-            f"NodeName={n} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 "
-            f"Port={node_port(c, n)} {shape} Feature={kind},{n}{gres} State=UNKNOWN"
+            f"NodeName={n} NodeHostname={n if c.netns else socket.gethostname()} "
+            f"NodeAddr={dc_net.node_address(c, n)} Port={node_port(c, n)} {shape} "
+            f"Feature={kind},{n}{gres} State=UNKNOWN"
             for n in nodes
         ]
     return lines
@@ -180,12 +183,17 @@ def slurm_conf(c: Cluster) -> str:
         "dbd_port": c.base_port + 1, "scheduler": SCHEDULER,
         "track": "cgroup" if c.cgroups else "linuxproc",
         "tasks": "task/cgroup,task/affinity" if c.cgroups else "task/none",
-        "gather": "cgroup" if c.cgroups else "linux",
+        "gather": "cgroup" if c.cgroups else "linux", "address": dc_net.host_address(c),
     }  # fmt: skip
     text = SLURM_CONF.format(**fill)
     store = "AccountingStorageType=accounting_storage/none\n"
     text += ACCOUNTING.format(**fill) if c.dbd else store
     return text + "\n".join([*node_lines(c), *partition_lines(c), *c.conf_lines]) + "\n"
+
+
+def associations(c: Cluster) -> str:
+    lines = [USER_LINE.format(user.name) for user in c.users]
+    return ASSOCIATIONS.format(name=c.name, users="\n".join(lines))
 
 
 def gres_conf(c: Cluster) -> str:
@@ -238,7 +246,8 @@ def make_devices(c: Cluster) -> None:
 
 
 def write_config(c: Cluster) -> None:
-    fill = {"prefix": c.prefix, "host": socket.gethostname(), "dbd_port": c.base_port + 1}
+    fill = {"prefix": c.prefix, "host": socket.gethostname(), "dbd_port": c.base_port + 1,
+            "address": dc_net.host_address(c)}  # fmt: skip
     etc = f"{c.prefix}/etc"
     put(f"{etc}/slurm.conf", slurm_conf(c))
     put(f"{etc}/gres.conf", gres_conf(c))
@@ -253,6 +262,6 @@ def write_config(c: Cluster) -> None:
     if c.dbd:
         put(f"{etc}/slurmdbd.conf", SLURMDBD_CONF.format(**fill), "slurm", 0o600)
         put(f"{etc}/database.sql", DATABASE_INIT, "mysql", 0o600)
-        put(f"{etc}/associations", ASSOCIATIONS.format(name=c.name, user=c.user))
+        put(f"{etc}/associations", associations(c))
     key = secrets.token_hex(512)
     put(f"{c.prefix}/munge/munge.key", key, "root", 0o400)

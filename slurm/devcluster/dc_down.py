@@ -15,8 +15,9 @@ import subprocess
 import time
 from pathlib import Path
 
+import dc_net
 import dc_procs
-from dc_base import SAFE_PATH, Cluster, ClusterError, require_root, say
+from dc_base import SAFE_PATH, Cluster, ClusterError, User, require_root, say
 
 STORES = ("slurmdbd", "mariadbd", "munged")
 
@@ -34,24 +35,28 @@ def down(prefix: Path) -> None:
 def take_down(c: Cluster) -> None:
     c.ready = False
     c.save()
-    if c.user_created:
-        learn_uid(c)
+    created = [u for u in c.users if u.created]
+    for user in created:
+        learn_uid(user)
     end_processes(c)
-    if c.user_created and c.uid > 0:
-        remove_shared_memory(c.uid)
-        remove_user(c)
+    for user in created:
+        if user.uid > 0:
+            remove_shared_memory(user.uid)
+            remove_user(user)
+    if c.netns:
+        dc_net.unplug(c)
     if c.cgroups:
         remove_cgroups(c)
     unmount(c)
     shutil.rmtree(c.root)
 
 
-def learn_uid(c: Cluster) -> None:
+def learn_uid(user: User) -> None:
     """An `up` killed within useradd left no uid: the user is ours if its home is ours."""
     with contextlib.suppress(KeyError):
-        who = pwd.getpwnam(c.user)
-        if c.uid < 0 and who.pw_dir == c.home:
-            c.uid = who.pw_uid
+        who = pwd.getpwnam(user.name)
+        if user.uid < 0 and who.pw_dir == user.home:
+            user.uid = who.pw_uid
 
 
 def end_processes(c: Cluster) -> None:
@@ -83,22 +88,22 @@ def remove_shared_memory(uid: int) -> None:
             continue
 
 
-def remove_user(c: Cluster) -> None:
+def remove_user(user: User) -> None:
     """userdel, for the very user that `up` created (same uid); /etc/passwd may be locked."""
     for _ in range(30):
         try:
-            who = pwd.getpwnam(c.user)
-            if who.pw_uid != c.uid or who.pw_dir != c.home:
+            who = pwd.getpwnam(user.name)
+            if who.pw_uid != user.uid or who.pw_dir != user.home:
                 return
         except KeyError:
             return
         done = subprocess.run(
-            ["userdel", c.user], env={"PATH": SAFE_PATH}, capture_output=True, text=True,
+            ["userdel", user.name], env={"PATH": SAFE_PATH}, capture_output=True, text=True,
             check=False,
         )  # fmt: skip
         if done.returncode:
             time.sleep(0.2)
-    raise ClusterError(f"cannot remove user {c.user} ({done.stderr.strip()}): run `down` again")
+    raise ClusterError(f"cannot remove user {user.name} ({done.stderr.strip()}): run `down` again")
 
 
 def remove_cgroups(c: Cluster) -> None:

@@ -149,26 +149,42 @@ def is_task(c: Cluster, pid: int) -> bool:
     )
 
 
-def of_created_user(c: Cluster, pid: int) -> bool:
-    if not c.user_created or c.uid < 1:
-        return False
+def of_created_user(uids: set[int], pid: int) -> bool:
     try:
-        return os.stat(f"/proc/{pid}").st_uid == c.uid
+        return os.stat(f"/proc/{pid}").st_uid in uids
     except OSError:
         return False
+
+
+def network_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return ""
+
+
+def on_node(holder: int) -> list[int]:
+    """Every live process in the network namespace of a node's holder."""
+    space = network_of(holder)
+    return [pid for pid in live_parents() if space and network_of(pid) == space]
 
 
 def find(c: Cluster) -> dict[str, set[int]]:
     """Every live process of the cluster: `daemons`, and `work` (steps, tasks, the user's)."""
     ours: dict[str, set[int]] = {"daemons": set(), "work": set()}
     spare = ancestors()
+    uids = {u.uid for u in c.users if u.created and u.uid > 0}
     recorded = {d["pid"] for d in c.daemons if alive(d)}
     parents = live_parents()
+    if c.netns:
+        for d in c.daemons:
+            if d["name"].startswith("node-") and alive(d):
+                ours["work"] |= set(on_node(d["pid"])) - spare - recorded
     for pid in parents.keys() - spare:
         if pid in recorded or is_daemon(c, pid):
             step = read_proc(pid, "comm").startswith(b"slurmstepd")
             ours["work" if step else "daemons"].add(pid)
-        elif is_task(c, pid) or of_created_user(c, pid):
+        elif is_task(c, pid) or of_created_user(uids, pid):
             ours["work"].add(pid)
     known = new = ours["daemons"] | ours["work"]
     while new := {p for p, parent in parents.items() if parent in new} - known - spare:

@@ -97,6 +97,7 @@ class Fold:
         self._ahead: dict[int, ev.LeaseGranted] = {}  # by the lease that each begins after
         self._before: dict[int, int] = {}  # and the other way round
         self._doomed: dict[int, ActionState] = {}  # actions that end so when their lease does
+        self._stopped: str | None = None  # why the broker ended, and was not started again
         self.last_ns = 0
 
     def add(self, event: ev.Event) -> None:
@@ -106,6 +107,9 @@ class Fold:
             case ev.BrokerStarted():
                 self.job, self._user = event.job, event.user
                 self.placer, self.sync = event.placer, event.sync
+                self._stopped = None
+            case ev.BrokerStopped():
+                self._stopped = event.reason
             case ev.ClientJoined():
                 self._ranks[event.client] = event.rank
             case ev.NodeJoined():
@@ -149,6 +153,14 @@ class Fold:
         for since, cores in self._reserved.values():
             self.usage.reserved_ns += cores * (self.last_ns - since)
         self._reserved.clear()
+        if self._stopped is not None:
+            for record in self.records.values():
+                if record.state not in ENDED and not record.action.once:
+                    self._left_open(record, f"its broker ended ({self._stopped})")
+
+    def _left_open(self, record: ActionRecord, reason: str) -> None:
+        record.state, record.end_ns = ActionState.CANCELLED, self.last_ns
+        record.outcome = Outcome(ActionState.CANCELLED, reason=reason)
 
     def _leave(self, node: int, at: int) -> None:
         spec, since = self._nodes[node]

@@ -55,7 +55,7 @@ def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
             access = find_access(os.environ, job or last_job(os.environ))
         with connect(access, name="tangram explain") as client:
             return client.ask("explain", action), client.job
-    except (AccessError, BrokerUnreachable):
+    except (AccessError, BrokerUnreachable) as error:
         from ..domain.ids import parse
         if action == "allocation":
             return {"error": "the job does not answer"}, ""
@@ -63,7 +63,8 @@ def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
             parse(action)
         except (ValueError, AssertionError):
             return {"error": f"{action!r} is no action id; write CLIENT.NUMBER, such as 2.17"}, ""
-        return {"error": f"no action {action} is known, and the job does not answer"}, ""
+        return {"error": f"no action {action} is known, and the job does not answer: "
+                         f"{error}"}, ""
 
 
 def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Runs until the broker ends."""
-    from ..assemble import WorkerPlan, find_access, serve_worker
+    from ..assemble import WorkerPlan, find_access, lend
     from ..config import load_config
 
     config = load_config(os.environ, {"cpus": args.cpus, "mem_mib": args.mem_mib,
@@ -36,4 +35,4 @@ def go(args: argparse.Namespace) -> int:
     access = Path(args.access) if args.access else find_access(os.environ)
     plan = WorkerPlan(access, config, args.component, args.name, args.lifeline,
                       args.het_group)
-    return asyncio.run(serve_worker(plan, os.environ))
+    return lend(plan, os.environ)

@@ -22,12 +22,13 @@ def dial(addresses: Sequence[str], key: bytes, job: str) -> socket.socket:
         AccessError: a broker answers but does not accept the key, or is another job's.
         BrokerUnreachable: no address answers.
     """
-    problems = []
+    problems, refused = [], bool(addresses)
     for address in addresses:
         try:
             sock = _connect(address)
         except OSError as error:
             problems.append(f"{address}: {error.strerror or error}")
+            refused &= isinstance(error, ConnectionRefusedError | FileNotFoundError)
             continue
         try:
             sock.settimeout(HANDSHAKE_S)
@@ -38,10 +39,14 @@ def dial(addresses: Sequence[str], key: bytes, job: str) -> socket.socket:
             if isinstance(error, AccessError):
                 raise
             problems.append(f"{address}: {error.strerror or error}")
+            refused = False
             continue
         tune(sock)
         return sock
-    raise BrokerUnreachable(f"job {job}: no broker answers ({'; '.join(problems) or 'no address'})")
+    nobody = BrokerUnreachable(f"job {job}: no broker answers "
+                               f"({'; '.join(problems) or 'no address'})")
+    nobody.refused = refused
+    raise nobody
 
 
 def _connect(address: str) -> socket.socket:

@@ -1,0 +1,174 @@
+"""Nodes as network namespaces (`up --netns`): each with an address, a host name and a cable of its
+own, so that it can be cut off or lost as a machine is. The law of this module:
+
+- a node is a holder, a recorded process that sleeps in namespaces of its own (network, host name,
+  mounts: its own /tmp, /dev/shm and /etc/hosts); no namespace has a name and no mount is outside
+  one, so all of it goes with the node's processes;
+- the bridge and the cables in the host's namespace have names made of the base port, and no
+  interface by another name is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import dc_procs
+from dc_base import SAFE_PATH, Cluster, ClusterError
+
+# $1 hosts file, $2 name, $3 the node's /tmp, $4 the prefix. A socket's file in a /tmp that all
+# share would be a way around the cable. The prefix is the file system that all nodes share.
+HOLD = """\
+set -e
+mount --bind "$1" /etc/hosts
+hostname "$2"
+ip link set lo up
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+case "$4" in /tmp/*) mkdir -p "$3${4#/tmp}"; mount --bind "$4" "$3${4#/tmp}" ;; esac
+mount --rbind "$3" /tmp
+exec sleep infinity
+"""
+
+
+def prefix_of(c: Cluster) -> str:
+    """The first three numbers of the cluster's addresses, its own as its base port is."""
+    return f"10.{c.base_port >> 8}.{c.base_port & 255}"
+
+
+def host_address(c: Cluster) -> str:
+    return f"{prefix_of(c)}.1" if c.netns else "127.0.0.1"
+
+
+def node_address(c: Cluster, node: str) -> str:
+    return f"{prefix_of(c)}.{10 + c.nodes.index(node)}" if c.netns else "127.0.0.1"
+
+
+def bridge(c: Cluster) -> str:
+    return f"dcb{c.base_port}"
+
+
+def cable(c: Cluster, node: str) -> str:
+    """The host's end; the node's end is its eth0."""
+    return f"dcv{c.base_port}n{c.nodes.index(node)}"
+
+
+def ip(*words: str) -> str:
+    done = subprocess.run(["ip", *words], env={"PATH": SAFE_PATH}, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    if done.returncode:
+        raise ClusterError(f"`ip {' '.join(words)}` failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def missing() -> list[str]:
+    return [p for p in ("ip", "unshare", "nsenter") if not shutil.which(p, path=SAFE_PATH)]
+
+
+# ---- up and down -------------------------------------------------------------------------------
+
+
+def plug_in(c: Cluster) -> None:
+    """The bridge, and a namespace with a cable to it for each node."""
+    if ip("-4", "route", "show", "root", f"{prefix_of(c)}.0/24").strip():
+        raise ClusterError(f"{prefix_of(c)}.0/24 is in use here: give another --base-port")
+    ip("link", "add", bridge(c), "type", "bridge")
+    ip("addr", "add", f"{host_address(c)}/24", "dev", bridge(c))
+    ip("link", "set", bridge(c), "up")
+    hosts = f"{c.prefix}/etc/hosts"
+    names = [f"127.0.0.1 localhost\n{host_address(c)} {os.uname().nodename}"]
+    names += [f"{node_address(c, node)} {node}" for node in c.nodes]
+    Path(hosts).write_text("\n".join(names) + "\n")
+    for node in c.nodes:
+        hold(c, node, hosts)
+
+
+def hold(c: Cluster, node: str, hosts: str) -> None:
+    tmp = Path(c.prefix, "tmp", node)
+    tmp.mkdir(parents=True)
+    tmp.chmod(0o1777)
+    argv = ["unshare", "--net", "--uts", "--mount", "--propagation", "private",
+            "sh", "-c", HOLD, "hold", hosts, node, str(tmp), c.prefix]  # fmt: skip
+    name = f"node-{node}"
+    proc = dc_procs.start(c, name, argv, "")
+    dc_procs.wait_for(c, name, proc, lambda: comm(proc.pid) == "sleep", 10)
+    ip("link", "add", cable(c, node), "type", "veth", "peer", "name", "eth0", "netns",
+       str(proc.pid))  # fmt: skip
+    ip("link", "set", cable(c, node), "master", bridge(c), "up")
+    for words in (["addr", "add", f"{node_address(c, node)}/24", "dev", "eth0"],
+                  ["link", "set", "eth0", "up"]):  # fmt: skip
+        done = subprocess.run([*inside(proc.pid), "ip", *words], env={"PATH": SAFE_PATH},
+                              capture_output=True, text=True, check=False)  # fmt: skip
+        if done.returncode:
+            raise dc_procs.fail(c, name, f"cannot be plugged in ({done.stderr.strip()})")
+
+
+def comm(pid: int) -> str:
+    return dc_procs.read_proc(pid, "comm").decode(errors="replace").strip()
+
+
+def inside(holder: int) -> list[str]:
+    return ["nsenter", "--target", str(holder), "--net", "--uts", "--mount"]
+
+
+def enter(c: Cluster, node: str) -> list[str]:
+    """What a command line begins with that is to run on the node."""
+    return inside(holder_of(c, node)) if c.netns else []
+
+
+def unplug(c: Cluster) -> None:
+    """The host's ends and the bridge; the rest has gone with the processes."""
+    for name in [*(cable(c, node) for node in c.nodes), bridge(c)]:
+        if Path("/sys/class/net", name).exists():
+            with contextlib.suppress(ClusterError):  # the kernel may be at it already
+                ip("link", "del", name)
+    end = time.monotonic() + 10
+    while left := [n.name for n in Path("/sys/class/net").iterdir()
+                   if n.name == bridge(c) or n.name.startswith(f"dcv{c.base_port}n")]:  # fmt: skip
+        if time.monotonic() > end:
+            raise ClusterError(f"interfaces {left} do not go: run `ip link del` and `down` again")
+        time.sleep(0.1)
+
+
+# ---- a node's fate -----------------------------------------------------------------------------
+
+
+def holder_of(c: Cluster, node: str) -> int:
+    for d in c.daemons:
+        if d["name"] == f"node-{node}" and dc_procs.alive(d):
+            return d["pid"]
+    raise ClusterError(f"node {node} has no namespace: `up --netns` makes them", 2)
+
+
+def demand(c: Cluster, node: str) -> None:
+    if node not in c.nodes:
+        raise ClusterError(f"node {node!r} is not known: this cluster has {', '.join(c.nodes)}", 2)
+    if not c.netns:
+        raise ClusterError("this cluster's nodes share one network: `up --netns` parts them", 2)
+
+
+def cut(c: Cluster, node: str) -> None:
+    """Pulls the cable: nothing comes or goes, and nobody is told."""
+    ip("link", "set", cable(c, node), "down")
+
+
+def join(c: Cluster, node: str) -> None:
+    ip("link", "set", cable(c, node), "up")
+
+
+def kill(c: Cluster, node: str) -> list[int]:
+    """As a power cut: the cable first, so that no word of an end gets out, then all that runs
+    there. Its namespaces stay for `start`."""
+    cut(c, node)
+    holder, gone = holder_of(c, node), []
+    for _ in range(100):
+        if not (found := set(dc_procs.on_node(holder)) - {holder}):
+            return gone
+        gone += [pid for pid in found if pid not in gone]
+        dc_procs.send(found, signal.SIGKILL)
+        time.sleep(0.05)
+    raise ClusterError(f"processes {sorted(found)} of node {node} do not end")

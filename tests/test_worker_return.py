@@ -1,0 +1,146 @@
+"""A worker that loses the way to its broker, not the broker, comes back as a new node; one whose
+broker is gone leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tangram_hpc
+from tangram_hpc.backends.transport import dial as dialling
+from tangram_hpc.backends.transport.asyncsock import tune
+from tangram_hpc.errors import BrokerUnreachable
+
+
+class Relay:
+    """A way to a broker that can be shut: all that goes over it breaks at once."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._to = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+                pair = (peer, socket.create_connection(self._to))
+            except OSError:
+                self._listener.close()  # nobody is there: nor is the way
+                return
+            self._pairs.append(pair)
+            threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    def _carry(self, one: socket.socket, two: socket.socket) -> None:
+        with selectors.DefaultSelector() as chosen:
+            chosen.register(one, selectors.EVENT_READ, two)
+            chosen.register(two, selectors.EVENT_READ, one)
+            try:
+                while True:
+                    for key, _ in chosen.select():
+                        data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
+                        if not data:
+                            raise ConnectionError
+                        key.data.sendall(data)
+            except OSError:
+                for sock in (one, two):
+                    sock.close()
+
+    def shut(self) -> None:
+        """Breaks what is open; who comes anew is let in."""
+        for pair in self._pairs:
+            for sock in pair:
+                try:
+                    sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # broken already
+        self._pairs.clear()
+
+
+def until(true: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + 60
+    while not (value := true()):
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.05)
+    return value
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `tangram` commands with a home of their own."""
+    env = {**os.environ, "TANGRAM_HOME": str(tmp_path / "t"), "TMPDIR": str(tmp_path)}
+    runs = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        runs.append(subprocess.Popen([sys.executable, "-m", "tangram_hpc", *words], env=env,
+                                     stderr=subprocess.PIPE, text=True))
+        return runs[-1]
+
+    yield start
+    for run in reversed(runs):
+        run.kill()
+        run.communicate()
+
+
+def test_it_comes_back_when_the_way_opens_and_leaves_when_nobody_is_there(
+        started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    broker = started("broker", "--job", "local-way", "--bind", "127.0.0.1")
+    path = tmp_path / "t" / "jobs" / "local-way" / "access.json"
+    until(path.exists, "a broker")
+    known = json.loads(path.read_text())
+    tcp = next(a for a in known["addresses"] if a.startswith("tcp:"))
+    relay = Relay("127.0.0.1", int(tcp.rpartition(":")[2]))
+    detour = tmp_path / "detour.json"
+    detour.write_text(json.dumps({**known, "addresses": [f"tcp:127.0.0.1:{relay.port}"]}))
+    detour.chmod(0o600)
+    worker = started("worker", "--access", str(detour), "--name", "n", "--cpus", "1")
+    with tangram_hpc.connect(path) as client:
+        def up() -> list[str]:
+            return [n["state"] for n in client.ask("nodes")["nodes"]]
+
+        until(lambda: up() == ["UP"], "the worker to join")
+        cut = client.submit("sleep 1; echo over", trusted=True)
+        until(lambda: client.ask("info")["actions"].get("RUNNING"), "it to run")
+        relay.shut()
+        until(lambda: sorted(up())[-1:] == ["UP"] and len(up()) == 2, "the worker to be back")
+        result = cut.result(60)
+        assert result.text == "over\n" and cut.details.attempt == 2
+    broker.send_signal(signal.SIGKILL)
+    assert worker.wait(60) == 1
+    assert worker.stderr is not None
+    said = worker.stderr.read().splitlines()
+    assert "it can be reached again" in said[0] and "the broker is gone" in said[-1], said
+
+
+def test_a_dial_tells_nobody_there_from_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialling, "HANDSHAKE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(BrokerUnreachable) as told:
+            dialling.dial([f"tcp:127.0.0.1:{port}", "unix:/nowhere"], b"k", "j")
+        assert not told.value.refused
+    with pytest.raises(BrokerUnreachable) as told:
+        dialling.dial([f"tcp:127.0.0.1:{port}", "unix:/nowhere"], b"k", "j")
+    assert told.value.refused
+
+
+def test_a_host_that_is_gone_is_not_waited_for_by_the_quarter_of_an_hour() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_connection(listener.getsockname()) as sock:
+            tune(sock)
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
