@@ -1,0 +1,125 @@
+"""Pure. What a rollout instance of some degree takes for some requests.
+
+Law: a function of its arguments; more requests never take less time. Decoding is bound by reading:
+each step reads the weights once, each token its sequence's keys. So the keys' time is a plain sum,
+and the weights' time is that of `steps`: the longest request, or the batch's key-steps over the
+cache, or its tokens over the engine's batch, whichever is most. (After Libra's cost model, which
+takes mean lengths and no longest request; see docs/LIBRA.md.)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .lengths import Ints, Strata
+from .shapes import NEVER, SECOND, Hardware, ModelShape, Request, Rollout
+
+
+class RolloutCost:
+    """Instances of one model on one kind of hardware."""
+
+    def __init__(self, model: ModelShape, hardware: Hardware, rollout: Rollout) -> None:
+        self.model, self.hardware, self.rollout = model, hardware, rollout
+
+    def kv_tokens(self, degree: int) -> int:
+        """Tokens whose keys an instance holds; 0 if its weights do not fit or its heads do not
+        divide."""
+        if not self.model.fits(degree) or degree > self.hardware.gpus_per_node:
+            return 0
+        weights = self.model.params * self.model.value_bytes
+        free = degree * (self.hardware.mem_bytes - self.hardware.workspace_bytes) - weights
+        copies = max(1, degree // self.model.kv_heads)  # fewer key heads than GPUs: copied
+        return max(0, int(free / (self.model.kv_bytes * copies) * (1 - self.rollout.kv_loss)))
+
+    def weights_s(self, degree: int, sequences: Any = 1.0) -> Any:
+        """Reading the weights for one step of so many sequences. Of a mixture those experts are
+        read that any of them passes, drawn alike."""
+        m, h = self.model, self.hardware
+        spared = (1 - m.top_k / m.experts) ** sequences if m.experts else 0.0
+        experts = m.layers * m.experts * m.expert_params * (1 - spared)
+        values = m.layers * m.dense_params + m.head_params + experts
+        return values * m.value_bytes / (degree * h.mem_bw * h.mem_share)
+
+    def fixed_s(self, degree: int) -> float:
+        """What a decode step takes however little it does: the engine's own time, and the hops of
+        two sums a layer."""
+        hops = 2 * math.log2(degree) * self.hardware.link_latency_s
+        return self.hardware.step_s + 2 * self.model.layers * hops
+
+    def key_step_s(self, degree: int) -> float:
+        """Reading one token's keys once."""
+        copies = max(1, degree // self.model.kv_heads)
+        h = self.hardware
+        return self.model.kv_bytes * copies / (degree * h.mem_bw * h.mem_share)
+
+    def flops_s(self, degree: int) -> float:
+        """Multiplying one token with the weights."""
+        h = self.hardware
+        return 2 * self.model.active_params / (degree * h.flops * h.mfu_prefill)
+
+    def sums_s(self, degree: int) -> float:
+        """Carrying one token's two sums a layer between the GPUs."""
+        m, h = self.model, self.hardware
+        ring = 2 * (degree - 1) / degree * m.hidden * m.value_bytes / (h.link_bw * h.comm_share)
+        return 2 * m.layers * ring
+
+    def prefill_s(self, degree: int, tokens: Any, squares: Any) -> Any:
+        """Reading prompts of so many tokens and squares of tokens in all."""
+        m, h = self.model, self.hardware
+        attention = 2 * m.layers * m.heads * m.head_dim / (degree * h.flops * h.mfu_prefill)
+        return tokens * (self.flops_s(degree) + self.sums_s(degree)) + squares * attention
+
+    def decode_s(self, degree: int, steps: Any, tokens: Any, key_steps: Any) -> Any:
+        """Writing so many tokens in so many steps, while keys are read so many times in all."""
+        at_once = tokens / np.maximum(steps, 1)
+        reading = steps * self.weights_s(degree, at_once) + key_steps * self.key_step_s(degree)
+        return (np.maximum(reading, tokens * self.flops_s(degree))
+                + tokens * self.sums_s(degree) + steps * self.fixed_s(degree))
+
+    def step_s(self, degree: int, sequences: int, keys: int) -> float:
+        """One decode step of so many sequences that have so many tokens in the cache."""
+        return float(self.decode_s(degree, 1, sequences, keys))
+
+    def alone_s(self, degree: int, one: Request) -> float:
+        """One request with the instance to itself, and its tools."""
+        area = one.generated * (2 * one.prompt + one.generated) / 2
+        return float(one.tool_ns / SECOND + self.prefill_s(degree, one.prompt, one.prompt ** 2)
+                     + self.decode_s(degree, one.generated, one.generated, area))
+
+    def matrix(self, degree: int, strata: Strata, factor: float = 1.0) -> Ints:
+        """[j, i]: ns of an instance for strata j .. i-1; 0 for none of them, NEVER where the cache
+        is too small for one of them and for j > i. O(strata ** 2)."""
+        n, room = len(strata), self.kv_tokens(degree)
+        found = np.full((n + 1, n + 1), NEVER, np.int64)
+        np.fill_diagonal(found, 0)
+        fits = [max(r.total for r in m) <= room for m in strata.members]
+        most = fits.index(False) if False in fits else n  # totals ascend: none after it fits
+        if not room or not most:
+            return found
+        seconds = self._seconds(degree, strata, most, room) * factor
+        upper = np.triu(np.ones((most + 1, most + 1), bool), 1)
+        found[:most + 1, :most + 1][upper] = np.rint(seconds[upper] * SECOND).astype(np.int64)
+        return found
+
+    def _seconds(self, degree: int, strata: Strata, most: int, room: int) -> Any:
+        """[j, i] in seconds, for the first `most` strata; what lies under the diagonal is junk."""
+        def spans(values: Ints) -> Any:
+            prefix = np.concatenate(([0], np.cumsum(values[:most])))
+            return np.maximum(prefix[None, :] - prefix[:, None], 0)
+
+        def tops(values: list[float]) -> Any:
+            high = np.zeros((most + 1, most + 1))
+            for j in range(most):
+                high[j, j + 1:] = np.maximum.accumulate(values[j:])
+            return high
+
+        longest = tops([float(max(r.generated for r in m)) for m in strata.members[:most]])
+        alone = tops([max(self.alone_s(degree, r) for r in m) for m in strata.members[:most]])
+        tokens, areas = spans(strata.generated), spans(strata.areas) / 2
+        steps = np.maximum(longest, np.maximum(areas / room, tokens / self.rollout.max_batch))
+        decode = self.decode_s(degree, steps, tokens, areas)
+        prefill = self.prefill_s(degree, spans(strata.prompts), spans(strata.squares))
+        return np.maximum(prefill + decode, alone)

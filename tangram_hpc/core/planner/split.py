@@ -1,0 +1,177 @@
+"""Pure. The plan: the split of N GPUs between training and rollouts with the shortest step.
+
+Law: a step of the asynchronous pipeline takes max(T_train, T_rollout); every split that the bounds
+allow is looked at, each with its best training layout and its best rollout instances. Of equal
+steps the one with the smaller sum of both is better, then the one that trains on fewer GPUs. No GPU
+is on both sides. With `memo` off the rollouts of each split are planned anew: the same answer,
+later.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...errors import InvalidInput
+from .costs import STRATA, Costs
+from .lengths import Ints, Strata
+from .rollout_dp import RolloutTable
+from .shapes import NEVER, Layout, Price, Search
+from .tree import Node, Note, Tree
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A rollout instance, and the requests of the length-sorted batch that are its own."""
+
+    degree: int
+    first: int  # the index of its shortest
+    requests: int
+    shortest: int  # tokens
+    longest: int
+    ns: int
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split with the best of both sides."""
+
+    gpus: int
+    layout: Layout
+    price: Price  # of training
+    instances: tuple[Instance, ...]
+    rollout_ns: int
+    spare: int  # rollout GPUs that the step would not miss
+
+    @property
+    def train_gpus(self) -> int:
+        """GPUs that train."""
+        return self.layout.gpus
+
+    @property
+    def rollout_gpus(self) -> int:
+        """GPUs that are left to rollouts, idle ones too."""
+        return self.gpus - self.layout.gpus
+
+    @property
+    def idle(self) -> int:
+        """Rollout GPUs without an instance: none would make the rollouts shorter."""
+        return self.rollout_gpus - sum(one.degree for one in self.instances)
+
+    @property
+    def step_ns(self) -> int:
+        """What a step takes."""
+        return max(self.price.ns, self.rollout_ns)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Less is better."""
+        return self.step_ns, self.price.ns + self.rollout_ns, self.train_gpus
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All splits that can run, best first."""
+
+    gpus: int
+    splits: tuple[Split, ...]
+
+    @property
+    def best(self) -> Split:
+        """The one to use."""
+        return self.splits[0]
+
+
+def train_sizes(gpus: int, search: Search) -> list[int]:
+    """The numbers of training GPUs that are looked at, ascending."""
+    grain = search.granularity
+    least = -(-max(1, search.min_train) // grain) * grain
+    return list(range(least, gpus - max(1, search.min_rollout) + 1, grain))
+
+
+def plan(costs: Costs, gpus: int, search: Search, note: Note | None = None,
+         memo: bool = True) -> Plan:
+    """Plans `gpus` GPUs; `note` is told every node of every tree.
+
+    O(layouts + gpus x degrees x strata ** 2).
+
+    Raises:
+        InvalidInput: no split can run; says what stands in the way.
+    """
+    cuts: Counter[str] = Counter()
+
+    def noted(node: Node) -> None:
+        if node.cut:
+            cuts[node.cut] += 1
+        if note is not None:
+            note(node)
+
+    sizes = train_sizes(gpus, search)
+    if not sizes:
+        raise InvalidInput(f"{gpus} GPUs: too few for {search.min_train} that train and "
+                           f"{search.min_rollout} that roll out, in steps of "
+                           f"{search.granularity}")
+    rollouts = _Rollouts(costs, gpus, gpus - sizes[0], search, memo)
+    trained = _trained(costs, sizes, search, noted, memo)
+    found = [split for size, best in trained if best is not None
+             and (split := rollouts.split(*best)) is not None]
+    if not found:
+        raise InvalidInput(_hopeless(gpus, any(best for _, best in trained), cuts))
+    return Plan(gpus, tuple(sorted(found, key=lambda s: s.rank)))
+
+
+def _trained(costs: Costs, sizes: list[int], search: Search, note: Note, memo: bool) -> (
+        list[tuple[int, tuple[Layout, Price] | None]]):
+    """The best layout of each size. All are priced at once, as a command may be asked."""
+    if not memo:
+        return [(size, Tree(costs, search, note).best(size)) for size in sizes]
+    tree = Tree(costs, search, note)
+    layouts = [tree.layouts(size) for size in sizes]
+    prices = iter(costs.train([one for some in layouts for one in some]))
+    return [(size, tree.priced(size, some, [next(prices) for _ in some]))
+            for size, some in zip(sizes, layouts, strict=True)]
+
+
+class _Rollouts:
+    """The rollout side of every split of one plan."""
+
+    def __init__(self, costs: Costs, gpus: int, most: int, search: Search, memo: bool) -> None:
+        self._costs, self._gpus, self._memo = costs, gpus, memo
+        self._strata = costs.strata(search.strata or max(STRATA, gpus))
+        self._segments = self._priced()
+        self._table = RolloutTable(self._segments, most) if memo else None
+
+    def _priced(self) -> dict[int, Ints]:
+        return {degree: self._costs.segments(degree, self._strata)
+                for degree in self._costs.rollout.degrees}
+
+    def split(self, layout: Layout, price: Price) -> Split | None:
+        """The split with this training side; None if the rollouts cannot run."""
+        left = self._gpus - layout.gpus
+        table = self._table or RolloutTable(self._segments, left)
+        ns = table.ns(left)
+        if ns >= NEVER:
+            return None
+        instances = _instances(table, left, self._strata, self._segments)
+        spare = left - table.least_gpus(max(ns, price.ns))
+        return Split(self._gpus, layout, price, instances, ns, spare)
+
+
+def _instances(table: RolloutTable, gpus: int, strata: Strata, segments: Mapping[int, Ints]) -> (
+        tuple[Instance, ...]):
+    before = [0]
+    for count in strata.counts.tolist():
+        before.append(before[-1] + count)
+    return tuple(
+        Instance(p.degree, before[p.first], before[p.end] - before[p.first],
+                 strata.members[p.first][0].total, strata.members[p.end - 1][-1].total,
+                 int(segments[p.degree][p.first, p.end])) for p in table.pieces(gpus))
+
+
+def _hopeless(gpus: int, trains: bool, cuts: Counter[str]) -> str:
+    if trains:
+        return (f"{gpus} GPUs: the rollouts cannot run in any split: the longest request does not "
+                "fit into the cache of any degree; more GPUs, or shorter requests")
+    most = "; ".join(f"{cut} ({count} times)" for cut, count in cuts.most_common(3))
+    return f"{gpus} GPUs: no training layout can run in any split: {most}"
