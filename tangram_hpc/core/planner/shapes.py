@@ -178,5 +178,9 @@ class Factors:
     rollout: tuple[tuple[int, float], ...] = ()  # (degree, factor)
 
     def of(self, degree: int) -> float:
-        """The factor of rollout instances of this degree."""
-        return dict(self.rollout).get(degree, 1.0)
+        """The factor of rollout instances of this degree; of one that was never measured, that of
+        the nearest that was, the smaller of two: what is unknown must not look better."""
+        if not self.rollout:
+            return 1.0
+        return min(self.rollout, key=lambda one: (max(one[0], degree) / min(one[0], degree),
+                                                  one[0]))[1]

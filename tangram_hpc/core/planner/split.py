@@ -10,7 +10,6 @@ later.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...errors import InvalidInput
@@ -159,20 +158,18 @@ class _Rollouts:
         ns = table.ns(left)
         if ns >= NEVER:
             return None
-        instances = _instances(table, left, self._strata, segments)
+        instances = tuple(instance_of(*piece, self._strata, segments[piece.degree])
+                          for piece in table.pieces(left))
         spare = left - table.least_gpus(max(ns, price.ns))
         return Split(self._gpus, layout, price, instances, ns, spare)
 
 
-def _instances(table: RolloutTable, gpus: int, strata: Strata, segments: Mapping[int, Ints]) -> (
-        tuple[Instance, ...]):
+def instance_of(degree: int, first: int, end: int, strata: Strata, segments: Ints) -> Instance:
+    """The instance that has strata `first` .. `end - 1`."""
     totals = strata.prompt + strata.generated
-    found = []
-    for degree, first, end in table.pieces(gpus):
-        low, high = strata.begin(first), strata.begin(end)
-        found.append(Instance(degree, low, high - low, int(totals[low]), int(totals[high - 1]),
-                              int(segments[degree][first, end])))
-    return tuple(found)
+    low, high = strata.begin(first), strata.begin(end)
+    return Instance(degree, low, high - low, int(totals[low]), int(totals[high - 1]),
+                    int(segments[first, end]))
 
 
 def _hopeless(costs: Costs, gpus: int, sizes: list[int], search: Search, trains: bool) -> str:
