@@ -48,7 +48,7 @@ def rollout_s(model: ModelShape, hw: Hardware, rollout: Rollout, degree: int,
               requests: Sequence[Request]) -> float:
     """Seconds of one instance for these requests, request by request; inf where it cannot run."""
     if model.heads % degree or (model.ffn or model.expert_ffn) % degree or (
-            model.kv_heads % degree and degree % model.kv_heads) or degree > hw.gpus_per_node:
+            model.kv_heads % degree and degree % model.kv_heads) or hw.gpus_per_node % degree:
         return math.inf
     copies = max(1, degree // model.kv_heads)
     kv = 2 * model.layers * model.kv_heads * model.head_dim * model.value_bytes * copies
@@ -196,7 +196,7 @@ def all_layouts(costs: AnalyticCosts, gpus: int, search: Search) -> Iterator[Lay
             continue
         dp = gpus // (tp * pp)
         for ep, micro in itertools.product(range(1, gpus + 1), t.micro_batches):
-            ok = tp in t.degrees and tp <= hw.gpus_per_node and model.layers % pp == 0
+            ok = tp in t.degrees and hw.gpus_per_node % tp == 0 and model.layers % pp == 0
             ok = ok and model.heads % tp == 0 and (model.ffn or model.expert_ffn) % tp == 0
             ok = ok and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
             ok = ok and (model.experts % ep == 0 if model.experts else ep == 1) and dp % ep == 0
@@ -313,7 +313,8 @@ def test_every_prune_decides_somewhere() -> None:
         cuts |= {re.sub(r"[0-9.]+( [A-Z]iB)?", "#", node.cut) for node in nodes}
         best = {node.gpus: node.price.ns for node in nodes if node.price and not node.cut}
         assert best, "leaves that were not cut have prices"
-    assert {"", "TP does not divide # GPUs", "a node has # GPUs", "PP does not divide # layers",
+    assert {"", "TP does not divide # GPUs", "TP does not divide a node of # GPUs",
+            "PP does not divide # layers",
             "TP does not divide the model's heads or width", "EP does not divide # GPUs",
             "TP communication is # of compute, over #", "EP does not divide DP #",
             "DP does not divide a batch of #", "memory: # of #",

@@ -25,9 +25,9 @@ class RolloutCost:
         self.model, self.hardware, self.rollout = model, hardware, rollout
 
     def kv_tokens(self, degree: int) -> int:
-        """Tokens whose keys an instance holds; 0 if its weights do not fit or its heads do not
-        divide."""
-        if not self.model.fits(degree) or degree > self.hardware.gpus_per_node:
+        """Tokens whose keys an instance holds; 0 if its weights do not fit, or if `degree`
+        does not divide the heads or a node."""
+        if not self.model.fits(degree) or self.hardware.gpus_per_node % degree:
             return 0
         weights = self.model.params * self.model.value_bytes
         free = degree * (self.hardware.mem_bytes - self.hardware.workspace_bytes) - weights
