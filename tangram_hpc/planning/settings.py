@@ -86,8 +86,9 @@ def planner_settings(table: Mapping[str, Any]) -> PlannerSettings:
 
 
 def first_fault(error: ValidationError, kind: type[BaseModel]) -> str:
-    """The first wrong field, and what is wrong with it."""
-    first = error.errors()[0]
+    """The first wrong field, and what is wrong with it; a misspelt one before what it leaves out.
+    """
+    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     field = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         known = kind.model_fields

@@ -114,8 +114,8 @@ def plan(costs: Costs, gpus: int, search: Search, note: Note | None = None,
         raise InvalidInput(f"{gpus} GPUs: too few for {search.min_train} that train and "
                            f"{search.min_rollout} that roll out, in steps of "
                            f"{search.granularity}")
-    rollouts = _Rollouts(costs, gpus, gpus - sizes[0], search, memo)
     trained = _trained(costs, sizes, search, note, memo)
+    rollouts = _Rollouts(costs, gpus, gpus - sizes[0], search, memo)
     found = [split for size, best in trained if best is not None
              and (split := rollouts.split(*best)) is not None]
     if not found:
