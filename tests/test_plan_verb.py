@@ -202,7 +202,8 @@ def test_the_table_is_the_plan(run: Run, tmp_path: Path) -> None:
 def test_explain_tells_every_node(run: Run) -> None:
     everything = run("--explain")[1].split("\n\n")[0].splitlines()
     four = run("--explain", "4")[1].split("\n\n")[0].splitlines()
-    assert four == [line for line in everything if line.startswith("4 GPUs: ")]
+    assert four == [x for x in everything if x.startswith(("4 GPUs: ", "rollout TP"))]
+    assert [x.split(":")[0] for x in four[-4:]] == [f"rollout TP{d}" for d in (1, 2, 4, 8)]
     assert "4 GPUs: tp8: cut: TP does not divide 4 GPUs" in four
     assert any(line.startswith("4 GPUs: tp1 ep1 pp1 dp4 micro1: ") and " s, " in line
                for line in four)

@@ -10,15 +10,17 @@ import itertools
 import math
 import random
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planner_material import DENSE, HARDWARE, MOE, REQUESTS, problems
 
 from tangram_hpc.core.planner.costs import AnalyticCosts
-from tangram_hpc.core.planner.lengths import batch_of, sorted_requests, strata_of
+from tangram_hpc.core.planner.lengths import Ints, Strata, batch_of, sorted_requests, strata_of
 from tangram_hpc.core.planner.rollout_cost import RolloutCost
 from tangram_hpc.core.planner.rollout_dp import RolloutTable
 from tangram_hpc.core.planner.shapes import (
@@ -35,11 +37,6 @@ from tangram_hpc.core.planner.split import Plan, plan
 from tangram_hpc.core.planner.train_cost import TrainCost
 from tangram_hpc.core.planner.tree import Node, Tree
 from tangram_hpc.errors import InvalidInput
-
-DENSE = ModelShape("dense-14b", 40, 5120, 40, 8, 128, 17408, 151936)
-MOE = ModelShape("moe-30b", 48, 2048, 32, 4, 128, 0, 151936, experts=128, top_k=8, expert_ffn=768)
-HARDWARE = Hardware("a800", 8, 80 << 30, 312e12, 2.039e12, 200e9, 3.1e9)
-
 
 # ---- an independent count of costs --------------------------------------------------------------
 
@@ -370,15 +367,18 @@ def partitions(items: list[int]) -> Iterator[list[list[int]]]:
             yield [*rest[:k], [items[0], *rest[k]], *rest[k + 1:]]
 
 
-def test_runs_of_lengths_are_nearly_as_good_as_any_assignment() -> None:
+@pytest.mark.parametrize(("at_once", "most", "mean"), [(1, 0.30, 0.08), (3, 0.15, 0.01),
+                                                        (256, 0.03, 0.002)])
+def test_runs_of_lengths_are_nearly_as_good_as_any_assignment(at_once: int, most: float,
+                                                              mean: float) -> None:
     """Instances get runs of the sorted requests, as a router by length can carry out. Against every
-    assignment at all this loses little, as long as an engine runs requests side by side."""
-    lost = []
-    for seed in range(40):
+    assignment at all this loses little where an engine runs requests side by side."""
+    lost, rollout = [], Rollout(max_batch=at_once)
+    for seed in range(30):
         r = random.Random(seed)
         history = [Request(r.randint(200, 4000), min(30000, int(r.lognormvariate(8, 1.2)) + 1))
                    for _ in range(r.randint(3, 6))]
-        gpus, rollout = r.choice([2, 3, 4, 6, 8]), Rollout(max_batch=r.choice([2, 3, 256]))
+        gpus = r.choice([2, 3, 4, 6, 8])
         costs = AnalyticCosts(DENSE, HARDWARE, Training(len(history)), rollout, history)
         strata = costs.strata(64)
         table = RolloutTable({d: costs.segments(d, strata) for d in rollout.degrees}, gpus)
@@ -396,24 +396,10 @@ def test_runs_of_lengths_are_nearly_as_good_as_any_assignment() -> None:
                                      for d, g in zip(degrees, groups, strict=True)))
         lost.append(table.ns(gpus) / 1e9 / best - 1)
     assert min(lost) >= -1e-7, "nothing is better than the best"
-    assert max(lost) < 0.03 and sum(lost) / len(lost) < 0.002
+    assert max(lost) < most and sum(lost) / len(lost) < mean, (max(lost), sum(lost) / len(lost))
 
 
 # ---- laws ---------------------------------------------------------------------------------------
-
-REQUESTS = st.builds(Request, st.integers(0, 8000), st.integers(1, 30000),
-                     st.one_of(st.just(0), st.integers(0, 10**12)))
-
-
-@st.composite
-def problems(draw: st.DrawFn) -> tuple[AnalyticCosts, int]:
-    model = draw(st.sampled_from([DENSE, MOE]))
-    history = draw(st.lists(REQUESTS, min_size=1, max_size=90))
-    batch = draw(st.sampled_from([16, 48, 96, 160]))
-    rollout = Rollout(max_batch=draw(st.sampled_from([4, 32, 256])))
-    costs = AnalyticCosts(model, HARDWARE, Training(batch), rollout, history)
-    return costs, draw(st.integers(16, 80))
-
 
 def planned(costs: AnalyticCosts, gpus: int, search: Search | None = None) -> Plan | None:
     try:
@@ -422,7 +408,7 @@ def planned(costs: AnalyticCosts, gpus: int, search: Search | None = None) -> Pl
         return None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problems())
 def test_every_split_keeps_the_laws(problem: tuple[AnalyticCosts, int]) -> None:
     costs, gpus = problem
@@ -445,7 +431,7 @@ def test_every_split_keeps_the_laws(problem: tuple[AnalyticCosts, int]) -> None:
         assert [s.rank for s in found.splits] == sorted(s.rank for s in found.splits)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problems())
 def test_more_gpus_are_never_worse(problem: tuple[AnalyticCosts, int]) -> None:
     costs, gpus = problem
@@ -454,7 +440,7 @@ def test_more_gpus_are_never_worse(problem: tuple[AnalyticCosts, int]) -> None:
     assert steps == sorted(steps, reverse=True)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problems())
 def test_spare_gpus_are_spare(problem: tuple[AnalyticCosts, int]) -> None:
     """Without the spare ones the same split takes as long; without one more it takes longer."""
@@ -551,3 +537,32 @@ def test_bounds_of_splits() -> None:
     found = plan(costs, 48, Search(granularity=8, min_train=10, min_rollout=12))
     assert {s.train_gpus for s in found.splits} <= {16, 24, 32}
     assert all(s.rollout_gpus >= 12 for s in found.splits)
+
+
+def test_one_table_serves_all_splits() -> None:
+    """The table and its prices are made once, not once a split; and that is where the time goes."""
+    class Counted(AnalyticCosts):
+        asked = 0
+
+        def segments(self, degree: int, strata: Strata) -> Ints:
+            self.asked += 1
+            return super().segments(degree, strata)
+
+    r = random.Random(1)
+    history = [Request(r.randint(200, 2000), min(38000, 1 + int(r.lognormvariate(0, 1.1) * 2000)))
+               for _ in range(960)]
+
+    def planned_in(memo: bool) -> tuple[float, Plan, int]:
+        took = []
+        for _ in range(3):
+            costs = Counted(DENSE, HARDWARE, Training(960), Rollout(), history)
+            began = time.process_time()
+            found = plan(costs, 128, Search(), memo=memo)
+            took.append(time.process_time() - began)
+        return min(took), found, costs.asked
+
+    memo_s, found, asked = planned_in(True)
+    anew_s, again, asked_anew = planned_in(False)
+    assert found == again
+    assert asked == 4 and asked_anew >= 4 * len(found.splits) >= 60
+    assert anew_s > 3 * memo_s  # 10 times on a quiet machine; see bench_planner.py

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_planner import DENSE, HARDWARE, MOE, problems
+from planner_material import DENSE, HARDWARE, MOE, problems
 
 from tangram_hpc.core.planner.calibrate import TRAIN, Calibrator, Learning
 from tangram_hpc.core.planner.costs import AnalyticCosts
@@ -125,7 +125,7 @@ def test_a_switch_must_be_worth_its_cost() -> None:
 # ---- a plan in force ----------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problems(), st.randoms(use_true_random=False))
 def test_a_standing_plan_is_priced_as_what_it_is(problem: tuple[AnalyticCosts, int],
                                                  r: random.Random) -> None:
@@ -167,9 +167,14 @@ def test_a_standing_plan_that_cannot_run_is_none() -> None:
     costs = AnalyticCosts(DENSE, HARDWARE, Training(8), Rollout(), [Request(10, 400_000)])
     assert standing(costs, 16, Layout(8, 1, 1, 1, 1), [1], Search()) is None  # the cache
     assert standing(costs, 16, Layout(1, 1, 1, 1, 1), [8], Search()) is None  # memory
+    costs = AnalyticCosts(DENSE, HARDWARE, Training(8), Rollout(), [Request(10, 400)])
+    assert standing(costs, 16, Layout(8, 1, 1, 1, 1), [8], Search()) is not None
+    for wrong in (Layout(8, 1, 1, 1, 3), Layout(4, 1, 3, 1, 1), Layout(2, 2, 1, 4, 1),
+                  Layout(8, 1, 1, 2, 1)):  # batch, layers, experts, no GPU left
+        assert standing(costs, 16, wrong, [8], Search()) is None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problems())
 def test_blocks_lie_in_nodes_and_no_gpu_has_two_roles(
         problem: tuple[AnalyticCosts, int]) -> None:
@@ -262,6 +267,26 @@ def test_it_follows_a_drift_of_lengths() -> None:
     moved = standing(costs, 48, planner.now.layout,
                      [x.degree for x in planner.now.instances], Search())
     assert stayed and moved and moved.step_ns < 0.95 * stayed.step_ns
+
+
+def test_it_goes_on_after_a_restart_as_if_there_had_been_none() -> None:
+    rules = Triggers(history=192)
+    whole, first = online(rules), online(rules)
+    for planner in (whole, first):
+        planner.preflight(lengths(2500, 0))
+    means, truth = [2500 + 900 * k for k in range(14)], Truth(1.1, 1.3)
+    drive(whole, truth, means)
+    drive(first, truth, means)
+    second = online(rules)
+    second.load(json.loads(json.dumps(first.saved())))
+    assert second.saved() == first.saved() == whole.saved()
+    batch = lengths(15000, 77)
+    assert whole.now is not None
+    train_ns, took = truth.step(whole.now, batch)
+    facts = StepFacts(40, train_ns, max(took.values()))
+    one, other = whole.step(facts, batch, took), second.step(facts, batch, took)
+    assert one is not None and one == other
+    assert online(rules).saved()["layout"] is None
 
 
 def test_no_switch_when_switching_costs_more_than_it_gains() -> None:

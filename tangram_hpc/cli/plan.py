@@ -65,6 +65,8 @@ def go(args: argparse.Namespace) -> int:
     seen: list[Node] = []
     found, costs, said = _plan(own, args, settings, seen)
     nodes = [node.words() for node in sorted(seen, key=lambda node: (node.gpus, node.path))]
+    if args.explain is not None:
+        nodes += _degree_words(own)
     applied = _apply(args, found.best, costs, settings, factors, said)
     if args.json:
         print(json.dumps(_told(args, found, own, source, said, factors, nodes, applied)))
@@ -197,11 +199,7 @@ def _standing_ns(old: PlanFile, costs: Costs, settings: PlannerSettings) -> int 
     """What the plan in the file takes for the lengths of now; None if it cannot run."""
     from ..core.planner.standing import standing
 
-    layout, batch = old.training.layout(), costs.training.batch
-    if (costs.model.layers % layout.pp or batch % (layout.dp * layout.micro)
-            or layout.dp % layout.ep or layout.gpus >= old.gpus):
-        return None
-    now = standing(costs, old.gpus, layout, old.degrees(), settings.search())
+    now = standing(costs, old.gpus, old.training.layout(), old.degrees(), settings.search())
     return now.step_ns if now else None
 
 
@@ -222,6 +220,19 @@ def instance_words(split: Split) -> str:
         count = runs.pop()[0] + 1 if runs and runs[-1][1] == one.degree else 1
         runs.append((count, one.degree))
     return " ".join(f"{count}xTP{degree}" for count, degree in runs)
+
+
+def _degree_words(own: AnalyticCosts) -> list[str]:
+    """What rollout instances of each degree can hold, by the own model."""
+    longest, words = max(r.total for r in own.batch), []
+    for degree in own.rollout.degrees:
+        cut = own.rollout_cost.cut(degree)
+        room = own.rollout_cost.kv_tokens(degree)
+        if not cut and room < longest:
+            cut = "only for requests that it can hold" if room else "no room for a cache"
+        words.append(f"rollout TP{degree}: cache of {room} tokens" + (f": cut: {cut}" if cut
+                                                                      else ""))
+    return words
 
 
 def _print(found: Plan, own: AnalyticCosts, source: str, said: str, factors: Factors,

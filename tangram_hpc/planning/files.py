@@ -21,6 +21,7 @@ from .settings import first_fault
 
 EXAMPLES = Path(__file__).resolve().parent / "examples"
 DEGREES = (1, 2, 4, 8)
+TOKENS_MOST, BATCH_MOST, PARAMS_MOST = 1 << 22, 1 << 16, 10**15  # sums stay within 64 bits
 _FileT = TypeVar("_FileT", bound=BaseModel)
 
 
@@ -31,7 +32,7 @@ class _Model(BaseModel):
 class TrainingTable(_Model):
     """`[training]` of a model file."""
 
-    batch: int = Field(ge=1, le=1 << 20, description="sequences of a training step")
+    batch: int = Field(ge=1, le=BATCH_MOST, description="sequences of a training step")
     micro_batches: tuple[int, ...] = Field((1, 2, 4, 8), min_length=1)
     degrees: tuple[int, ...] = Field(DEGREES, min_length=1, description="of tensor parallelism")
     zero: int = Field(1, ge=0, le=3)
@@ -63,8 +64,10 @@ class LengthsTable(_Model):
     def _ascends(self) -> LengthsTable:
         for name in ("prompt", "generated", "tool_s"):
             values = getattr(self, name)
-            if list(values) != sorted(values) or values[0] < 0:
-                raise ValueError(f"{name}: values ascend from 0 on, got {list(values)}")
+            if not values or list(values) != sorted(values) or not (
+                    values[0] >= 0 and values[-1] <= TOKENS_MOST):
+                raise ValueError(f"{name}: values ascend from 0 to at most {TOKENS_MOST}, got "
+                                 f"{list(values)}")
         return self
 
     def requests(self, count: int) -> list[Request]:
@@ -78,17 +81,17 @@ class ModelFile(_Model):
     """A whole model file."""
 
     name: str = Field(min_length=1)
-    layers: int = Field(ge=1)
-    hidden: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    kv_heads: int = Field(ge=1)
-    head_dim: int = Field(0, ge=0, description="0: hidden / heads")
-    ffn: int = Field(0, ge=0)
-    vocab: int = Field(ge=1)
+    layers: int = Field(ge=1, le=1 << 24)
+    hidden: int = Field(ge=1, le=1 << 24)
+    heads: int = Field(ge=1, le=1 << 24)
+    kv_heads: int = Field(ge=1, le=1 << 24)
+    head_dim: int = Field(0, ge=0, le=1 << 24, description="0: hidden / heads")
+    ffn: int = Field(0, ge=0, le=1 << 24)
+    vocab: int = Field(ge=1, le=1 << 24)
     tied: bool = False
-    experts: int = Field(0, ge=0)
-    top_k: int = Field(0, ge=0)
-    expert_ffn: int = Field(0, ge=0)
+    experts: int = Field(0, ge=0, le=1 << 24)
+    top_k: int = Field(0, ge=0, le=1 << 24)
+    expert_ffn: int = Field(0, ge=0, le=1 << 24)
     value_bytes: int = Field(2, ge=1, le=8)
     training: TrainingTable
     rollout: RolloutTable = RolloutTable.model_validate({})
@@ -102,6 +105,8 @@ class ModelFile(_Model):
             raise ValueError("top_k, expert_ffn: only with experts")
         if not self.experts and not self.ffn:
             raise ValueError("ffn: a model without experts needs it")
+        if self.shape().params > PARAMS_MOST:
+            raise ValueError(f"layers, hidden, ...: more than {PARAMS_MOST} weights")
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads: {self.kv_heads} must divide heads {self.heads}")
         for name, table in (("training", self.training), ("rollout", self.rollout)):
@@ -162,10 +167,10 @@ class _Length(_Model):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    prompt: int = Field(ge=0)
-    generated: int = Field(ge=1)
-    tool: int = Field(0, ge=0, description="tokens that tools returned")
-    tool_s: float = Field(0.0, ge=0, allow_inf_nan=False)
+    prompt: int = Field(ge=0, le=TOKENS_MOST // 2)
+    generated: int = Field(ge=1, le=TOKENS_MOST)
+    tool: int = Field(0, ge=0, le=TOKENS_MOST // 2, description="tokens that tools returned")
+    tool_s: float = Field(0.0, ge=0, le=1e7)
 
 
 class _Measured(_Model):
@@ -175,9 +180,9 @@ class _Measured(_Model):
 
     stage: str = Field(pattern=r"^(train|rollout)$")
     degree: int = Field(0, ge=0, description="of a rollout instance")
-    modelled_s: float = Field(gt=0, allow_inf_nan=False)
-    measured_s: float = Field(gt=0, allow_inf_nan=False)
-    mean_tokens: float = Field(ge=0, allow_inf_nan=False)
+    modelled_s: float = Field(gt=0, le=1e7)
+    measured_s: float = Field(gt=0, le=1e7)
+    mean_tokens: float = Field(ge=0, le=TOKENS_MOST)
 
     @model_validator(mode="after")
     def _has_degree(self) -> _Measured:

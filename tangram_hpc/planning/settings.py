@@ -31,8 +31,8 @@ class PlannerSettings(BaseModel):
     granularity: int = Field(1, ge=1, le=1024, description="training gets a multiple of so many")
     min_train: int = Field(1, ge=1, description="GPUs that training keeps")
     min_rollout: int = Field(1, ge=1, description="GPUs that rollouts keep")
-    strata: int = Field(0, ge=0, le=2048, description="groups of requests; 0: 64, or as many as "
-                                                      "there are GPUs")
+    strata: int = Field(0, ge=0, le=2048, description="groups of requests; 0: 64, doubled until "
+                                                      "one a GPU, at most 256")
 
     plan_interval: int = Field(10, ge=1, description="steps between plans")
     warmup_steps: int = Field(1, ge=0, description="steps before the first one")

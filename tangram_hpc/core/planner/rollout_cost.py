@@ -24,10 +24,18 @@ class RolloutCost:
     def __init__(self, model: ModelShape, hardware: Hardware, rollout: Rollout) -> None:
         self.model, self.hardware, self.rollout = model, hardware, rollout
 
+    def cut(self, degree: int) -> str:
+        """Why there are no instances of this degree at all; empty: there are."""
+        if not self.model.fits(degree):
+            return "TP does not divide the model's heads or width"
+        if self.hardware.gpus_per_node % degree:
+            return f"TP does not divide a node of {self.hardware.gpus_per_node} GPUs"
+        return ""
+
     def kv_tokens(self, degree: int) -> int:
-        """Tokens whose keys an instance holds; 0 if its weights do not fit, or if `degree`
-        does not divide the heads or a node."""
-        if not self.model.fits(degree) or self.hardware.gpus_per_node % degree:
+        """Tokens whose keys an instance holds; 0 if its weights do not fit, or if there
+        are none of this degree."""
+        if self.cut(degree):
             return 0
         weights = self.model.params * self.model.value_bytes
         free = degree * (self.hardware.mem_bytes - self.hardware.workspace_bytes) - weights
@@ -100,7 +108,8 @@ class RolloutCost:
             return found
         seconds = self._seconds(degree, strata, most, room) * factor
         upper = np.triu(np.ones((most + 1, most + 1), bool), 1)
-        found[:most + 1, :most + 1][upper] = np.rint(seconds[upper] * SECOND).astype(np.int64)
+        ns = np.minimum(seconds[upper] * SECOND, NEVER)
+        found[:most + 1, :most + 1][upper] = np.rint(ns).astype(np.int64)
         return found
 
     def _seconds(self, degree: int, strata: Strata, most: int, room: int) -> Any:

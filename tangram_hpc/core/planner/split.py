@@ -19,7 +19,7 @@ from .rollout_dp import RolloutTable
 from .shapes import NEVER, Layout, Price, Search
 from .tree import Node, Note, Tree
 
-STRATA = 64  # groups of requests that are assigned whole (Libra: 64)
+STRATA, STRATA_MOST = 64, 256  # groups of requests that are assigned whole (Libra: 64)
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ def train_sizes(gpus: int, search: Search) -> list[int]:
 
 
 def groups_for(gpus: int) -> int:
-    """How many groups of requests are assigned: 64, doubled until there is one a GPU. Doubled, so
-    that every cut of fewer groups is a cut of more, and more GPUs are never worse."""
+    """How many groups of requests are assigned: 64, doubled until there is one a GPU, at most 256.
+    Doubled, so that every cut of fewer groups is a cut of more, and more GPUs are never worse."""
     groups = STRATA
-    while groups < gpus:
+    while groups < min(gpus, STRATA_MOST):
         groups *= 2
     return groups
 
