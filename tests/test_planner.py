@@ -65,11 +65,14 @@ def rollout_s(model: ModelShape, hw: Hardware, rollout: Rollout, degree: int,
         hw.link_bw * hw.comm_share)
     hops = 4 * model.layers * math.log2(degree) * hw.link_latency_s + hw.step_s
 
-    def decode(steps: float, tokens: int, reads: float) -> float:
-        share = 1 - (1 - model.top_k / model.experts) ** (tokens / max(steps, 1)) if (
-            model.experts) else 0
-        read = model.layers * (common + model.experts * expert * share) + table
-        reading = (steps * read * model.value_bytes + reads * kv) / bandwidth
+    def experts(sequences: float) -> float:
+        """Seconds of a step that read experts."""
+        share = 1 - (1 - model.top_k / model.experts) ** sequences if model.experts else 0
+        return model.layers * model.experts * expert * share * model.value_bytes / bandwidth
+
+    def decode(steps: float, tokens: int, reads: float, read: float) -> float:
+        whole = (model.layers * common + table) * model.value_bytes
+        reading = (steps * whole + reads * kv) / bandwidth + read
         return max(reading, tokens * multiply) + tokens * carry + steps * hops
 
     def prefill(prompt: int) -> float:
@@ -79,10 +82,16 @@ def rollout_s(model: ModelShape, hw: Hardware, rollout: Rollout, degree: int,
     reads = [sum(r.prompt + t + 0.5 for t in range(r.generated)) if r.generated < 50 else
              r.generated * (r.prompt + r.generated / 2) for r in requests]
     tokens = sum(r.generated for r in requests)
-    steps = max(max(r.generated for r in requests), sum(reads) / room, tokens / rollout.max_batch)
-    busy = sum(prefill(r.prompt) for r in requests) + decode(steps, tokens, sum(reads))
-    return max(busy, *(r.tool_ns / 1e9 + prefill(r.prompt) + decode(r.generated, r.generated, x)
-                       for r, x in zip(requests, reads, strict=True)))
+    packed = max(sum(reads) / room, tokens / rollout.max_batch)
+    steps = max(max(r.generated for r in requests), packed)
+    ends = sorted(r.generated for r in requests)
+    together = sum((end - start) * experts(len(ends) - k)
+                   for k, (start, end) in enumerate(itertools.pairwise([0, *ends])))
+    read = max(together, packed * experts(tokens / max(packed, 1)))
+    busy = sum(prefill(r.prompt) for r in requests) + decode(steps, tokens, sum(reads), read)
+    return max(busy, *(r.tool_ns / 1e9 + prefill(r.prompt) + decode(
+        r.generated, r.generated, x, r.generated * experts(1))
+        for r, x in zip(requests, reads, strict=True)))
 
 
 def divided(value: int, by: int) -> int:
@@ -351,6 +360,46 @@ def test_prices_are_those_counted_one_by_one(model: ModelShape) -> None:
         for a, b in itertools.combinations(range(0, 49, 3), 2):
             wanted = rollout_s(model, HARDWARE, Rollout(max_batch=8), degree, ordered[a:b])
             assert int(matrix[a, b]) / 1e9 == pytest.approx(wanted, rel=1e-8)
+
+
+# ---- an engine played step by step --------------------------------------------------------------
+
+
+def played_s(cost: RolloutCost, degree: int, requests: Sequence[Request]) -> float:
+    """Seconds of an engine with continuous batching: the longest waiting request begins as soon as
+    the batch has a place and the cache room for all of it; then all that run take a step."""
+    room, waiting = cost.kv_tokens(degree), sorted_requests(requests)
+    running: list[tuple[Request, int]] = []
+    seconds = 0.0
+    while waiting or running:
+        while waiting and len(running) < cost.rollout.max_batch and (
+                sum(r.total for r, _ in running) + waiting[-1].total <= room):
+            running.append((waiting.pop(), 0))
+            prompt = running[-1][0].prompt
+            seconds += float(cost.prefill_s(degree, prompt, prompt ** 2))
+        steps = min(r.generated - done for r, done in running)
+        keys = sum(r.prompt + done for r, done in running) + len(running) * steps / 2
+        seconds += steps * cost.step_s(degree, len(running), keys)  # as if at the middle of them
+        running = [(r, done + steps) for r, done in running if done + steps < r.generated]
+    return seconds
+
+
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda m: m.name)
+def test_an_instance_takes_as_long_as_an_engine_played_step_by_step(model: ModelShape) -> None:
+    """Very nearly where all requests fit at once; where they take turns the engine is slower, as it
+    reserves room and ends with few."""
+    cost = RolloutCost(model, HARDWARE, Rollout())
+    for count, mean, crowded in ((1, 3000, False), (12, 20000, False), (64, 9000, False),
+                                 (100, 1500, False), (250, 1500, False), (600, 4000, True),
+                                 (2000, 800, True)):
+        r = random.Random(count)
+        mine = [Request(r.randint(100, 2000),
+                        min(30000, 1 + int(r.lognormvariate(0, 1) * mean / 1.6)))
+                for _ in range(count)]
+        for degree in (2, 8):
+            told = int(cost.matrix(degree, strata_of(mine, 64))[0, -1]) / 1e9
+            ratio = played_s(cost, degree, mine) / told
+            assert 0.97 < ratio < (1.35 if crowded else 1.02), (count, mean, degree, ratio)
 
 
 # ---- any assignment -----------------------------------------------------------------------------
