@@ -255,7 +255,8 @@ def _print(found: Plan, own: AnalyticCosts, source: str, said: str, factors: Fac
 
 
 def _print_best(best: Split) -> None:
-    parts = ", ".join(f"{name} {ns / 1e9:.2f}" for name, ns in best.price.parts if ns >= 5_000_000)
+    parts = ", ".join(f"{name} {ns / 1e9:.2f}" for name, ns in best.price.named().items()
+                      if ns >= 5_000_000)
     print(f"\nbest: {best.train_gpus} GPUs train, {best.rollout_gpus} roll out"
           + (f"; {best.spare} of these could be lent away, the step would not be longer"
              if best.spare else ""))
@@ -283,7 +284,7 @@ def _told(args: argparse.Namespace, found: Plan, own: AnalyticCosts, source: str
                 "step_s": split.step_ns / 1e9, "train_s": split.price.ns / 1e9,
                 "rollout_s": split.rollout_ns / 1e9, "mem_bytes": split.price.mem_bytes,
                 "spare": split.spare, "idle": split.idle, "layout": asdict(split.layout),
-                "train_parts_s": {name: ns / 1e9 for name, ns in split.price.parts},
+                "train_parts_s": {name: ns / 1e9 for name, ns in split.price.named().items()},
                 "instances": [{**{k: v for k, v in asdict(one).items() if k != "ns"},
                                "seconds": one.ns / 1e9} for one in split.instances]}
 

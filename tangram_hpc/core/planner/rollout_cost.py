@@ -58,7 +58,7 @@ class RolloutCost:
         m, h = self.model, self.hardware
         if not m.experts:
             return 0.0 * sequences
-        read = 1 - (1 - m.top_k / m.experts) ** sequences
+        read = 1 - np.exp(sequences * math.log1p(-min(m.top_k / m.experts, 1 - 1e-12)))
         values = m.layers * m.experts * m.expert_params * m.value_bytes
         return values * read / (degree * h.mem_bw * h.mem_share)
 
@@ -158,14 +158,17 @@ class RolloutCost:
         mean number of sequences counts. O(strata ** 2 x pieces), once for all degrees."""
         if self._read is None or self._read[0] is not strata:
             n = len(strata) + 1
-            seconds, before = np.zeros((n, n)), 0
+            first, end = np.triu_indices(n, 1)
+            seconds, before = np.zeros(len(first)), 0
             for edge in _edges(strata.generated) if self.model.experts else ():
                 lives = np.clip(strata.generated - before, 0, edge - before)
                 held = np.concatenate(([0], np.cumsum(np.add.reduceat(lives, strata.starts))))
-                sequences = np.maximum(held[None, :] - held[:, None], 0) / (edge - before)
+                sequences = (held[end] - held[first]) / (edge - before)
                 seconds += (edge - before) * self.experts_s(1, sequences)
                 before = edge
-            self._read = strata, seconds
+            found = np.zeros((n, n))
+            found[first, end] = seconds
+            self._read = strata, found
         return self._read[1]
 
 

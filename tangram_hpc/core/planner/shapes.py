@@ -161,13 +161,21 @@ class Layout:
         return self.tp * self.pp * self.dp
 
 
+PARTS = ("compute", "tp", "ep", "pp", "bubble", "dp", "contention", "update")
+
+
 @dataclass(frozen=True)
 class Price:
-    """What a layout costs: a step, and the memory of its fullest GPU. `parts`: ns by name."""
+    """What a layout costs: a step, and the memory of its fullest GPU. `parts`: ns, as `PARTS`
+    names them; empty where nobody knows."""
 
     ns: int
     mem_bytes: int
-    parts: tuple[tuple[str, int], ...] = ()
+    parts: tuple[int, ...] = ()
+
+    def named(self) -> dict[str, int]:
+        """The parts by name."""
+        return dict(zip(PARTS, self.parts, strict=False))
 
 
 @dataclass(frozen=True)
