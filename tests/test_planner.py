@@ -568,8 +568,13 @@ def test_many_short_requests_want_small_instances_and_few_long_ones_large() -> N
 def test_nothing_can_run_says_why() -> None:
     small = replace(HARDWARE, mem_bytes=8 << 30)
     costs = AnalyticCosts(DENSE, small, Training(16), Rollout(), [Request(10, 100)])
-    with pytest.raises(InvalidInput, match=r"4 GPUs: no training layout can run.*memory: "):
+    with pytest.raises(InvalidInput, match=r"4 GPUs: no training layout can run in any split; "
+                                           r"nearest is \d GPUs: tp.*memory: [0-9.]+ GiB of 8.0"):
         plan(costs, 4, Search())
+    costs = AnalyticCosts(DENSE, HARDWARE, Training(7, micro_batches=(2,)), Rollout(),
+                          [Request(10, 100)])
+    with pytest.raises(InvalidInput, match="DP times micro-batch does not divide a batch of 7"):
+        plan(costs, 8, Search())
     costs = AnalyticCosts(DENSE, HARDWARE, Training(16), Rollout(), [Request(10, 10**8)])
     with pytest.raises(InvalidInput, match="no training layout can run"):
         plan(costs, 64, Search())
@@ -615,3 +620,19 @@ def test_one_table_serves_all_splits() -> None:
     assert found == again
     assert asked == 4 and asked_anew >= 4 * len(found.splits) >= 60
     assert anew_s > 3 * memo_s  # 10 times on a quiet machine; see bench_planner.py
+
+
+@given(st.integers(1, 1 << 22), st.sampled_from([64, 4096, 1 << 16]), st.sampled_from([DENSE, MOE]))
+@settings(max_examples=20, deadline=None)
+def test_sums_stay_within_their_bits(tokens: int, batch: int, model: ModelShape) -> None:
+    """As long as the longest requests are and as large as the largest batches may be."""
+    costs = AnalyticCosts(model, HARDWARE, Training(batch), Rollout(), [Request(tokens, tokens)])
+    layouts = [Layout(8, 1, 4, 16, 1), Layout(1, 1, 1, 1, 8)]
+    for layout, price in zip(layouts, costs.train(layouts), strict=True):
+        seconds = stage_s(model, HARDWARE, costs.training, layout, [2 * tokens])[1]
+        assert price.ns >= min(NEVER, 0.99e9 * seconds * batch / layout.dp)
+        assert price.mem_bytes > HARDWARE.workspace_bytes
+    strata = costs.strata(64)
+    assert int(strata.areas.sum()) == 3 * tokens * tokens * batch
+    matrix = costs.segments(8, strata)
+    assert int(matrix.min()) == 0 and int(matrix[0, -1]) > 0
