@@ -73,7 +73,8 @@ def rollout_s(model: ModelShape, hw: Hardware, rollout: Rollout, degree: int,
     def decode(steps: float, tokens: int, reads: float, read: float) -> float:
         whole = (model.layers * common + table) * model.value_bytes
         reading = (steps * whole + reads * kv) / bandwidth + read
-        return max(reading, tokens * multiply) + tokens * carry + steps * hops
+        return max(reading, tokens * multiply) + tokens * carry + steps * hops + (
+            tokens * hw.sequence_s)
 
     def prefill(prompt: int) -> float:
         square = 2 * model.layers * model.heads * model.head_dim * prompt * prompt / speed
@@ -276,7 +277,8 @@ def random_costs(seed: int, moe: bool) -> tuple[AnalyticCosts, int, Search]:
     hardware = Hardware("random", r.choice([2, 4, 8]), r.choice([300, 700, 2000, 9000]) << 20,
                         r.choice([1e12, 3e13]), 1e11, r.choice([1e9, 2e10, 1e11]),
                         r.choice([1e9, 1e10]), mfu_train=r.choice([0.3, 0.5]),
-                        step_s=r.choice([0.0, 1e-4, 2e-3]), workspace_bytes=50 << 20)
+                        step_s=r.choice([0.0, 1e-4, 2e-3]), workspace_bytes=50 << 20,
+                        sequence_s=r.choice([0.0, 1e-5, 1e-3]))
     batch = r.choice([2, 3, 4, 5, 6])
     training = Training(batch, micro_batches=r.choice([(1,), (1, 2), (1, 2, 3)]),
                         zero=r.choice([0, 1, 2, 3]), recompute=r.random() < 0.5,
@@ -478,6 +480,21 @@ def test_every_split_keeps_the_laws(problem: tuple[AnalyticCosts, int]) -> None:
         assert sum(split.price.parts) == split.price.ns
     if found:
         assert [s.rank for s in found.splits] == sorted(s.rank for s in found.splits)
+
+
+@settings(max_examples=15, deadline=None)
+@given(problems(), st.sampled_from([0.0, 0.02, 0.3]))
+def test_a_roomy_split_costs_no_more_than_its_slack(problem: tuple[AnalyticCosts, int],
+                                                    slack: float) -> None:
+    found = planned(*problem)
+    if found is None:
+        return
+    one = found.roomy(slack)
+    assert one in found.splits and one.step_ns <= found.best.step_ns * (1 + slack)
+    assert one.rollout_gpus >= found.best.rollout_gpus
+    assert slack or one == found.best
+    assert not any(s.rollout_gpus > one.rollout_gpus for s in found.splits
+                   if slack and s.step_ns <= found.best.step_ns * (1 + slack))
 
 
 @settings(max_examples=15, deadline=None)

@@ -151,6 +151,7 @@ class HardwareFile(_Model):
     theta: float = Field(1.0, gt=0)
     step_ms: float = Field(2.0, ge=0, description="a decode step, whatever it does")
     workspace_gib: float = Field(4.0, ge=0)
+    sequence_ms: float = Field(0.0, ge=0, description="a decode step, for each of its sequences")
 
     def hardware(self) -> Hardware:
         """For the core."""
@@ -159,7 +160,7 @@ class HardwareFile(_Model):
             self.mem_gbs * 1e9, self.link_gbs * 1e9, self.net_gbs * 1e9,
             self.link_latency_us / 1e6, self.net_latency_us / 1e6, self.mfu_train,
             self.mfu_prefill, self.mem_share, self.comm_share, self.overlap, self.rho, self.theta,
-            self.step_ms / 1e3, int(self.workspace_gib * 2**30))
+            self.step_ms / 1e3, int(self.workspace_gib * 2**30), self.sequence_ms / 1e3)
 
 
 class _Length(_Model):

@@ -37,8 +37,10 @@ class OnlinePlanner:
     """One trainer's planner."""
 
     def __init__(self, priced: Priced, gpus: int, search: Search, triggers: Triggers,
-                 learning: Learning) -> None:
+                 learning: Learning, slack: float = 0.0) -> None:
+        """`slack`: see `Plan.roomy`."""
         self._priced, self._gpus, self._search = priced, gpus, search
+        self._slack = slack
         self.trigger, self.calibrator = Trigger(triggers), Calibrator(learning)
         self._now: Split | None = None
         self._degrees: tuple[int, ...] = ()  # of its instances; some may idle in `_now`
@@ -56,7 +58,7 @@ class OnlinePlanner:
         """
         self.trigger.add(history)
         found = plan(self._priced(history, self.calibrator.factors()), self._gpus, self._search)
-        self._take(found.best)
+        self._take(found.roomy(self._slack))
         return found
 
     def step(self, facts: StepFacts, requests: Sequence[Request],
@@ -76,9 +78,10 @@ class OnlinePlanner:
             found = plan(costs, self._gpus, self._search)
         except InvalidInput as error:
             return Advice(reason, Verdict(False, str(error)), None, old)
-        verdict = worth(self.trigger.rules, old.step_ns if old else None, found.best.step_ns)
+        best = found.roomy(self._slack)
+        verdict = worth(self.trigger.rules, old.step_ns if old else None, best.step_ns)
         if verdict.switch:
-            self._take(found.best)
+            self._take(best)
         return Advice(reason, verdict, found, old)
 
     def saved(self) -> dict[str, Any]:

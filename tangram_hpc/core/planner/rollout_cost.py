@@ -98,7 +98,8 @@ class RolloutCost:
         reading = (steps * self.common_s(degree) + experts_s
                    + key_steps * self.key_step_s(degree))
         return (np.maximum(reading, tokens * self.flops_s(degree))
-                + tokens * self.sums_s(degree) + steps * self.fixed_s(degree))
+                + tokens * (self.sums_s(degree) + self.hardware.sequence_s)
+                + steps * self.fixed_s(degree))
 
     def step_s(self, degree: int, sequences: int, keys: float) -> float:
         """One decode step of so many sequences that have so many tokens in the cache."""

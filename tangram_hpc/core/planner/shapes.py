@@ -93,6 +93,7 @@ class Hardware:
     theta: float = 1.0
     step_s: float = 2e-3  # of a decode step, whatever it does: the engine's scheduler and launches
     workspace_bytes: int = 4 << 30  # of a GPU, not for weights, states or keys
+    sequence_s: float = 0.0  # of a decode step, for each of its sequences: scheduling, sampling
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,14 @@ class Plan:
 
     @property
     def best(self) -> Split:
-        """The one to use."""
+        """The one with the shortest step."""
         return self.splits[0]
+
+    def roomy(self, slack: float) -> Split:
+        """The one with the most rollout GPUs of those whose step is at most `slack` (a share)
+        longer: lengths are only believed, so what training would not miss is better there."""
+        near = [s for s in self.splits if s.step_ns <= self.best.step_ns * (1 + slack)]
+        return min(near, key=lambda s: (s.train_gpus, s.rank)) if slack else self.best
 
 
 def train_sizes(gpus: int, search: Search) -> list[int]:
