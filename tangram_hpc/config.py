@@ -89,6 +89,8 @@ class Config(BaseModel):
                         "job runs, see allocations.py")
     services: dict[str, dict[str, Any]] = Field(
         {}, description="GPU services by name, as for `register_service`")
+    planner: dict[str, Any] = Field(
+        {}, description="table [planner] of `tangram plan`, see planning/settings.py")
 
     @field_validator("devices")
     @classmethod
@@ -145,14 +147,20 @@ def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None 
     return _checked(values, origin)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as plain values. Raises InvalidInput: one line."""
+def read_toml(path: Path, what: str = "config file") -> dict[str, Any]:
+    """A TOML file; `what` names its kind in an error.
+
+    Raises:
+        InvalidInput: it cannot be read or is no TOML; one line.
+    """
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise InvalidInput(f"config file {path}: {error.strerror}") from None
+        raise InvalidInput(f"{what} {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{what} {path}: not a text file") from None
     except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"config file {path}: {error}") from None
+        raise InvalidInput(f"{what} {path}: {error}") from None
 
 
 def _checked(values: dict[str, Any], origin: dict[str, str]) -> Config:

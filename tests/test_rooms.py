@@ -17,7 +17,7 @@ PACKAGE = "tangram_hpc"
 # left to right; rooms of one tuple may not see each other
 ORDER = [
     ("version",), ("errors",), ("domain",), ("core", "accounting"),
-    ("wire", "config", "services", "endpoints", "allocations"), ("ports",),
+    ("wire", "config", "services", "endpoints", "allocations"), ("planning",), ("ports",),
     ("broker", "worker", "gateway", "client", "backends"), ("sim",), ("assemble",),
     ("local",), ("demo", "replay"), ("cli",), ("__init__", "__main__"),
 ]
@@ -32,7 +32,7 @@ DOORS = {
     "pyslurm": ("backends/slurm/pyslurm_child.py",),
     "pynvml": ("backends/gpu/nvml.py",),
     "pydantic": ("config.py", "services.py", "endpoints.py", "allocations.py",
-                 "sim/workload.py", "sim/elastic_runs.py"),
+                 "sim/workload.py", "sim/elastic_runs.py", "planning/"),
     "tomllib": ("config.py",),
     "tomli": ("config.py",),
     "msgspec": ("domain/", "wire/", "backends/", "client/"),

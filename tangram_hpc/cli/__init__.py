@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from .. import __version__
 from ..errors import TangramError
 
-VERBS = ("demo", "run", "acct", "info", "explain", "sim", "size", "replay", "template", "doctor",
-         "broker", "worker", "gateway", "rank", "shutdown")
+VERBS = ("demo", "run", "acct", "info", "explain", "sim", "size", "plan", "replay", "template",
+         "doctor", "broker", "worker", "gateway", "rank", "shutdown")
 
 
 def parser() -> argparse.ArgumentParser:

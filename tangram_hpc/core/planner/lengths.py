@@ -1,0 +1,88 @@
+"""Pure. Requests in order of length: a batch out of a history, and a batch in strata.
+
+Law: a stratum is assigned whole; its sums are those of all its requests, so strata restrict only
+where a batch may be cut and lose nothing of what it costs. Nothing is drawn at random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .shapes import Request
+
+Ints = NDArray[np.int64]
+
+
+def sorted_requests(requests: Sequence[Request]) -> list[Request]:
+    """Shortest first, by total length; equal ones by prompt and tool time."""
+    return sorted(requests, key=lambda r: (r.total, r.prompt, r.tool_ns))
+
+
+def batch_of(history: Sequence[Request], batch: int) -> list[Request]:
+    """`batch` requests that are spread over the history's lengths as it is: the middle of each of
+    so many equal shares of it. O(n log n). A history of `batch` requests is itself."""
+    ordered, n = sorted_requests(history), len(history)
+    return [ordered[(2 * k + 1) * n // (2 * batch)] for k in range(batch)]
+
+
+@dataclass(frozen=True)
+class Strata:
+    """A sorted batch, in groups: the arrays of requests, and where each group begins in them."""
+
+    prompt: Ints
+    generated: Ints
+    tool_ns: Ints
+    starts: Ints
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def begin(self, group: int) -> int:
+        """The index of a group's first request; of the one after the last: how many there are."""
+        return int(self.starts[group]) if group < len(self) else len(self.prompt)
+
+    @cached_property
+    def totals(self) -> Ints:
+        """The longest total of each group; ascends."""
+        return np.maximum.reduceat(self.prompt + self.generated, self.starts)
+
+    @cached_property
+    def longest(self) -> Ints:
+        """The most tokens that a request of each group generates."""
+        return np.maximum.reduceat(self.generated, self.starts)
+
+    @cached_property
+    def prompts(self) -> Ints:
+        """Sum of prompt tokens of each group."""
+        return np.add.reduceat(self.prompt, self.starts)
+
+    @cached_property
+    def tokens(self) -> Ints:
+        """Sum of generated tokens of each group."""
+        return np.add.reduceat(self.generated, self.starts)
+
+    @cached_property
+    def squares(self) -> Ints:
+        """Sum of prompt ** 2 of each group."""
+        return np.add.reduceat(self.prompt ** 2, self.starts)
+
+    @cached_property
+    def areas(self) -> Ints:
+        """Sum of generated * (2 prompt + generated) of each group: twice the times that the keys of
+        a token are read."""
+        return np.add.reduceat(self.generated * (2 * self.prompt + self.generated), self.starts)
+
+
+def strata_of(batch: Sequence[Request], most: int) -> Strata:
+    """The batch in `most` groups whose sizes differ by at most one, or one a request."""
+    ordered = sorted_requests(batch)
+    groups = min(most, len(ordered))
+    table = np.array([(r.prompt, r.generated, r.tool_ns) for r in ordered], np.int64)
+    starts = np.array([k * len(ordered) // groups for k in range(groups)], np.int64)
+    prompt, generated, tool_ns = table.T
+    return Strata(prompt, generated, tool_ns, starts)

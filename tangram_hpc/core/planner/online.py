@@ -1,0 +1,121 @@
+"""Pure. A planner beside a running trainer: told each step, it says when to switch to which split.
+
+Law: the plan in force changes by `preflight` and by an `Advice` that says so, by nothing else.
+Measured times correct the model before it is asked again; old and new plan are priced for the same
+batch with the same factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from ...errors import InvalidInput
+from .calibrate import TRAIN, Calibrator, Learning
+from .costs import Costs
+from .shapes import Factors, Layout, Request, Search
+from .split import Plan, Split, plan
+from .standing import standing
+from .trigger import StepFacts, Trigger, Triggers, Verdict, worth
+
+Priced = Callable[[Sequence[Request], Factors], Costs]  # costs of a history with learned factors
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A plan that was made: why, what the plan in force and the new one take, and whether to
+    switch. `plan` is None where none can run."""
+
+    reason: str
+    verdict: Verdict
+    plan: Plan | None
+    standing: Split | None
+
+
+class OnlinePlanner:
+    """One trainer's planner."""
+
+    def __init__(self, priced: Priced, gpus: int, search: Search, triggers: Triggers,
+                 learning: Learning, slack: float = 0.0) -> None:
+        """`slack`: see `Plan.roomy`."""
+        self._priced, self._gpus, self._search = priced, gpus, search
+        self._slack = slack
+        self.trigger, self.calibrator = Trigger(triggers), Calibrator(learning)
+        self._now: Split | None = None
+        self._degrees: tuple[int, ...] = ()  # of its instances; some may idle in `_now`
+
+    @property
+    def now(self) -> Split | None:
+        """The split in force."""
+        return self._now
+
+    def preflight(self, history: Sequence[Request]) -> Plan:
+        """The first plan, before anything runs: switching costs nothing.
+
+        Raises:
+            InvalidInput: no split can run.
+        """
+        self.trigger.add(history)
+        found = plan(self._priced(history, self.calibrator.factors()), self._gpus, self._search)
+        self._take(found.roomy(self._slack))
+        return found
+
+    def step(self, facts: StepFacts, requests: Sequence[Request],
+             rollouts: Mapping[int, int]) -> Advice | None:
+        """A step has ended with these requests; `rollouts`: ns that the slowest instance of each
+        degree took. A plan is made if one is due, and taken if it is worth it."""
+        assert self._now is not None, "preflight comes first"
+        self.trigger.add(requests)
+        self._learn(facts, requests, rollouts)
+        reason = self.trigger.due(facts)
+        if not reason:
+            return None
+        self.trigger.planned(facts.step)
+        costs = self._priced(list(self.trigger.history), self.calibrator.factors())
+        old = standing(costs, self._gpus, self._now.layout, self._degrees, self._search)
+        try:
+            found = plan(costs, self._gpus, self._search)
+        except InvalidInput as error:
+            return Advice(reason, Verdict(False, str(error)), None, old)
+        best = found.roomy(self._slack)
+        verdict = worth(self.trigger.rules, old.step_ns if old else None, best.step_ns)
+        if verdict.switch:
+            self._take(best)
+        return Advice(reason, verdict, found, old)
+
+    def saved(self) -> dict[str, Any]:
+        """All that it knows, for a file; what it knows of the plan in force too."""
+        now = self._now
+        return {"calibrator": self.calibrator.saved(), "trigger": self.trigger.saved(),
+                "layout": [*astuple(now.layout)] if now else None,
+                "degrees": list(self._degrees)}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from what `saved` gave. A plan that cannot run any more is forgotten: then
+        `now` is None and `preflight` is due."""
+        self.calibrator.load(saved["calibrator"])
+        self.trigger.load(saved["trigger"])
+        history = list(self.trigger.history)
+        if saved["layout"] and history:
+            self._degrees = tuple(saved["degrees"])
+            self._now = standing(self._priced(history, self.calibrator.factors()), self._gpus,
+                                 Layout(*saved["layout"]), self._degrees, self._search)
+
+    def _take(self, best: Split) -> None:
+        self._now, self._degrees = best, tuple(one.degree for one in best.instances)
+
+    def _learn(self, facts: StepFacts, requests: Sequence[Request],
+               rollouts: Mapping[int, int]) -> None:
+        """Against what the bare model says of the very requests of this step."""
+        if not requests or self._now is None:
+            return
+        bare = self._priced(requests, Factors())
+        mean = sum(r.total for r in requests) / len(requests)
+        modelled = standing(bare, self._gpus, self._now.layout, self._degrees, self._search)
+        if modelled is None:
+            return
+        self.calibrator.observe(TRAIN, modelled.price.ns, facts.train_ns, mean)
+        for degree, measured in rollouts.items():
+            said = max((x.ns for x in modelled.instances if x.degree == degree), default=0)
+            self.calibrator.observe(degree, said, measured, mean)

@@ -1,0 +1,74 @@
+"""Pure. The rollout side: which instances, and which requests each, for every number of GPUs.
+
+Law: exact over all ways to cut the length-sorted requests into runs, one an instance of any degree.
+The table of G GPUs holds that of each fewer, so one table serves all splits. More GPUs are never
+worse, as one may idle; of equal answers the one that uses fewest GPUs is kept. (Libra, Algorithm 1:
+ROLLOUT_DP.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from .lengths import Ints
+from .shapes import NEVER
+
+
+class Piece(NamedTuple):
+    """One instance, for strata `first` .. `end - 1`."""
+
+    degree: int
+    first: int
+    end: int
+
+
+class RolloutTable:
+    """least[g][i] = min over degree, j of max(least[g - degree][j], cost(degree, j .. i-1)), ns."""
+
+    def __init__(self, segments: Mapping[int, Ints], gpus: int) -> None:
+        """`segments[degree][j, i]` in ns. O(gpus x degrees x strata ** 2), in numpy."""
+        self._ending = {d: np.ascontiguousarray(segments[d].T) for d in sorted(segments)}  # [i, j]
+        strata = next(iter(self._ending.values())).shape[0]
+        self._least = np.full((gpus + 1, strata), NEVER, np.int64)
+        self._least[0, 0] = 0
+        room, least = np.empty((strata, strata), np.int64), np.empty(strata, np.int64)
+        for g in range(1, gpus + 1):
+            row = self._least[g]
+            row[:] = self._least[g - 1]  # one GPU idles
+            for degree, ending in self._ending.items():
+                if degree > g:
+                    break
+                np.maximum(ending, self._least[g - degree], out=room)
+                np.minimum(row, room.min(axis=1, out=least), out=row)
+
+    def ns(self, gpus: int) -> int:
+        """The least makespan of all requests on at most so many GPUs; NEVER if there is none."""
+        return int(self._least[gpus, -1])
+
+    def least_gpus(self, within_ns: int) -> int:
+        """On how few GPUs all requests are done within that time; -1: on none of the table's."""
+        good = np.flatnonzero(self._least[:, -1] <= within_ns)
+        return int(good[0]) if len(good) else -1
+
+    def pieces(self, gpus: int) -> list[Piece]:
+        """The instances behind `ns(gpus)`, shortest requests first. O(instances x degrees x
+        strata)."""
+        found: list[Piece] = []
+        at, g = self._least.shape[1] - 1, gpus
+        while at:
+            wanted = self._least[g, at]
+            g = int(np.flatnonzero(self._least[:, at] == wanted)[0])  # the others idle
+            piece = next(self._ways(g, at, int(wanted)))
+            found.append(piece)
+            at, g = piece.first, g - piece.degree
+        return found[::-1]
+
+    def _ways(self, g: int, at: int, ns: int) -> Iterator[Piece]:
+        """Last instances that take all before `at` to `ns` on g GPUs; the smallest first."""
+        for degree, ending in self._ending.items():
+            if degree <= g:
+                takes = np.maximum(ending[at], self._least[g - degree])
+                yield from (Piece(degree, int(first), at) for first in np.flatnonzero(takes == ns))

@@ -1,0 +1,195 @@
+"""Pure. What the planner is told: a model, hardware, a training job, how to search; and requests.
+
+Law: values only. Whole numbers where a thing is counted (tokens, bytes, GPUs, ns); rates are per
+second, shares lie between 0 and 1. Bounds are checked where a person writes them, not here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+NEVER = 1 << 60  # ns of what cannot run at all
+SECOND = 10**9
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder of `layers` equal layers; dense (`experts` 0) or a mixture of experts."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int  # width of the gated MLP that every token passes; of a mixture often 0
+    vocab: int
+    tied: bool = False  # input and output embedding are one matrix
+    experts: int = 0  # a layer
+    top_k: int = 0  # experts that a token passes
+    expert_ffn: int = 0
+    value_bytes: int = 2  # of a weight, an activation, a cached key
+
+    @cached_property
+    def dense_params(self) -> int:
+        """Weights of a layer that every token passes."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        return attention + 3 * self.hidden * self.ffn + self.hidden * (2 + self.experts)
+
+    @cached_property
+    def expert_params(self) -> int:
+        """Weights of one expert of one layer."""
+        return 3 * self.hidden * self.expert_ffn
+
+    @cached_property
+    def head_params(self) -> int:
+        """Weights of one embedding."""
+        return self.vocab * self.hidden
+
+    @cached_property
+    def params(self) -> int:
+        """All weights."""
+        layer = self.dense_params + self.experts * self.expert_params
+        return self.layers * layer + self.head_params * (1 if self.tied else 2)
+
+    @cached_property
+    def active_params(self) -> int:
+        """Weights that a token is multiplied with; the input embedding is only looked up."""
+        return self.layers * (self.dense_params + self.top_k * self.expert_params) + (
+            self.head_params)
+
+    @cached_property
+    def kv_bytes(self) -> int:
+        """Cached keys and values of one token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.value_bytes
+
+    def fits(self, degree: int) -> bool:
+        """Whether `degree` GPUs can share its heads (key heads may be copied, as engines do)."""
+        wide = (self.ffn or self.expert_ffn) % degree == 0
+        keys = self.kv_heads % degree == 0 or degree % self.kv_heads == 0
+        return self.heads % degree == 0 and keys and wide
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Nodes of one kind. Rates are of one GPU, bytes or operations a second."""
+
+    name: str
+    gpus_per_node: int
+    mem_bytes: int
+    flops: float
+    mem_bw: float
+    link_bw: float  # to the other GPUs of its node
+    net_bw: float  # its share of the network
+    link_latency_s: float = 4e-6  # of one hop of a collective inside a node
+    net_latency_s: float = 15e-6
+    mfu_train: float = 0.45
+    mfu_prefill: float = 0.55
+    mem_share: float = 0.85  # of mem_bw that decoding reaches
+    comm_share: float = 0.80  # of link_bw and net_bw that collectives reach
+    overlap: float = 0.80  # of a backward pass under which gradients may travel
+    rho: float = 0.15  # a backward pass under which they travel is 1 + rho * use ** theta longer
+    theta: float = 1.0
+    step_s: float = 2e-3  # of a decode step, whatever it does: the engine's scheduler and launches
+    workspace_bytes: int = 4 << 30  # of a GPU, not for weights, states or keys
+    sequence_s: float = 0.0  # of a decode step, for each of its sequences: scheduling, sampling
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training step: `batch` sequences, and how their states are kept."""
+
+    batch: int
+    micro_batches: tuple[int, ...] = (1, 2, 4, 8)
+    degrees: tuple[int, ...] = (1, 2, 4, 8)  # of tensor parallelism
+    zero: int = 1  # 1: optimizer, 2: and gradients, 3: and weights are divided over replicas
+    recompute: bool = True  # activations are computed again in the backward pass
+    forward_passes: int = 1  # besides the step's own: log-probabilities of the old policy
+    grad_bytes: int = 4
+    optimizer_bytes: int = 12
+    logit_chunk: int = 4096  # tokens whose logits are in memory at once
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What a rollout engine may be."""
+
+    degrees: tuple[int, ...] = (1, 2, 4, 8)
+    max_batch: int = 256  # sequences that decode at once
+    kv_loss: float = 0.04  # of the cache, to fragmentation
+
+
+@dataclass(frozen=True)
+class Search:
+    """Bounds of the search: prunes, and which splits are looked at."""
+
+    tp_share: float = 0.50  # prune: TP communication over compute
+    bubble: float = 0.30  # prune: idle share of a pipeline
+    granularity: int = 1  # training gets a multiple of so many GPUs
+    min_train: int = 1
+    min_rollout: int = 1
+    strata: int = 0  # groups of requests that are assigned whole; 0: see `groups_for`
+
+
+@dataclass(frozen=True, order=True)
+class Request:
+    """One trajectory: `prompt` tokens are read (tools' returns too), `generated` ones written."""
+
+    prompt: int
+    generated: int
+    tool_ns: int = 0  # it waits so long for its tools, all together
+
+    @property
+    def total(self) -> int:
+        """Its length at the end."""
+        return self.prompt + self.generated
+
+
+@dataclass(frozen=True, order=True)
+class Layout:
+    """A training layout on tp * pp * dp GPUs; `ep` divides dp."""
+
+    tp: int
+    ep: int
+    pp: int
+    dp: int
+    micro: int  # sequences of a micro-batch
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it takes."""
+        return self.tp * self.pp * self.dp
+
+
+PARTS = ("compute", "tp", "ep", "pp", "bubble", "dp", "contention", "update")
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a layout costs: a step, and the memory of its fullest GPU. `parts`: ns, as `PARTS`
+    names them; empty where nobody knows."""
+
+    ns: int
+    mem_bytes: int
+    parts: tuple[int, ...] = ()
+
+    def named(self) -> dict[str, int]:
+        """The parts by name."""
+        return dict(zip(PARTS, self.parts, strict=False))
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What was measured over what the model says, as learned; 1 where nothing is known."""
+
+    train: float = 1.0
+    rollout: tuple[tuple[int, float], ...] = ()  # (degree, factor)
+
+    def of(self, degree: int) -> float:
+        """The factor of rollout instances of this degree; of one that was never measured, that of
+        the nearest that was, the smaller of two: what is unknown must not look better."""
+        if not self.rollout:
+            return 1.0
+        return min(self.rollout, key=lambda one: (max(one[0], degree) / min(one[0], degree),
+                                                  one[0]))[1]

@@ -1,0 +1,195 @@
+"""Pure. The plan: the split of N GPUs between training and rollouts with the shortest step.
+
+Law: a step of the asynchronous pipeline takes max(T_train, T_rollout); every split that the bounds
+allow is looked at, each with its best training layout and its best rollout instances. Of equal
+steps the one with the smaller sum of both is better, then the one that trains on fewer GPUs. No GPU
+is on both sides. With `memo` off the rollouts of each split are planned anew: the same answer,
+later.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from ...errors import InvalidInput
+from .costs import Costs
+from .lengths import Ints, Strata
+from .rollout_dp import RolloutTable
+from .shapes import NEVER, Layout, Price, Search
+from .tree import Node, Note, Tree
+
+STRATA, STRATA_MOST = 64, 256  # groups of requests that are assigned whole (Libra: 64)
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A rollout instance, and the requests of the length-sorted batch that are its own."""
+
+    degree: int
+    first: int  # the index of its shortest
+    requests: int
+    shortest: int  # tokens
+    longest: int
+    ns: int
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split with the best of both sides."""
+
+    gpus: int
+    layout: Layout
+    price: Price  # of training
+    instances: tuple[Instance, ...]
+    rollout_ns: int
+    spare: int  # rollout GPUs that the step would not miss
+
+    @property
+    def train_gpus(self) -> int:
+        """GPUs that train."""
+        return self.layout.gpus
+
+    @property
+    def rollout_gpus(self) -> int:
+        """GPUs that are left to rollouts, idle ones too."""
+        return self.gpus - self.layout.gpus
+
+    @property
+    def idle(self) -> int:
+        """Rollout GPUs without an instance: none would make the rollouts shorter."""
+        return self.rollout_gpus - sum(one.degree for one in self.instances)
+
+    @property
+    def step_ns(self) -> int:
+        """What a step takes."""
+        return max(self.price.ns, self.rollout_ns)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Less is better."""
+        return self.step_ns, self.price.ns + self.rollout_ns, self.train_gpus
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All splits that can run, best first."""
+
+    gpus: int
+    splits: tuple[Split, ...]
+
+    @property
+    def best(self) -> Split:
+        """The one with the shortest step."""
+        return self.splits[0]
+
+    def roomy(self, slack: float) -> Split:
+        """The one with the most rollout GPUs of those whose step is at most `slack` (a share)
+        longer: lengths are only believed, so what training would not miss is better there."""
+        near = [s for s in self.splits if s.step_ns <= self.best.step_ns * (1 + slack)]
+        return min(near, key=lambda s: (s.train_gpus, s.rank)) if slack else self.best
+
+
+def train_sizes(gpus: int, search: Search) -> list[int]:
+    """The numbers of training GPUs that are looked at, ascending."""
+    grain = search.granularity
+    least = -(-max(1, search.min_train) // grain) * grain
+    return list(range(least, gpus - max(1, search.min_rollout) + 1, grain))
+
+
+def groups_for(gpus: int) -> int:
+    """How many groups of requests are assigned: 64, doubled until there is one a GPU, at most 256.
+    Doubled, so that every cut of fewer groups is a cut of more, and more GPUs are never worse."""
+    groups = STRATA
+    while groups < min(gpus, STRATA_MOST):
+        groups *= 2
+    return groups
+
+
+def plan(costs: Costs, gpus: int, search: Search, note: Note | None = None,
+         memo: bool = True) -> Plan:
+    """Plans `gpus` GPUs; `note` is told every node of every tree.
+
+    O(layouts + gpus x degrees x strata ** 2).
+
+    Raises:
+        InvalidInput: no split can run; says what stands in the way.
+    """
+    sizes = train_sizes(gpus, search)
+    if not sizes:
+        raise InvalidInput(f"{gpus} GPUs: too few for {search.min_train} that train and "
+                           f"{search.min_rollout} that roll out, in steps of "
+                           f"{search.granularity}")
+    trained = _trained(costs, sizes, search, note, memo)
+    rollouts = _Rollouts(costs, gpus, gpus - sizes[0], search, memo)
+    found = [split for size, best in trained if best is not None
+             and (split := rollouts.split(*best)) is not None]
+    if not found:
+        raise InvalidInput(_hopeless(costs, gpus, sizes, search, any(x for _, x in trained)))
+    return Plan(gpus, tuple(sorted(found, key=lambda s: s.rank)))
+
+
+def _trained(costs: Costs, sizes: list[int], search: Search, note: Note | None, memo: bool) -> (
+        list[tuple[int, tuple[Layout, Price] | None]]):
+    """The best layout of each size. All are priced at once, as a command may be asked."""
+    if not memo:
+        return [(size, Tree(costs, search, note).best(size)) for size in sizes]
+    tree = Tree(costs, search, note)
+    layouts = [tree.layouts(size) for size in sizes]
+    prices = iter(costs.train([one for some in layouts for one in some]))
+    return [(size, tree.priced(size, some, [next(prices) for _ in some]))
+            for size, some in zip(sizes, layouts, strict=True)]
+
+
+class _Rollouts:
+    """The rollout side of every split of one plan."""
+
+    def __init__(self, costs: Costs, gpus: int, most: int, search: Search, memo: bool) -> None:
+        self._costs, self._gpus, self._memo = costs, gpus, memo
+        self._strata = costs.strata(search.strata or groups_for(gpus))
+        self._segments = self._priced()
+        self._table = RolloutTable(self._segments, most) if memo else None
+
+    def _priced(self) -> dict[int, Ints]:
+        return {degree: self._costs.segments(degree, self._strata)
+                for degree in self._costs.rollout.degrees}
+
+    def split(self, layout: Layout, price: Price) -> Split | None:
+        """The split with this training side; None if the rollouts cannot run."""
+        left = self._gpus - layout.gpus
+        segments, table = self._segments, self._table
+        if table is None:
+            segments = self._priced()
+            table = RolloutTable(segments, left)
+        ns = table.ns(left)
+        if ns >= NEVER:
+            return None
+        instances = tuple(instance_of(*piece, self._strata, segments[piece.degree])
+                          for piece in table.pieces(left))
+        spare = left - table.least_gpus(max(ns, price.ns))
+        return Split(self._gpus, layout, price, instances, ns, spare)
+
+
+def instance_of(degree: int, first: int, end: int, strata: Strata, segments: Ints) -> Instance:
+    """The instance that has strata `first` .. `end - 1`."""
+    totals = strata.prompt + strata.generated
+    low, high = strata.begin(first), strata.begin(end)
+    return Instance(degree, low, high - low, int(totals[low]), int(totals[high - 1]),
+                    int(segments[first, end]))
+
+
+def _hopeless(costs: Costs, gpus: int, sizes: list[int], search: Search, trains: bool) -> str:
+    """Why nothing was found; looks again where only the trees know."""
+    if trains:
+        return (f"{gpus} GPUs: the rollouts cannot run in any split: the longest request does not "
+                "fit into the cache of any degree; more GPUs, or shorter requests")
+    cut: list[Node] = []
+    _trained(costs, sizes, search, cut.append, True)
+    deepest = max(len(node.path) for node in cut)  # the nearest to a layout that can run
+    cut = [node for node in cut if node.cut and len(node.path) == deepest]
+    full = [node for node in cut if node.price is not None and node.price.ns < NEVER]
+    if full:
+        least = min(full, key=lambda node: node.price.mem_bytes if node.price else 0)
+        return f"{gpus} GPUs: no training layout can run in any split; nearest is {least.words()}"
+    most = Counter(node.cut for node in cut).most_common(1)[0][0]
+    return f"{gpus} GPUs: no training layout can run in any split: {most}"
