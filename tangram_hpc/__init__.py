@@ -16,7 +16,7 @@ from typing import Any
 from .version import VERSION as __version__
 
 _HOMES = {
-    "connect": "assemble",
+    "connect": "assemble.ways",
     "LocalCluster": "local",
     "Client": "client.client",
     "Session": "client.session",

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .assemble import await_access, connect
+from .assemble.ways import await_access, connect
 from .backends.rundir import job_dir, local_job_name
 from .backends.slurm.environ import without_slurm
 from .client.client import Client

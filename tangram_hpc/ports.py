@@ -1,6 +1,6 @@
 """Holes: what the drivers need of the outside world. Protocols only, no behaviour.
 
-Law: a driver sees these and nothing of what fills them; only `assemble.py` (and `local.py`, through
+Law: a driver sees these and nothing of what fills them; only `assemble/` (and `local.py`, through
 it) knows which filling goes into which hole. The simulator fills the same holes with models.
 """
 

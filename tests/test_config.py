@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tangram_hpc.assemble import node_spec, sandbox_settings
+from tangram_hpc.assemble.worker import node_spec, sandbox_settings
 from tangram_hpc.backends.sandbox.backends import Backends
 from tangram_hpc.config import load_config
 from tangram_hpc.errors import InvalidInput

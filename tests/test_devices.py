@@ -9,7 +9,7 @@ import pytest
 from executor_rig import Rig
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.assemble import node_spec, service_maker
+from tangram_hpc.assemble.worker import node_spec, service_maker
 from tangram_hpc.backends.gpu.devices import Devices, find_devices
 from tangram_hpc.backends.gpu.nvml import Seen, look
 from tangram_hpc.backends.sandbox.backends import Backends

@@ -33,7 +33,7 @@ from tangram_hpc.wire.frame import Outbox
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 GATEWAY = """
 import os, sys
-from tangram_hpc.assemble import serve_gateway
+from tangram_hpc.assemble.gateway import serve_gateway
 from tangram_hpc.config import load_config
 from tangram_hpc.errors import TangramError
 try:

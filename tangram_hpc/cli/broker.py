@@ -42,7 +42,7 @@ def add(verbs: Any) -> None:
 def go(args: argparse.Namespace) -> int:
     """Runs until told to end."""
     from ..allocations import alloc_policy, elastic
-    from ..assemble import BrokerPlan, serve_broker
+    from ..assemble.broker import BrokerPlan, serve_broker
     from ..backends.rundir import local_job_name
     from ..backends.slurm.environ import slurm_place
     from ..config import load_config

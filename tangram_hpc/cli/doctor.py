@@ -36,7 +36,7 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Looks, prints, and says whether the main job would run."""
-    from ..assemble import own_address
+    from ..assemble.ways import own_address
     from ..backends.doctor.checkup import check_up, look_around
     from ..backends.doctor.verdict import hindrances
     from ..config import Config, load_config

@@ -44,7 +44,7 @@ def go(args: argparse.Namespace) -> int:
 
 def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
     """The broker's answer, or why there is none; and the job that was asked."""
-    from ..assemble import connect, find_access
+    from ..assemble.ways import connect, find_access
     from ..backends.rundir import last_job
     from ..errors import AccessError, BrokerUnreachable
 

@@ -17,7 +17,7 @@ def add(verbs: Any) -> None:
 def go(args: argparse.Namespace) -> int:
     """Runs until every rank has said goodbye."""
 
-    from ..assemble import serve_gateway
+    from ..assemble.gateway import serve_gateway
     from ..config import load_config
 
     return serve_gateway(load_config(os.environ), os.environ, args.access)

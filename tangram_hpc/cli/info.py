@@ -20,7 +20,7 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Asks the broker and prints."""
-    from ..assemble import connect, find_access
+    from ..assemble.ways import connect, find_access
     from ..backends.rundir import last_job
     from ..errors import AccessError
 

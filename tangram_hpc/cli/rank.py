@@ -75,7 +75,7 @@ def go(args: argparse.Namespace) -> int:
 def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
              ) -> tuple[dict[str, str], Path]:
     """The environment of this rank's program, and the access file."""
-    from ..assemble import await_access, find_access, own_address
+    from ..assemble.ways import await_access, find_access, own_address
     from ..backends.cpu import affinity
     from ..backends.trainer_rank import affinity_complaint, environment, meet, wants_master
 

@@ -36,7 +36,7 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Runs it and waits."""
-    from ..assemble import connect, find_access
+    from ..assemble.ways import connect, find_access
     from ..backends.rundir import last_job
     from ..backends.slurm.environ import without_slurm
     from ..errors import AccessError, ActionFailed, InvalidInput

@@ -17,7 +17,7 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Asks, and waits until the broker has left its tombstone."""
-    from ..assemble import connect, find_access
+    from ..assemble.ways import connect, find_access
     from ..backends.access import read_access
     from ..errors import AccessError, BrokerUnreachable
 

@@ -27,7 +27,8 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Runs until the broker ends."""
-    from ..assemble import WorkerPlan, find_access, lend
+    from ..assemble.ways import find_access
+    from ..assemble.worker import WorkerPlan, lend
     from ..config import load_config
 
     config = load_config(os.environ, {"cpus": args.cpus, "mem_mib": args.mem_mib,

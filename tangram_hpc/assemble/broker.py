@@ -1,0 +1,148 @@
+"""A broker put together, from its config to its end. Law: see the package's."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..backends.access import Access, mark_ended, write_access
+from ..backends.clock import SystemClock
+from ..backends.journal import FileJournal, journals, next_journal, read_journals
+from ..backends.loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
+from ..backends.rundir import make_job_dir, make_scratch
+from ..backends.slurm.choice import make_slurm
+from ..backends.slurm.environ import slurm_place
+from ..backends.slurm.remark import leave_remark
+from ..backends.spool import FileSpool
+from ..backends.transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
+from ..broker.driver import Broker, Settings
+from ..broker.satellites import SatelliteScripts
+from ..config import Config
+from ..core.placers.registry import make_placer
+from ..core.scheduler import Scheduler
+from ..domain.allocation import AllocPolicy
+from ..endpoints import endpoint_spec
+from ..errors import InvalidInput
+from ..services import service_spec
+from ..version import VERSION
+from .ways import own_address
+
+_GAP_S = 0.002  # of a busy broker or worker, see there
+
+
+
+
+@dataclass(frozen=True)
+class BrokerPlan:
+    """What `serve_broker` starts: the job, how many workers it waits for, and who holds its life
+    (`lifeline`: a pipe whose end ends it, -1 for none). `policy` and `scripts`: which satellites it
+    may ask for, and how they are submitted."""
+
+    job: str
+    nodes: int
+    config: Config
+    lifeline: int = -1
+    policy: AllocPolicy | None = None
+    scripts: SatelliteScripts | None = None
+
+
+async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
+    """Runs a broker until it is told to end; leaves the journal and a tombstone of its access.
+    SIGUSR1 drains it: nothing more is lent, and SIGTERM then waits a while for what still runs."""
+    loop, config = asyncio.get_running_loop(), plan.config
+    endpoints = tuple(endpoint_spec(name, table) for name, table in config.endpoints.items())
+    seldom_collect()
+    die_on_broken_law(loop, "broker")
+    folder = make_job_dir(environ, plan.job)
+    scheduler = Scheduler(make_placer(config.placer), round(config.end_margin_s * 1e9))
+    _apply_earlier(scheduler, folder)
+    spool = FileSpool(folder / "once", config.once_mib << 20)
+    scratch = make_scratch(environ, config.scratch, "broker")
+    ended = asyncio.Event()
+    journal = FileJournal(next_journal(folder), config.sync, loop.call_soon_threadsafe, spool.sync)
+    settings = Settings(
+        job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
+        join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
+        user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, endpoints=endpoints,
+        services=tuple(service_spec(name, told) for name, told in config.services.items()),
+        policy=plan.policy)
+    place, clock = slurm_place(environ), SystemClock()
+    held = place is not None and place.job == plan.job  # else it is a guest in somebody's job
+    slurm = make_slurm(config.slurm, environ, plan.job, config.slurm_query_s, clock) if (
+        held) else None
+    broker = Broker(scheduler, journal, clock, LoopTimer(loop), settings, ended.set, spool, slurm,
+                    plan.scripts)
+    key = os.urandom(32)
+    sockets = [listen_unix(str(scratch / "broker.sock"))]
+    addresses = [f"unix:{scratch / 'broker.sock'}"]
+    if config.bind != "none":
+        sockets.append(_listen_tcp(config.bind))
+        host, port = sockets[-1].getsockname()[:2]
+        addresses.append(f"tcp:{host}:{port}")
+    listeners = [Listener(sock, key, plan.job, lambda link: _converse(broker, link))
+                 for sock in sockets]
+    broker.start()
+    access = folder / "access.json"
+    write_access(access, Access(plan.job, tuple(addresses), key, settings.store,
+                                socket.gethostname(), os.getpid()))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, broker.end, f"signal {number.name}",
+                                config.end_margin_s / 4)
+    loop.add_signal_handler(signal.SIGUSR1, broker.drain, "the job is about to end")
+    if plan.lifeline >= 0:
+        watch_lifeline(loop, plan.lifeline, lambda: broker.stop("its parent ended"))
+    await ended.wait()
+    for listener in listeners:
+        listener.close()
+    mark_ended(access, plan.job, time.strftime("%Y-%m-%dT%H:%M:%S"))
+    shutil.rmtree(scratch, ignore_errors=True)
+    if broker.over or not spool.names():  # else the job may be requeued, and go on with them
+        shutil.rmtree(folder / "store", ignore_errors=True)
+    spool.close(remove=broker.over)
+    await asyncio.sleep(0.05)  # the last frames leave
+    if slurm is not None:
+        for _ in range(100):
+            if not broker.satellites.cancelling:
+                break
+            await asyncio.sleep(0.1)
+        if config.job_comment and plan.job.isdigit() and (
+                why := await leave_remark(slurm, int(plan.job), folder)):
+            print(f"tangram: broker: no summary in the job's Comment: {why}", file=sys.stderr)
+        await slurm.closed()
+
+
+def _apply_earlier(scheduler: Scheduler, folder: Path) -> None:
+    """Gives a scheduler the events of earlier starts of this job's broker; a replay never plans.
+
+    Raises:
+        InvalidInput: a journal is damaged, or of a release that understood it differently.
+    """
+    try:
+        for event in read_journals(folder) if journals(folder) else ():
+            scheduler.handle(event)
+    except (AssertionError, KeyError) as error:
+        raise InvalidInput(f"journal of an earlier start in {folder}: this release cannot apply "
+                           f"it ({error!r:.200}); move the folder away to begin anew") from None
+
+
+def _converse(broker: Broker, link: SocketLink) -> None:
+    talk = broker.accept(link)
+    link.attach(lambda parcel: broker.receive(talk, *parcel), lambda: None,
+                lambda reason: broker.lost(talk, reason))
+
+
+def _listen_tcp(bind: str) -> socket.socket:
+    try:
+        return listen_tcp(bind or own_address())
+    except OSError as error:
+        raise InvalidInput(f"config field `bind`: cannot listen on {bind or own_address()} "
+                           f"({error.strerror})") from None
