@@ -30,8 +30,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
 
 
 @pytest.fixture(scope="session")
-def site(slurm: RunningCluster, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return Site(slurm, install_for(slurm, tmp_path_factory.mktemp("tree")))
+def site(slurm: RunningCluster) -> Site:
+    return Site(slurm, install_for(slurm))
 
 
 @pytest.fixture

@@ -6,10 +6,13 @@ that a user has; nothing here reaches into a process.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -36,19 +39,24 @@ def python_for(cluster: RunningCluster) -> str:
     raise AssertionError("no Python that every user may run has ensurepip: install python3-venv")
 
 
-def install_for(cluster: RunningCluster, scratch: Path, venv: str = "venv",
+def install_for(cluster: RunningCluster,
                 requirements: Sequence[str] = ("{tree}[demo]", "pytest")) -> Path:
-    """A venv in the user's home with this package in it, built from a copy of the tree."""
-    tree = scratch / "tree"
-    skip = shutil.ignore_patterns(".git", ".venv*", ".vm", "__pycache__", "build", "*.egg-info",
-                                  ".*_cache")
-    if not tree.exists():
-        shutil.copytree(REPO, tree, ignore=skip)
-    home = cluster.home / venv
-    subprocess.run([python_for(cluster), "-m", "venv", str(home)], check=True)
+    """A venv with this package in it, built from a copy of the tree, that every user may run."""
+    return _installed(python_for(cluster), tuple(requirements))
+
+
+@functools.cache  # pip takes as long as many tests
+def _installed(python: str, requirements: tuple[str, ...]) -> Path:
+    base = Path(tempfile.mkdtemp(prefix="tangram-site-", dir="/tmp"))
+    atexit.register(shutil.rmtree, base, ignore_errors=True)
+    base.chmod(0o755)
+    tree, venv = base / "tree", base / "venv"
+    shutil.copytree(REPO, tree, ignore=shutil.ignore_patterns(
+        ".git", ".venv*", ".vm", "__pycache__", "build", "*.egg-info", ".*_cache"))
+    subprocess.run([python, "-m", "venv", str(venv)], check=True)
     words = [r.format(tree=tree) for r in requirements]
-    subprocess.run([str(home / "bin" / "pip"), "install", "-q", *words], check=True, timeout=300)
-    return home
+    subprocess.run([str(venv / "bin" / "pip"), "install", "-q", *words], check=True, timeout=300)
+    return venv
 
 
 @dataclass

@@ -28,7 +28,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with running_cluster(tmp_path_factory, netns=True, cpu_nodes=3, gpu_nodes=1, trainer_nodes=1,
                          cpus_per_node=16,
                          conf_line=[f"SlurmdTimeout={SLURMD_TIMEOUT_S}"]) as cluster:
-        yield Site(cluster, install_for(cluster, tmp_path_factory.mktemp("tree")))
+        yield Site(cluster, install_for(cluster))
 
 
 @pytest.fixture(params=LAYOUTS)

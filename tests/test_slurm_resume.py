@@ -26,7 +26,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
                              "SlurmdTimeout=300",
                              f"AuthInfo=socket={prefix}/munge/munge.sock,cred_expire=10",
                          ]) as cluster:
-        yield Site(cluster, install_for(cluster, tmp_path_factory.mktemp("tree")))
+        yield Site(cluster, install_for(cluster))
 
 
 def test_two_minutes_for_five_minutes_of_work(quick: Site) -> None:

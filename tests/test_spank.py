@@ -334,9 +334,9 @@ def test_a_worker_can_enforce_by_cgroups(cluster: RunningCluster) -> None:
 
 
 @pytest.fixture(scope="module")
-def venv(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def venv(cluster: RunningCluster) -> Path:
     """This package, for the cluster's user."""
-    return install_for(cluster, tmp_path_factory.mktemp("tree"), requirements=("{tree}",))
+    return install_for(cluster)
 
 
 @pytest.mark.parametrize("cluster", ["cgroup"], indirect=True)

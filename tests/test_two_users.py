@@ -313,7 +313,7 @@ def cgroups(pids: list[int]) -> set[str]:
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/sys/fs/cgroup/cpuset/cpuset.cpus").exists(),
                     reason="no cgroup version 1 cpuset here")
-def test_no_cgroup_is_shared(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+def test_no_cgroup_is_shared(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Cores are halved: each user's worker has one of the two on every node."""
     built = Path(f"/tmp/two-users-{os.getpid()}")
     built.mkdir(mode=0o755)
@@ -323,7 +323,7 @@ def test_no_cgroup_is_shared(tmp_path_factory: pytest.TempPathFactory, tmp_path:
         with running_cluster(tmp_path_factory, cpu_nodes=2, gpu_nodes=2, trainer_nodes=2, users=2,
                              cpus_per_node=2, cgroups=True, conf_line=["SlurmdTimeout=300"],
                              plugin=f"{built}/tangram.so default=auto") as cluster:
-            site = Site(cluster, install_for(cluster, tmp_path))
+            site = Site(cluster, install_for(cluster))
             with two_sides(site, cpus_cpu="1", cpus_gpu="1", ranks="1") as sides:
                 one, two = sides
                 with keeper(one), keeper(two):
