@@ -94,12 +94,11 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     seldom_collect()
     die_on_broken_law(loop, "broker")
     folder = make_job_dir(environ, plan.job)
+    scheduler = Scheduler(make_placer(config.placer), round(config.end_margin_s * 1e9))
+    _apply_earlier(scheduler, folder)
+    spool = FileSpool(folder / "once", config.once_mib << 20)
     scratch = make_scratch(environ, config.scratch, "broker")
     ended = asyncio.Event()
-    scheduler = Scheduler(make_placer(config.placer), round(config.end_margin_s * 1e9))
-    for event in read_journals(folder) if journals(folder) else ():
-        scheduler.handle(event)  # an earlier start of this job; a replay never plans
-    spool = FileSpool(folder / "once", config.once_mib << 20)
     journal = FileJournal(next_journal(folder), config.sync, loop.call_soon_threadsafe, spool.sync)
     settings = Settings(
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
@@ -150,6 +149,20 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
                 why := await leave_remark(slurm, int(plan.job), folder)):
             print(f"tangram: broker: no summary in the job's Comment: {why}", file=sys.stderr)
         await slurm.closed()
+
+
+def _apply_earlier(scheduler: Scheduler, folder: Path) -> None:
+    """Gives a scheduler the events of earlier starts of this job's broker; a replay never plans.
+
+    Raises:
+        InvalidInput: a journal is damaged, or of a release that understood it differently.
+    """
+    try:
+        for event in read_journals(folder) if journals(folder) else ():
+            scheduler.handle(event)
+    except (AssertionError, KeyError) as error:
+        raise InvalidInput(f"journal of an earlier start in {folder}: this release cannot apply "
+                           f"it ({error!r:.200}); move the folder away to begin anew") from None
 
 
 def _converse(broker: Broker, link: SocketLink) -> None:

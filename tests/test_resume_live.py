@@ -15,8 +15,9 @@ import pytest
 
 from tangram_hpc import InfeasibleRequest, InvalidInput, LocalCluster, Profile
 from tangram_hpc.accounting.record import fold
-from tangram_hpc.backends.journal import journals, read_journals
+from tangram_hpc.backends.journal import FileJournal, journals, read_journals
 from tangram_hpc.client.future import Future
+from tangram_hpc.domain import event as ev
 
 CPUS, COUNT = 2, 16
 
@@ -148,3 +149,22 @@ def test_a_spool_too_small_is_told(tmp_path: Path) -> None:
         assert ends[0] and not ends[-1]
         c.forget(prefix="n")
         assert c.submit(["true"], once="again").result(30).ok
+
+
+def test_a_journal_that_cannot_be_applied_is_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs" / "j"
+    folder.mkdir(parents=True)
+    for journal, word in ((b"something else", "not a journal"), (None, "cannot apply it")):
+        if journal is not None:
+            (folder / "journal").write_bytes(journal)
+        else:
+            (folder / "journal").unlink()
+            wrong = FileJournal(folder / "journal", "none", lambda call: call())
+            wrong.append([ev.SessionReady(1, 5), ev.NodeLost(1, 7, "of no node")])
+            wrong.close()
+        told = subprocess.run([sys.executable, "-m", "tangram_hpc", "broker", "--job", "j"],
+                              env={**os.environ, "TANGRAM_HOME": str(tmp_path)}, text=True,
+                              capture_output=True, timeout=60)
+        assert told.returncode == 2 and told.stderr.count("\n") == 1, told.stderr
+        assert word in told.stderr and str(folder) in told.stderr
+        assert not (folder / "access.json").exists()

@@ -33,7 +33,8 @@ def test_two_minutes_for_five_minutes_of_work(quick: Site) -> None:
     site, effects = quick, quick.cluster.home / "effects"
     job = site.sbatch("once", f"python trainer_once.py {COUNT} {SECONDS} effects",
                       "trainer_once.py", time="2", warn="30", requeues="9", ranks=1)
-    site.until(lambda: "are here" in said(site, job), "all of its work", 1300, lambda: said(site, job))
+    site.until(lambda: "are here" in said(site, job), "all of its work", 1300,
+               lambda: said(site, job))
     site.finish("once", job)
     print(said(site, job))
     starts = len(re.findall(r"start \d+: found", said(site, job)))

@@ -357,7 +357,7 @@ def test_near_the_limit_it_starts_again_so_often(pretence: Pretence, requeues: s
     assert (child.returncode, err, out.count("the time limit is near")) == (4, "", again)
     assert [line for line in pretence.ends() if line.startswith("scontrol")] == []
     assert pretence.logged().count("scontrol requeue 7") == again
-    assert pretence.logged().count("broker drained") == 1
+    assert "broker drained" in pretence.logged()
     if again:
         assert pretence.logged()[-2:] == ["broker ended", "scontrol requeue 7"]
 

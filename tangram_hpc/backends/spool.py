@@ -54,15 +54,16 @@ class FileSpool:
         self._sizes: dict[int, int] = {}
         self._pending: list[bytes] = []
         self._fresh: dict[str, _Record] = {}  # not yet committed
+        self._fd, self._lock = -1, threading.Lock()  # a sync may be under way in a thread
+        self._readers: dict[int, int] = {}  # segment -> open file
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             old = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
             for number in old:
                 self._index(number)
+            self._begin(old[-1] + 1 if old else 0)
         except OSError as error:
             raise InvalidInput(f"spool {folder}: {error.strerror}") from None
-        self._fd, self._lock = -1, threading.Lock()  # a sync may be under way in a thread
-        self._begin(old[-1] + 1 if old else 0)
 
     # ---- what the broker asks --------------------------------------------------------------------
 
@@ -129,6 +130,8 @@ class FileSpool:
         with self._lock:
             os.close(self._fd)
             self._fd = -1
+        while self._readers:
+            os.close(self._readers.popitem()[1])
         if remove or not self._places:
             for number in list(self._sizes):
                 self._path(number).unlink(missing_ok=True)
@@ -174,9 +177,9 @@ class FileSpool:
         if once in self._fresh:
             return self._fresh[once]
         number, at, size, _ = place
-        with open(self._path(number), "rb") as file:
-            file.seek(at + 8)
-            return _decoder.decode(file.read(size))
+        if number not in self._readers:
+            self._readers[number] = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
+        return _decoder.decode(os.pread(self._readers[number], size, at + 8))
 
     def _sweep(self) -> None:
         """Oldest first, so that a name's end never goes before what it ended."""
@@ -185,6 +188,8 @@ class FileSpool:
                 return
             self._path(number).unlink(missing_ok=True)
             del self._live[number], self._sizes[number]
+            if number in self._readers:
+                os.close(self._readers.pop(number))
 
     def _index(self, number: int) -> None:
         data = self._path(number).read_bytes()
