@@ -56,34 +56,49 @@ cd ~
 tangram broker --nodes 1 --bind none &
 until [ -s ~/.tangram/jobs/$SLURM_JOB_ID/access.json ]; do sleep 0.1; done
 tangram worker --cpus 2 --devices none &
-for n in 1 2 3; do tangram run -- true; done
-tangram run -- false || true
-tangram info --json > remark.json
-tangram shutdown
+python - <<'END'
+import json
+import tangram_hpc
+with tangram_hpc.connect() as client:
+    futures = [client.submit(["/bin/true"]) for _ in range(ACTIONS)]
+    futures.append(client.submit(["/bin/false"]))
+    assert sum(future.result(300).ok for future in futures) == ACTIONS
+    json.dump(client.ask("info"), open("remark.json", "w"))
+    client.shutdown_broker("all is done")
+END
 wait
 """
 
 
-def test_a_job_leaves_its_summary_in_its_comment(site: Site) -> None:
-    """Behind what its user wrote there; nothing was asked of Slurm for an action."""
-    def in_accounting() -> str:
-        return site.cluster.run_as_user(
-            ["sacct", "-n", "-X", "-P", "-j", job, "-o", "State,UID,Comment"]).stdout.strip()
+def in_accounting(site: Site, job: str) -> str:
+    """`State|UID|Comment`."""
+    return site.cluster.run_as_user(
+        ["sacct", "-n", "-X", "-P", "-j", job, "-o", "State,UID,Comment"]).stdout.strip()
 
+
+def run_job(site: Site, actions: int) -> str:
+    """A job with a broker, a worker and so many actions that succeed; its id, when it has ended."""
+    script = JOB.replace("{venv}", str(site.venv)).replace("ACTIONS", str(actions))
     told = site.cluster.run_as_user(
         ["sbatch", "--parsable", "-n1", "-c2", "--mem=300", "-p", "cpu", "--comment=grant 7",
-         "-o", "remark.out"], input=JOB.format(venv=site.venv))
+         "-o", "remark.out"], input=script)
     assert told.returncode == 0, told.stderr
     job = told.stdout.strip()
     owner = site.cluster.run_as_user("id -u").stdout.strip()
-    site.until(lambda: in_accounting().startswith(f"COMPLETED|{owner}|"), "the job's end", 60,
-               lambda: in_accounting() + (site.cluster.home / "remark.out").read_text())
+    site.until(lambda: in_accounting(site, job).startswith(f"COMPLETED|{owner}|"), "the end", 120,
+               lambda: in_accounting(site, job) + (site.cluster.home / "remark.out").read_text())
+    return job
+
+
+def test_a_job_leaves_its_summary_in_its_comment(site: Site) -> None:
+    """Behind what its user wrote there; nothing was asked of Slurm for an action."""
+    job = run_job(site, 300)
     said = (site.cluster.home / "remark.out").read_text()
     assert "tangram:" not in said, said
-    comment = in_accounting().split("|")[2]
+    comment = in_accounting(site, job).split("|")[2]
     assert re.fullmatch(
-        r"grant 7; tangram: actions=4 act_mean=\d+\.\d{3}s cpu_held=\d+\.\d\dh cpu_lent=\d+% "
-        r"cpu_used=\d+% completed=3 failed=1", comment), comment
+        r"grant 7; tangram: actions=301 act_mean=\d+\.\d{3}s cpu_held=\d+\.\d\dh cpu_lent=\d+% "
+        r"cpu_used=\d+% completed=300 failed=1", comment), comment
     asked = json.loads((site.cluster.home / "remark.json").read_text())["slurm"]
     assert asked == {"filling": "cli", "submits": 0, "queries": 0, "cancels": 0, "comments": 0,
                      "failed": 0, "refused": 0, "held_back": 0, "closed_s": 0, "last_error": ""}
@@ -91,11 +106,35 @@ def test_a_job_leaves_its_summary_in_its_comment(site: Site) -> None:
                               "comment=grant 8"], check=True)
     told = site.tangram("acct", "-j", job, "--comment")
     assert told.returncode == 0, told.stderr
-    site.until(lambda: in_accounting().endswith("|grant 8; tangram: " + told.stdout.strip()),
-               "the comment", 20, in_accounting)
+    new = "|grant 8; tangram: " + told.stdout.strip()
+    site.until(lambda: in_accounting(site, job).endswith(new), "the comment", 20,
+               lambda: in_accounting(site, job))
     assert comment.endswith(told.stdout.strip())
 
 
 def test_a_summary_needs_a_job_of_slurms(site: Site) -> None:
     told = site.tangram("acct", "-j", "99999999", "--comment")
     assert (told.returncode, told.stderr.count("\n")) == (2, 1), told.stderr
+
+
+def asked_of_slurm(site: Site) -> int:
+    """Requests of the cluster's user that slurmctld has counted since it was last told to begin
+    anew; accounting is another daemon's."""
+    told = site.cluster.run_as_user(["sdiag"], user=0, group=0, extra_groups=[]).stdout
+    found = re.search(rf"^\s*{site.cluster.user}\s*\(\s*\d+\)\s*count:(\d+)", told, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+@pytest.mark.long
+def test_slurm_is_asked_as_often_for_ten_thousand_actions_as_for_a_hundred(site: Site) -> None:
+    counts, steps = [], []
+    for actions in (100, 10_000):
+        site.cluster.run_as_user(["sdiag", "-r"], user=0, group=0, extra_groups=[], check=True)
+        job = run_job(site, actions)
+        counts.append(asked_of_slurm(site))
+        told = site.cluster.run_as_user(["sacct", "-n", "-P", "-j", job, "-o", "JobID"]).stdout
+        steps.append(told.count("."))
+        assert f"completed={actions} " in in_accounting(site, job)
+    print("requests", counts, "steps", steps)
+    assert counts[0] == counts[1] and 2 <= counts[0] <= 8, counts
+    assert steps == [1, 1]
