@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_up(up: argparse.ArgumentParser) -> None:
-    up.add_argument("--base-port", type=int, help="first of 1000 ports (default: a free span)")
+    up.add_argument("--base-port", type=int, help="first of 200 ports (default: a free span)")
     up.add_argument("--cpu-nodes", type=int, default=3)
     up.add_argument("--gpu-nodes", type=int, default=2)
     up.add_argument("--trainer-nodes", type=int, default=1)

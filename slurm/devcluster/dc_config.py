@@ -1,10 +1,13 @@
 """The files of one cluster, from its record. The law of this module:
 
-- every path in them is below the prefix, every port within the cluster's own span;
+- every path in them is below the prefix, every daemon's port within the cluster's own span;
 - it writes files and device nodes below the prefix and nothing else; it starts nothing;
 - what the configuration does not imitate is said in README.md.
 
-Ports from the base: +0 slurmctld, +1 slurmdbd, +10..+199 slurmds, +200..+999 srun.
+Ports from the base: +0 slurmctld, +1 slurmdbd, +10..+199 slurmds. srun takes what the kernel gives:
+with an SrunPortRange, an srun over two het components starts a thread for each, both try the same
+port first, and the one whose listen() comes second gives up (seen on 22.05.8: "all ports in range
+exhausted").
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import subprocess
 import dc_net
 from dc_base import SAFE_PATH, Cluster, ClusterError
 
-SPAN = 1000
+SPAN = 200
 BASES = range(17000, 32000, SPAN)
 FIRST_NODE = 10
 MAX_NODES = 190
@@ -42,7 +45,6 @@ SlurmctldLogFile={prefix}/log/slurmctld.log
 SlurmdLogFile={prefix}/log/slurmd-%n.log
 SlurmctldDebug=info
 SlurmdDebug=info
-SrunPortRange={srun_first}-{srun_last}
 MpiDefault=none
 SwitchType=switch/none
 ProctrackType=proctrack/{track}
@@ -178,8 +180,7 @@ def partition_lines(c: Cluster) -> list[str]:
 def slurm_conf(c: Cluster) -> str:
     fill = {
         "name": c.name, "prefix": c.prefix, "host": socket.gethostname(), "base": c.base_port,
-        "dbd_port": c.base_port + 1, "srun_first": c.base_port + 200,
-        "srun_last": c.base_port + SPAN - 1, "scheduler": SCHEDULER,
+        "dbd_port": c.base_port + 1, "scheduler": SCHEDULER,
         "track": "cgroup" if c.cgroups else "linuxproc",
         "tasks": "task/cgroup,task/affinity" if c.cgroups else "task/none",
         "gather": "cgroup" if c.cgroups else "linux", "address": dc_net.host_address(c),

@@ -169,8 +169,9 @@ def nodes(where: Where) -> Finding:
 
 
 def _step(argv: list[str], where: Where, count: int) -> Told:
-    """The step's words. One that did not run everywhere, and of which nobody says why, is tried
-    once more: a step may be refused while another one of the job ends."""
+    """The step's words. One that did not run everywhere, and of which no node says why, is tried
+    once more: a step may be refused while another one of the job ends, and where SrunPortRange is
+    set the threads that srun has for its het components may take each other's port."""
     told = tell(argv, unsized(where.environ), _STEP_S)
     rows = _rows(told)
     if len(rows) < count and not any(row["why"] for row in rows):
