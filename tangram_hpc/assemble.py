@@ -382,7 +382,8 @@ def _way_to(plan: WorkerPlan) -> str:
 
 
 async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
-    """Lends this node until the broker says that it is over (0) or is lost for good (1)."""
+    """Lends this node until the broker says that it is over (0) or is lost for good (1), or
+    a signal tells it to leave (128 and the signal)."""
     loop, config = asyncio.get_running_loop(), plan.config
     seldom_collect()
     die_on_broken_law(loop, "worker")
@@ -410,12 +411,17 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
                                                        meter))
         return node
 
-    lost = False
+    lost, told = False, 0
 
     def on_lost(reason: str) -> None:
         nonlocal lost
         lost = True
         driver.lost(reason)
+
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal told
+        told = number
+        driver.leave(f"it left: {number.name}")
 
     try:
         link = SocketLink(dial(access.addresses, access.key, access.job), loop)
@@ -423,7 +429,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
                               _GAP_S)
         link.attach(lambda parcel: driver.receive(*parcel), lambda: None, on_lost)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, driver.leave, f"it left: {number.name}")
+            loop.add_signal_handler(number, on_signal, number)
         if plan.lifeline >= 0:
             watch_lifeline(loop, plan.lifeline, lambda: driver.stop("its parent ended"))
         driver.start()
@@ -433,6 +439,8 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
             await node.closed()
         meter.close()
         shutil.rmtree(scratch, ignore_errors=True)
+    if told:
+        return 128 + told
     if lost:
         raise BrokerUnreachable(f"job {access.job}: the broker is gone ({reason})")
     return 0

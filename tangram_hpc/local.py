@@ -102,8 +102,9 @@ class LocalCluster:
         return self.start()
 
     def __exit__(self, *exc: object) -> None:
-        if self.client is not None and self._children and exc[0] is None:
-            self.client.shutdown_broker("its run is over")  # nothing is kept for another start
+        client = self.client
+        if client is not None and client._failure is None and self._children and exc[0] is None:
+            client.shutdown_broker("its run is over")  # nothing is kept for another start
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._children[0].wait(15)
         self.close()

@@ -40,7 +40,7 @@ def install_for(cluster: RunningCluster, scratch: Path, venv: str = "venv",
                 requirements: Sequence[str] = ("{tree}[demo]", "pytest")) -> Path:
     """A venv in the user's home with this package in it, built from a copy of the tree."""
     tree = scratch / "tree"
-    skip = shutil.ignore_patterns(".git", ".venv*", "__pycache__", "build", "*.egg-info",
+    skip = shutil.ignore_patterns(".git", ".venv*", ".vm", "__pycache__", "build", "*.egg-info",
                                   ".*_cache")
     if not tree.exists():
         shutil.copytree(REPO, tree, ignore=skip)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -146,6 +147,8 @@ def test_each_call_is_answered() -> None:
         assert await told(lambda then: slurm.comment(1, "c", then)) is None
         rows = await told(lambda then: slurm.query([2, 44], then, ["j5"]))
         assert [r.job for r in rows] == [2, 5]
+        assert await told(lambda then: slurm.query([], then)) == ()
+        assert await told(lambda then: slurm.cancel([], then)) is None
         assert [what for what, _, _ in fake.made] == ["submit", "cancel", "comment", "query"]
         calls = slurm.calls()
         assert (calls.filling, calls.submits, calls.queries, calls.cancels, calls.comments) == (
@@ -165,7 +168,7 @@ def test_ten_thousand_questions_are_a_few_calls() -> None:
         times = [at for what, _, at in fake.made if what == "query"]
         assert len(times) <= 2 + (time.monotonic_ns() - began) // FAST.query_ns
         assert all(b - a >= FAST.query_ns * 0.9
-                   for a, b in zip(times, times[1:], strict=False)), times
+                   for a, b in itertools.pairwise(times)), times
         assert slurm.calls().queries == len(times) <= 10
     play(scene)
 

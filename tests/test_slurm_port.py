@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 
 import pytest
@@ -19,16 +21,81 @@ def foreign_job(site: Site) -> str:
     return told.stdout.strip()
 
 
-def test_commands_keep_the_contract(site: Site) -> None:
+def lacking(site: Site, filling: str) -> str:
+    """Why this filling cannot be used on this cluster; empty when it can."""
+    if filling == "cli":
+        return ""
+    told = site.cluster.run_as_user([site.venv / "bin/python", "-c", "import pyslurm"])
+    said = told.stderr.strip().rpartition("\n")[2]
+    release = site.cluster.run_as_user(["sbatch", "--version"]).stdout.strip()
+    return f"pyslurm cannot be imported beside {release}: {said}" if told.returncode else ""
+
+
+@pytest.mark.parametrize("filling", ["cli", "pyslurm"])
+def test_each_filling_keeps_the_contract(site: Site, filling: str) -> None:
+    if why := lacking(site, filling):
+        pytest.skip(why)
     shutil.copy(DATA / "slurm_contract.py", site.cluster.home)
     job = foreign_job(site)
     try:
         told = site.cluster.run_as_user(
             [str(site.venv / "bin/python"), "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider",
-             "--durations=5", "slurm_contract.py"], timeout=240,
-            env={"CONTRACT_FILLING": "cli", "CONTRACT_FOREIGN": job, "CONTRACT_ACCOUNTING": "1"})
+             "--basetemp=contract", "--durations=5", "slurm_contract.py"], timeout=240,
+            env={"CONTRACT_FILLING": filling, "CONTRACT_FOREIGN": job, "CONTRACT_ACCOUNTING": "1"})
     finally:
         site.cluster.run_as_user(["scancel", job], user=0, group=0, extra_groups=[])
     print(told.stdout)
     assert told.returncode == 0, told.stdout + told.stderr
     assert "skipped" not in told.stdout
+
+
+JOB = """#!/bin/bash
+set -e
+export PATH={venv}/bin:$PATH
+cd ~
+tangram broker --nodes 1 --bind none &
+until [ -s ~/.tangram/jobs/$SLURM_JOB_ID/access.json ]; do sleep 0.1; done
+tangram worker --cpus 2 --devices none &
+for n in 1 2 3; do tangram run -- true; done
+tangram run -- false || true
+tangram info --json > remark.json
+tangram shutdown
+wait
+"""
+
+
+def test_a_job_leaves_its_summary_in_its_comment(site: Site) -> None:
+    """Behind what its user wrote there; nothing was asked of Slurm for an action."""
+    def in_accounting() -> str:
+        return site.cluster.run_as_user(
+            ["sacct", "-n", "-X", "-P", "-j", job, "-o", "State,UID,Comment"]).stdout.strip()
+
+    told = site.cluster.run_as_user(
+        ["sbatch", "--parsable", "-n1", "-c2", "--mem=300", "-p", "cpu", "--comment=grant 7",
+         "-o", "remark.out"], input=JOB.format(venv=site.venv))
+    assert told.returncode == 0, told.stderr
+    job = told.stdout.strip()
+    owner = site.cluster.run_as_user("id -u").stdout.strip()
+    site.until(lambda: in_accounting().startswith(f"COMPLETED|{owner}|"), "the job's end", 60,
+               lambda: in_accounting() + (site.cluster.home / "remark.out").read_text())
+    said = (site.cluster.home / "remark.out").read_text()
+    assert "tangram:" not in said, said
+    comment = in_accounting().split("|")[2]
+    assert re.fullmatch(
+        r"grant 7; tangram: actions=4 act_mean=\d+\.\d{3}s cpu_held=\d+\.\d\dh cpu_lent=\d+% "
+        r"cpu_used=\d+% completed=3 failed=1", comment), comment
+    asked = json.loads((site.cluster.home / "remark.json").read_text())["slurm"]
+    assert asked == {"filling": "cli", "submits": 0, "queries": 0, "cancels": 0, "comments": 0,
+                     "failed": 0, "refused": 0, "held_back": 0, "closed_s": 0, "last_error": ""}
+    site.cluster.run_as_user(["sacctmgr", "-i", "modify", "job", "where", f"jobid={job}", "set",
+                              "comment=grant 8"], check=True)
+    told = site.tangram("acct", "-j", job, "--comment")
+    assert told.returncode == 0, told.stderr
+    site.until(lambda: in_accounting().endswith("|grant 8; tangram: " + told.stdout.strip()),
+               "the comment", 20, in_accounting)
+    assert comment.endswith(told.stdout.strip())
+
+
+def test_a_summary_needs_a_job_of_slurms(site: Site) -> None:
+    told = site.tangram("acct", "-j", "99999999", "--comment")
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1), told.stderr

@@ -21,6 +21,7 @@ class HeldRow:
     job: str
     name: str = ""
     own: bool = False
+    came: bool = False  # Slurm granted it
     nodes: list[str] = field(default_factory=list)
     cpus: int = 0
     since: int = 0
@@ -31,7 +32,7 @@ class HeldRow:
     @property
     def held_ns(self) -> int:
         """CPUs x time."""
-        return self.cpus * max(0, self.until - self.since) if self.since else 0
+        return self.cpus * max(0, self.until - self.since) if self.came else 0
 
 
 class Held:
@@ -106,7 +107,8 @@ class Held:
         job = self._job_of.get(event.alloc)
         if job is not None:
             row = self._row(job)
-            row.since = event.since or row.since or event.at
+            row.since = event.since or (row.since if row.came else event.at)
+            row.came = True
             row.cpus = max(row.cpus, event.cpus)
 
     def _ended(self, alloc: int, at: int, reason: str) -> None:
@@ -119,7 +121,7 @@ class Held:
     def _joined(self, event: ev.NodeJoined) -> None:
         job = event.spec.allocation
         row = self._row(job)
-        row.since = row.since or event.at
+        row.since, row.came = (row.since if row.came else event.at), True
         if event.spec.name not in row.nodes:
             row.nodes.append(event.spec.name)
             if not row.name:
@@ -153,12 +155,12 @@ class Held:
 
 
 def held(events: Iterable[ev.Event]) -> list[HeldRow]:
-    """A row an allocation, in order of their coming."""
+    """A row an allocation that came, in order of their coming."""
     fold = Held()
     for event in events:
         fold.add(event)
     fold.close()
-    return list(fold.rows.values())
+    return [row for row in fold.rows.values() if row.came]
 
 
 def total(rows: Iterable[HeldRow]) -> Iterator[int]:

@@ -6,6 +6,8 @@ Law: the format is stable: words `key=value`, in this order, new ones only at th
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ..domain.states import ENDED, ActionState
 from .record import Fold
 
@@ -32,10 +34,8 @@ def summary(folded: Fold) -> str:
                   f"cpu_used={100 * usage.burnt_ns / usage.held_ns:.0f}%"]
     if gpu_ns := sum(r.gpu_held_ns for r in records):
         words.append(f"gpu_lent={gpu_ns / _HOUR:.2f}h")
-    for state in ActionState:
-        count = sum(r.state is state for r in records)
-        if count:
-            words.append(f"{state.value.lower()}={count}")
+    counts = Counter(r.state for r in records)
+    words += [f"{s.value.lower()}={counts[s]}" for s in ActionState if counts[s]]
     while len(text := " ".join(words)) > TEXT_MAX:
         words.pop()
     return text

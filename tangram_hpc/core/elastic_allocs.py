@@ -4,8 +4,8 @@ Law: reads the ledger and returns events; what it remembers between two looks (h
 has been so) is no part of the state, so a restart only waits once more. Never beyond the user's
 bounds; never a node with a lease or a session, nor the last `min_nodes`; nothing is asked for that
 is on its way already. More is asked for only when the queue has not been expected to drain in time
-for `grow_after_ns`, less is held only after `idle_ns` without use, and each of the two begins anew
-after the other: so it does not flap.
+for `grow_after_ns`, less is held only after `idle_ns` without use (or with so little that half of
+the rest could do it), and each of the two begins anew after the other: so it does not flap.
 
 The forecast: W unit-ns of expected work wait and run, C units are held, a satellite takes A until
 it has joined. More is needed when W > C (A + target), and then so many units that what is left
@@ -13,6 +13,9 @@ after A is done within the target: (W - C A) / target - C.
 """
 
 from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
 
 from ..domain import event as ev
 from ..domain.allocation import SatelliteShape
@@ -27,6 +30,16 @@ LOOK_NS = 1_000_000_000  # between two looks
 _S = 1_000_000_000
 
 
+class Need(NamedTuple):
+    """What is missing: units of a kind, and memory for sessions."""
+
+    units: int
+    mem_mib: int
+
+
+_ENOUGH = Need(0, 0)
+
+
 class ElasticAllocs:
     """Decides by what it sees once a second. `verdict` says what it thought last, for people."""
 
@@ -36,6 +49,9 @@ class ElasticAllocs:
         self._short_since: dict[Key, int] = {}
         self._ample_since = 0
         self._idle_since: dict[int, tuple[int, int]] = {}  # node -> its news, and since when
+        self._lent: deque[tuple[int, int]] = deque()  # (when, CPUs lent), of the last `idle_ns`
+        self._lent_since = 0  # since when what is held is what it is, and nobody waits
+        self._held_by: tuple[int, ...] = ()
 
     def due_at(self, ledger: Ledger) -> int:
         """When `decide` looks again; 0 for never."""
@@ -50,18 +66,20 @@ class ElasticAllocs:
         self._looked_at = now
         demand = loads(ledger, now)
         self._watch_idle(ledger, now)
-        short = {key: more for key, load in demand.items()
-                 if (more := _missing(ledger, key, load, now))}
+        self._watch_use(ledger, demand, now)
+        short = {key: need for key, load in demand.items()
+                 if any(need := _missing(ledger, key, load, now))}
         events = self._give_up(ledger, now)
         events += self._withdraw(ledger, demand, now)
         if not events:
             events = self._grow(ledger, demand, short, now)
         if not events and not short:
-            events = self._give_back(ledger, now)
+            events = self._give_back(ledger, now) or self._drain_spare(ledger, now)
         if events:
             self._short_since.clear()
         if any(isinstance(event, ev.AllocationAsked) for event in events):
             self._idle_since.clear()
+            self._held_by = ()
         return events
 
     def idle_ns(self, node: int, now: int) -> int:
@@ -70,15 +88,15 @@ class ElasticAllocs:
 
     # ---- more ----------------------------------------------------------------------------------
 
-    def _grow(self, ledger: Ledger, demand: dict[Key, Load], short: dict[Key, int], now: int
+    def _grow(self, ledger: Ledger, demand: dict[Key, Load], short: dict[Key, Need], now: int
               ) -> list[ev.Event]:
         policy = ledger.allocs.policy
         for key in [k for k in self._short_since if k not in short]:
             del self._short_since[key]
         self.verdict = "" if short else "what is held and on its way is enough"
-        for key, more in short.items():
+        for key, need in short.items():
             since = self._short_since.setdefault(key, now)
-            why = _story(key, demand[key], policy.target_ns)
+            why = _story(key, demand[key], need, policy.target_ns)
             if now - since < policy.grow_after_ns:
                 self.verdict = f"{why}; it has been so for {(now - since) // _S} s"
                 continue
@@ -86,8 +104,8 @@ class ElasticAllocs:
             if shape is None:
                 self.verdict = f"{why}; {self.verdict}"
                 continue
-            adds = (_mem(ledger, shape) if demand[key].sessions else units_of(shape, key[0]))
-            count = -(-more // adds)
+            count = max(-(-need.units // units_of(shape, key[0])),
+                        -(-need.mem_mib // _mem(ledger, shape)))
             most = policy.asks_max if shape.name in ledger.allocs.taken else 1  # one to try it
             count = min(count, most, ledger.allocs.room(shape))
             return [ev.AllocationAsked(now, ledger.allocs.next_alloc + i, shape, why)
@@ -115,6 +133,9 @@ class ElasticAllocs:
             if not entry.joined and now - entry.held_at > policy.join_ns:
                 why = f"no worker of it joined within {policy.join_ns // _S} s of its start"
                 return [_released(ledger, entry, why, now)]
+            if entry.nodes and all(ledger.nodes[n].state is NodeState.DRAINED for n in entry.nodes):
+                why = ledger.nodes[next(iter(entry.nodes))].draining
+                return [ev.AllocationReleased(now, entry.alloc, f"drained: {why}")]
             if entry.joined and not entry.nodes and now - entry.empty_at > policy.join_ns:
                 return [ev.AllocationReleased(now, entry.alloc, "its workers are gone")]
         return []
@@ -144,6 +165,39 @@ class ElasticAllocs:
                 seen.pop(node.node, None)
             elif seen.get(node.node, (-1, 0))[0] != node.news:
                 seen[node.node] = (node.news, now)
+
+    def _watch_use(self, ledger: Ledger, demand: dict[Key, Load], now: int) -> None:
+        up = ledger.up_nodes()
+        held = tuple(n.node for n in up)
+        waits = any(load.waiting or load.sessions for load in demand.values())
+        if held != self._held_by or waits:
+            self._held_by, self._lent_since = held, now
+            self._lent.clear()
+        self._lent.append((now, sum(len(n.cores.units) - n.cores.free for n in up)))
+        while self._lent[0][0] < now - ledger.allocs.policy.idle_ns:
+            self._lent.popleft()
+
+    def _drain_spare(self, ledger: Ledger, now: int) -> list[ev.Event]:
+        """One satellite of CPUs whose work the others could do twice over, for `idle_ns` now: light
+        work that goes around would keep them all from idling."""
+        policy = ledger.allocs.policy
+        if not policy.idle_ns or now - self._lent_since < policy.idle_ns:
+            return []
+        peak = max(lent for _, lent in self._lent)
+        if not peak:
+            return []  # they idle
+        for entry in ledger.allocs.satellites():
+            nodes = [ledger.nodes[n] for n in entry.nodes]
+            free = all(n.state is NodeState.UP and not n.sessions and not n.spec.gpus
+                       for n in nodes)
+            if entry.state is not AllocState.RUNNING or not nodes or not free:
+                continue
+            rest = sum(len(n.cores.units) for n in ledger.up_nodes() if n not in nodes)
+            if 2 * peak <= rest and _may_go(ledger, entry):
+                why = (f"at most {peak} CPUs were lent at once for {policy.idle_ns // _S} s, and "
+                       f"{rest} are held without it")
+                return [ev.NodeDraining(now, n.node, why) for n in nodes]
+        return []
 
     def _give_back(self, ledger: Ledger, now: int) -> list[ev.Event]:
         """The one allocation that has idled longest, when all its nodes have for long enough."""
@@ -187,22 +241,23 @@ def _stands(nodes: list[NodeEntry], ledger: Ledger, name: str) -> bool:
     return any(stands_somewhere(nodes, service, degree) for degree in service.degrees)
 
 
-def _missing(ledger: Ledger, key: Key, load: Load, now: int) -> int:
-    """Units (or MiB, of sessions) that are needed beyond what is held and on its way."""
+def _missing(ledger: Ledger, key: Key, load: Load, now: int) -> Need:
+    """What is needed beyond what is held and on its way."""
     policy, kind = ledger.allocs.policy, key[0]
     if not policy.max_nodes:
-        return 0
-    shapes = [e.shape for e in ledger.allocs.satellites()
+        return _ENOUGH
+    coming = [e.shape for e in ledger.allocs.satellites()
               if e.coming and e.shape is not None and serves(e.shape, key)]
+    mem = 0
     if load.sessions and now - load.oldest_at > policy.target_ns:
-        return max(0, load.mem_mib - sum(_mem(ledger, s) for s in shapes))
+        mem = max(0, load.mem_mib - sum(_mem(ledger, s) for s in coming))
     arrive = min((_arrives(ledger, s) for s in policy.shapes if serves(s, key)), default=0)
     left = load.work_ns - load.held * arrive
     if not load.waiting or left <= load.held * policy.target_ns:
-        return 0
+        return Need(0, mem)
     wanted = min(-(-left // policy.target_ns) - load.held, load.units,
                  -(-load.movable_ns // policy.target_ns))
-    return max(0, wanted - sum(units_of(s, kind) for s in shapes))
+    return Need(max(0, wanted - sum(units_of(s, kind) for s in coming)), mem)
 
 
 def _arrives(ledger: Ledger, shape: SatelliteShape) -> int:
@@ -242,12 +297,12 @@ def hours(core_ns: int) -> str:
     return f"{core_ns / 3600e9:.2f}"
 
 
-def _story(key: Key, load: Load, target_ns: int) -> str:
+def _story(key: Key, load: Load, need: Need, target_ns: int) -> str:
     """Why more is needed, in one line."""
     kind, component = key
     where = f" in {component}" if component else ""
-    if load.sessions:
-        return (f"{load.sessions} sessions wait for {load.mem_mib} MiB of memory{where}")
+    if need.mem_mib:
+        return f"{load.sessions} sessions wait for {load.mem_mib} MiB of memory{where}"
     needs = f"{load.work_ns // max(1, load.held) // _S} s" if load.held else "for ever"
     bound = f" ({load.bound} more wait for their session's node)" if load.bound else ""
     return (f"{load.waiting} actions wait{where}{bound}; the queue needs {needs} on the "

@@ -87,8 +87,7 @@ class Scheduler(Restart):
     def plan(self, now: int) -> list[ev.Event]:
         """What to do now, as events to journal and handle in this order; to be called again until
         it has nothing to do. Changes nothing of the state."""
-        events = (lapsed(self.ledger, now) or ending(self.ledger, now)
-                  or self.elastic.decide(self.ledger, now))
+        events = lapsed(self.ledger, now) or ending(self.ledger, now)
         if events:
             return events
         if not (self.dirty or 0 < self._place_due() <= now):
@@ -104,10 +103,12 @@ class Scheduler(Restart):
         return events or self._follow(now)
 
     def _follow(self, now: int) -> list[ev.Event]:
-        """Leases behind others, on units that nobody else could have."""
+        """Leases behind others, on units that nobody else could have; when all is lent that can be:
+        whether to hold more or less."""
         ledger = self.ledger
         events = ahead(ledger, now) if ledger.short else []
-        return events or (batches(ledger, now) if ledger.batching else events)
+        events = events or (batches(ledger, now) if ledger.batching else events)
+        return events or self.elastic.decide(ledger, now)
 
     def next_deadline(self) -> int:
         """When `plan` has something to do although nothing happens (epoch ns); 0 for never: a

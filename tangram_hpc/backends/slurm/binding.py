@@ -32,7 +32,7 @@ _WORDS = {
     "comment": "comment", "chdir": "working_directory", "constraint": "constraints",
     "reservation": "reservations", "exclude": "excluded_nodes", "nodelist": "required_nodes",
 }
-_NUMBERS = frozenset({"ntasks", "cpus_per_task"})
+_NUMBERS = frozenset({"ntasks", "cpus_per_task", "time_limit"})
 _FLAGS = {"requeue": ("is_requeueable", True), "no-requeue": ("is_requeueable", False),
           "hold": ("priority", 0)}
 _FIELDS = ("state", "reason", "name", "partition", "comment")

@@ -60,6 +60,9 @@ class BudgetedSlurm:
                then: Callable[[SlurmFailure | None], None]) -> None:
         """See `ports.Slurm.cancel`."""
         asked = tuple(jobs)
+        if not asked:
+            self._loop.call_soon(then, None)
+            return
         self._act(_Call("cancels", lambda: self._filling.cancel(asked), then))
 
     def comment(self, job: int, text: str, then: Callable[[SlurmFailure | None], None]) -> None:
@@ -70,7 +73,9 @@ class BudgetedSlurm:
               then: Callable[[tuple[JobView, ...] | SlurmFailure], None],
               names: Sequence[str] = ()) -> None:
         """See `ports.Slurm.query`."""
-        if not self._refused(then, self._budget.closed_until):
+        if not jobs and not names:
+            self._loop.call_soon(then, ())
+        elif not self._refused(then, self._budget.closed_until):
             self._questions.append(_Question(tuple(jobs), tuple(names), then))
             self._go()
 

@@ -35,7 +35,7 @@ class Child:
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], deadline_s: float) -> None:
-        self._argv, self._env, self._deadline_s = tuple(argv), dict(env), deadline_s
+        self._argv, self._env, self.deadline_s = tuple(argv), dict(env), deadline_s
         self._process: asyncio.subprocess.Process | None = None
         self._heard = b""  # the end of its standard error
         self._listener: asyncio.Task[None] | None = None
@@ -63,7 +63,7 @@ class Child:
             answered = True
             return answer
         except asyncio.TimeoutError:
-            raise ChildLate(f"no answer in {self._deadline_s:g} s") from None
+            raise ChildLate(f"no answer in {self.deadline_s:g} s") from None
         finally:
             if not answered:
                 await self.kill()
@@ -97,7 +97,7 @@ class Child:
         process = self._process
         assert process is not None and process.stdout is not None
         try:
-            line = await asyncio.wait_for(process.stdout.readline(), self._deadline_s)
+            line = await asyncio.wait_for(process.stdout.readline(), self.deadline_s)
         except ValueError:
             raise ChildGone(f"an answer of more than {_LINE_MAX} bytes") from None
         if not line.endswith(b"\n"):

@@ -1,7 +1,7 @@
 """The last word about a job: its accounting in one line, in the Comment of its Slurm job.
 
-Law: once, at the end, within `WITHIN_S`; a site that refuses it, a controller that is away or a
-journal that is too long to read in that time is a line on standard error, never a failure.
+Law: once, at the end, within `READ_S` + `CALL_S`; a site that refuses it, a controller that is
+away, a journal that is too long to read in that time: a line on standard error, never a failure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ...errors import InvalidInput
 from ...ports import Slurm, SlurmFailure, SlurmNotNow
 from ..journal import read_journals
 
-WITHIN_S = 15.0  # a third for reading: at a time limit there is not much more
+READ_S = 20.0  # some hundred thousand actions; the template leaves more before a time limit
+CALL_S = 10.0
 
 
 class _TooLong(Exception):
@@ -28,9 +29,9 @@ class _TooLong(Exception):
 async def leave_remark(slurm: Slurm, job: int, folder: Path) -> str:
     """Sets it; returns why not in one line, empty when it is set."""
     try:
-        line = summary(fold(_within(read_journals(folder), WITHIN_S / 3)))
+        line = summary(fold(_within(read_journals(folder), READ_S)))
     except _TooLong:
-        return f"its journal cannot be read in {WITHIN_S / 3:g} s: tangram acct -j {job} --comment"
+        return f"its journal cannot be read in {READ_S:g} s: tangram acct -j {job} --comment"
     except InvalidInput as error:
         return str(error)
     answer: asyncio.Future[SlurmFailure | None] = asyncio.get_running_loop().create_future()
@@ -41,7 +42,7 @@ async def leave_remark(slurm: Slurm, job: int, folder: Path) -> str:
 
     slurm.comment(job, line, answered)
     try:
-        failed = await asyncio.wait_for(answer, WITHIN_S * 2 / 3)
+        failed = await asyncio.wait_for(answer, CALL_S)
     except asyncio.TimeoutError:
         failed = SlurmNotNow("Slurm does not answer")
     return "" if failed is None else str(failed)

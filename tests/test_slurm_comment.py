@@ -1,0 +1,124 @@
+"""A job's summary in its Comment, and what Slurm's words mean: nothing here asks Slurm."""
+
+from __future__ import annotations
+
+import pytest
+from builders import World
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tangram_hpc.accounting.record import Fold, fold
+from tangram_hpc.accounting.summary import TEXT_MAX, summary
+from tangram_hpc.backends.slurm.environ import for_commands
+from tangram_hpc.backends.slurm.filling import failure
+from tangram_hpc.backends.slurm.hostlist import expand
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.slurm import COMMENT_MAX, JobView, with_remark
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.ports import SlurmNever, SlurmNotNow
+
+HOUR = 3600 * 10**9
+
+
+def test_a_summary() -> None:
+    w = World("static:2")
+    w.node(cpus=4)
+    one, two, waits = (w.submit(2) for _ in range(3))
+    w.plan()
+    w.now = HOUR
+    w.happen(ev.LeaseFinished(HOUR, w.lease_of(one), Outcome(
+        ActionState.COMPLETED, cpu_ns=HOUR), True))
+    w.happen(ev.LeaseFinished(HOUR, w.lease_of(two), Outcome(ActionState.FAILED), True))
+    w.happen(ev.ActionCancelled(HOUR, waits, "enough"))
+    w.now = 2 * HOUR
+    still = w.submit(2)
+    assert still and summary(fold(w.events)) == (
+        "actions=4 act_mean=3600.000s cpu_held=8.00h cpu_lent=50% cpu_used=12% pending=1 "
+        "completed=1 failed=1 cancelled=1")
+
+
+def test_a_summary_of_nothing() -> None:
+    assert summary(Fold()) == "actions=0 cpu_held=0.00h"
+
+
+def test_a_summary_is_never_too_long() -> None:
+    folded = Fold()
+    w = World()
+    for n, state in enumerate(ActionState):
+        record = fold([ev.ActionSubmitted(0, w.scheduler.ledger.actions[w.submit()].action)]
+                      ).records.popitem()[1]
+        record.state, record.end_ns = state, 10**18
+        folded.records[n] = record
+    folded.usage.held_ns = folded.usage.lent_ns = folded.usage.burnt_ns = 10**24
+    text = summary(folded)
+    assert text.startswith("actions=10 act_mean=") and " cpu_used=100% " in text
+    assert len(text) <= TEXT_MAX < COMMENT_MAX
+    assert all("=" in word for word in text.split(" ")) and "pending=1" in text
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ("", "tangram: a=1"), ("grant 7", "grant 7; tangram: a=1"),
+    ("tangram: a=0 b=2", "tangram: a=1"), ("grant 7; tangram: a=0", "grant 7; tangram: a=1"),
+    ("grant 7;  ", "grant 7; tangram: a=1")])
+def test_others_words_stay(old: str, new: str) -> None:
+    assert with_remark(old, "a=1") == new
+    assert with_remark(new, "a=1") == new
+
+
+@pytest.mark.parametrize(("text", "names"), [
+    ("", ()), ("c1", ("c1",)), ("c[1-3,7],g1", ("c1", "c2", "c3", "c7", "g1")),
+    ("n[008-011]", ("n008", "n009", "n010", "n011")),
+    ("r[1-2]n[1-2]x", ("r1n1x", "r1n2x", "r2n1x", "r2n2x")), ("a, b", ("a", "b"))])
+def test_a_hostlist(text: str, names: tuple[str, ...]) -> None:
+    assert expand(text) == names
+
+
+@pytest.mark.parametrize("text", ["c[1-", "c]1[", "c[a-b]", "c[1--2]", "c[1-99999999]",
+                                  "c[1-999]d[1-999]", "c[]"])
+def test_what_is_no_hostlist(text: str) -> None:
+    with pytest.raises(ValueError):
+        expand(text)
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=50), st.integers(1, 7))
+def test_a_hostlist_of_any_numbers(numbers: list[int], width: int) -> None:
+    inside = ",".join(str(n).zfill(width) for n in numbers)
+    assert expand(f"node[{inside}]") == tuple(f"node{str(n).zfill(width)}" for n in numbers)
+
+
+@pytest.mark.parametrize(("text", "kind", "unsure"), [
+    ("Batch job submission failed: Invalid partition name specified", SlurmNever, None),
+    ("Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's "
+     "size and/or time limits)", SlurmNever, None),
+    ("Batch job submission failed: Unable to contact slurm controller (connect failure)",
+     SlurmNotNow, False),
+    ("Batch job submission failed: Unable to contact slurm controller (receive failure)",
+     SlurmNotNow, True),
+    ("Batch job submission failed: Socket timed out on send/recv operation", SlurmNotNow, True),
+    ("slurm_load_jobs error: Rate limit exceeded, please retry momentarily", SlurmNotNow, False),
+    ("Batch job submission failed: Unable to create job record, try again", SlurmNotNow, False),
+    ("slurm_load_jobs error: Slurm backup controller in standby mode", SlurmNotNow, False),
+    ("Munge encode failed: Failed to access \"/run/munge/munge.socket.2\"", SlurmNotNow, False),
+    ("something that no release says yet", SlurmNever, None)])
+def test_what_a_message_means(text: str, kind: type, unsure: bool | None) -> None:
+    told = failure(text)
+    assert type(told) is kind and str(told) == text
+    assert getattr(told, "unsure", None) == unsure
+
+
+@pytest.mark.parametrize(("state", "word"), [
+    ("PENDING", "waits"), ("REQUEUE_HOLD", "waits"), ("RUNNING", "holds"), ("COMPLETING", "holds"),
+    ("CONFIGURING", "holds"), ("SUSPENDED", "holds"), ("COMPLETED", "over"), ("TIMEOUT", "over"),
+    ("NODE_FAIL", "over")])
+def test_a_jobs_state_is_one_of_three(state: str, word: str) -> None:
+    view = JobView(1, -1, state)
+    assert [w for w in ("waits", "holds", "over") if getattr(view, w)] == [word]
+
+
+def test_commands_see_nothing_of_our_own_job() -> None:
+    environ = {"PATH": "/bin", "HOME": "/h", "SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "x",
+               "SLURM_JOB_ID": "1", "SBATCH_QOS": "x", "SQUEUE_FORMAT": "x", "SACCT_FORMAT": "x",
+               "SCANCEL_STATE": "x", "PMI_RANK": "0", "TANGRAM_JOB": "1", "SLURM_CLUSTERS": "x"}
+    assert for_commands(environ) == {"PATH": "/bin", "HOME": "/h", "SLURM_JWT": "x",
+                                     "SLURM_CONF": "/etc/slurm.conf"}
