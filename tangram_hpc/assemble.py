@@ -37,7 +37,7 @@ from .backends.spool import FileSpool
 from .backends.store import FolderStore
 from .backends.transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from .backends.transport.channel import SocketChannel
-from .backends.transport.dial import dial
+from .backends.transport.dial import dial, way_to
 from .backends.transport.naps import sharpen
 from .backends.transport.pipes import SocketPipes
 from .broker.driver import Broker, Settings
@@ -357,28 +357,11 @@ def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         try:
             return asyncio.run(serve_worker(plan, environ))
         except BrokerUnreachable as lost:
-            way = "" if plan.lifeline >= 0 else _way_to(plan)
+            way = "" if plan.lifeline >= 0 else way_to(plan.access, plan.config.grace_s)
             if way != "open":
                 lost.exit_status = WAY_SHUT if way == "shut" else lost.exit_status
                 raise
             print(f"tangram: {lost}; it can be reached again", file=sys.stderr, flush=True)
-
-
-def _way_to(plan: WorkerPlan) -> str:
-    """After `grace_s` at most: "open", "shut", or "" where no broker is any more."""
-    deadline = time.monotonic() + plan.config.grace_s
-    while time.monotonic() < deadline:
-        try:
-            access = read_access(plan.access)
-            dial(access.addresses, access.key, access.job).close()
-            return "open"
-        except AccessError:
-            return ""
-        except BrokerUnreachable as error:
-            if error.refused:
-                return ""
-            time.sleep(1)
-    return "shut"
 
 
 async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
