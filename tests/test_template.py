@@ -307,6 +307,7 @@ def test_a_trainer_that_does_not_listen_is_killed(pretence: Pretence) -> None:
     child.communicate(timeout=60)
     assert child.returncode == 143
     assert pretence.ends()[1:] == ["srun ended", "broker ended"]
+    assert "broker drained" not in pretence.logged() and "tangram shutdown" not in pretence.logged()
 
 
 def test_a_broker_that_does_not_start_ends_it(pretence: Pretence) -> None:

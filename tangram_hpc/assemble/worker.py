@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..backends.access import read_access
 from ..backends.cpu import affinity, enforce, memory
 from ..backends.gpu.devices import Devices, find_devices
 from ..backends.gpu.meter import GpuMeter
@@ -26,11 +25,11 @@ from ..backends.services.registry import make_backend
 from ..backends.slurm.environ import SlurmPlace, slurm_place
 from ..backends.store import FolderStore
 from ..backends.transport.asyncsock import SocketLink
-from ..backends.transport.dial import dial
+from ..backends.transport.dial import dial, way_to
 from ..config import Config
 from ..domain.node import NodeSpec
 from ..domain.service import ServiceSpec
-from ..errors import AccessError, BrokerUnreachable
+from ..errors import BrokerUnreachable
 from ..ports import (
     Executor,
     Reports,
@@ -140,28 +139,11 @@ def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         try:
             return asyncio.run(serve_worker(plan, environ))
         except BrokerUnreachable as lost:
-            way = "" if plan.lifeline >= 0 else _way_to(plan)
+            way = "" if plan.lifeline >= 0 else way_to(plan.access, plan.config.grace_s)
             if way != "open":
                 lost.exit_status = WAY_SHUT if way == "shut" else lost.exit_status
                 raise
             print(f"tangram: {lost}; it can be reached again", file=sys.stderr, flush=True)
-
-
-def _way_to(plan: WorkerPlan) -> str:
-    """After `grace_s` at most: "open", "shut", or "" where no broker is any more."""
-    deadline = time.monotonic() + plan.config.grace_s
-    while time.monotonic() < deadline:
-        try:
-            access = read_access(plan.access)
-            dial(access.addresses, access.key, access.job).close()
-            return "open"
-        except AccessError:
-            return ""
-        except BrokerUnreachable as error:
-            if error.refused:
-                return ""
-            time.sleep(1)
-    return "shut"
 
 
 async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:

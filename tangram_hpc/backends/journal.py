@@ -123,7 +123,11 @@ def read_journals(folder: Path) -> Iterator[Event]:
     Raises:
         InvalidInput: there is none, or one cannot be read; see `read_journal`.
     """
-    for path in journals(folder) or [folder / "journal"]:
+    try:
+        found = journals(folder)
+    except PermissionError:
+        found = []  # somebody else's: the reader says so
+    for path in found or [folder / "journal"]:
         yield from read_journal(path)
 
 

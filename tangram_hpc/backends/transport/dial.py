@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from ...errors import AccessError, BrokerUnreachable, InvalidInput
 from ...wire import auth
+from ..access import read_access
 from .asyncsock import HANDSHAKE_S, tune
 
 
@@ -47,6 +50,23 @@ def dial(addresses: Sequence[str], key: bytes, job: str) -> socket.socket:
                                f"({'; '.join(problems) or 'no address'})")
     nobody.refused = refused
     raise nobody
+
+
+def way_to(access: Path, patience_s: float) -> str:
+    """After `patience_s` at most: "open", "shut", or "" where no broker is any more."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        try:
+            known = read_access(access)
+            dial(known.addresses, known.key, known.job).close()
+            return "open"
+        except AccessError:
+            return ""
+        except BrokerUnreachable as error:
+            if error.refused:
+                return ""
+            time.sleep(1)
+    return "shut"
 
 
 def _connect(address: str) -> socket.socket:
