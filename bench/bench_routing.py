@@ -1,9 +1,9 @@
 """How often each policy names the bucket of what is truly left, on trajectories it has not seen.
 
 C-MLFQ (ours and by the paper's plain rule) against plain MLFQ and a predictor of lengths, on the
-same data; then with all tools' returns dealt anew (`cmlfq_shuffled`), where no more may be left than
-without them (`cmlfq_blind`: the number and lengths of turns are still seen; `base_rate`: always the
-most frequent bucket). `spread` is the noise of what a return causes.
+same data; then with all tools' returns dealt anew (`cmlfq_shuffled`), where no more may be left
+than without them (`cmlfq_blind`: the number and lengths of turns are still seen; `base_rate`:
+always the most frequent bucket). `spread` is the noise of what a return causes.
 """
 
 from __future__ import annotations

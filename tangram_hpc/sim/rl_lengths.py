@@ -166,8 +166,8 @@ class Source:
 
 
 def shuffled(trajectories: Sequence[Trajectory], seed: int) -> list[Trajectory]:
-    """The same lengths, with all returns (tool, size, status) dealt anew over all trajectories: what
-    they return says nothing any more."""
+    """The same lengths, with all returns (tool, size, status) dealt anew over all trajectories:
+    what they return says nothing any more."""
     rng = random.Random(seed)
     deck = [(t.tool, t.chars, t.tokens, t.status) for one in trajectories for t in one.turns]
     rng.shuffle(deck)
