@@ -24,8 +24,6 @@ from .shapes import (
 )
 from .train_cost import TrainCost
 
-STRATA = 64  # that many groups are assigned, or one a GPU if there are more (Libra: 64)
-
 
 class Costs(Protocol):
     """What a search has to know."""
@@ -74,7 +72,7 @@ class AnalyticCosts:
 
     def train(self, layouts: Sequence[Layout]) -> list[Price]:
         """The price of each layout, in order. O(layouts)."""
-        return [self.train_cost.price(layout, self.factors.train) for layout in layouts]
+        return self.train_cost.prices(layouts, self.factors.train)
 
     def strata(self, most: int) -> Strata:
         """The batch in that many groups at most."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,33 +32,57 @@ def batch_of(history: Sequence[Request], batch: int) -> list[Request]:
 
 @dataclass(frozen=True)
 class Strata:
-    """A sorted batch, in groups: each array has one entry a group."""
+    """A sorted batch, in groups: the arrays of requests, and where each group begins in them."""
 
-    counts: Ints
-    prompts: Ints  # sum of tokens
-    generated: Ints  # sum of tokens
-    squares: Ints  # sum of prompt ** 2
-    areas: Ints  # sum of generated * (2 prompt + generated): twice the key-steps in the cache
-    members: tuple[tuple[Request, ...], ...]
+    prompt: Ints
+    generated: Ints
+    tool_ns: Ints
+    starts: Ints
 
     def __len__(self) -> int:
-        return len(self.members)
+        return len(self.starts)
+
+    def begin(self, group: int) -> int:
+        """The index of a group's first request; of the one after the last: how many there are."""
+        return int(self.starts[group]) if group < len(self) else len(self.prompt)
+
+    @cached_property
+    def totals(self) -> Ints:
+        """The longest total of each group; ascends."""
+        return np.maximum.reduceat(self.prompt + self.generated, self.starts)
+
+    @cached_property
+    def longest(self) -> Ints:
+        """The most tokens that a request of each group generates."""
+        return np.maximum.reduceat(self.generated, self.starts)
+
+    @cached_property
+    def prompts(self) -> Ints:
+        """Sum of prompt tokens of each group."""
+        return np.add.reduceat(self.prompt, self.starts)
+
+    @cached_property
+    def tokens(self) -> Ints:
+        """Sum of generated tokens of each group."""
+        return np.add.reduceat(self.generated, self.starts)
+
+    @cached_property
+    def squares(self) -> Ints:
+        """Sum of prompt ** 2 of each group."""
+        return np.add.reduceat(self.prompt ** 2, self.starts)
+
+    @cached_property
+    def areas(self) -> Ints:
+        """Sum of generated * (2 prompt + generated) of each group: twice the times that the keys of
+        a token are read."""
+        return np.add.reduceat(self.generated * (2 * self.prompt + self.generated), self.starts)
 
 
 def strata_of(batch: Sequence[Request], most: int) -> Strata:
     """The batch in `most` groups whose sizes differ by at most one, or one a request."""
     ordered = sorted_requests(batch)
     groups = min(most, len(ordered))
-    cuts = [k * len(ordered) // groups for k in range(groups + 1)]
-    members = tuple(tuple(ordered[a:b]) for a, b in pairwise(cuts))
-
-    def sums(of: list[list[int]]) -> Ints:
-        return np.array([sum(one) for one in of], np.int64)
-
-    return Strata(
-        counts=np.array([len(m) for m in members], np.int64),
-        prompts=sums([[r.prompt for r in m] for m in members]),
-        generated=sums([[r.generated for r in m] for m in members]),
-        squares=sums([[r.prompt ** 2 for r in m] for m in members]),
-        areas=sums([[r.generated * (2 * r.prompt + r.generated) for r in m] for m in members]),
-        members=members)
+    table = np.array([(r.prompt, r.generated, r.tool_ns) for r in ordered], np.int64)
+    starts = np.array([k * len(ordered) // groups for k in range(groups)], np.int64)
+    prompt, generated, tool_ns = table.T
+    return Strata(prompt, generated, tool_ns, starts)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .lengths import Ints, Strata
-from .shapes import NEVER, SECOND, Hardware, ModelShape, Request, Rollout
+from .shapes import NEVER, SECOND, Hardware, ModelShape, Rollout
 
 
 class RolloutCost:
@@ -83,11 +83,11 @@ class RolloutCost:
         """One decode step of so many sequences that have so many tokens in the cache."""
         return float(self.decode_s(degree, 1, sequences, keys))
 
-    def alone_s(self, degree: int, one: Request) -> float:
-        """One request with the instance to itself, and its tools."""
-        area = one.generated * (2 * one.prompt + one.generated) / 2
-        return float(one.tool_ns / SECOND + self.prefill_s(degree, one.prompt, one.prompt ** 2)
-                     + self.decode_s(degree, one.generated, one.generated, area))
+    def alone_s(self, degree: int, prompt: Any, generated: Any, tool_s: Any = 0.0) -> Any:
+        """A request with the instance to itself, and its tools; numbers or arrays of them."""
+        area = generated * (2 * prompt + generated) / 2
+        return (tool_s + self.prefill_s(degree, prompt, prompt * prompt)
+                + self.decode_s(degree, generated, generated, area))
 
     def matrix(self, degree: int, strata: Strata, factor: float = 1.0) -> Ints:
         """[j, i]: ns of an instance for strata j .. i-1; 0 for none of them, NEVER where the cache
@@ -95,8 +95,7 @@ class RolloutCost:
         n, room = len(strata), self.kv_tokens(degree)
         found = np.full((n + 1, n + 1), NEVER, np.int64)
         np.fill_diagonal(found, 0)
-        fits = [max(r.total for r in m) <= room for m in strata.members]
-        most = fits.index(False) if False in fits else n  # totals ascend: none after it fits
+        most = int(np.searchsorted(strata.totals, room, "right"))  # none after these fits
         if not room or not most:
             return found
         seconds = self._seconds(degree, strata, most, room) * factor
@@ -110,15 +109,18 @@ class RolloutCost:
             prefix = np.concatenate(([0], np.cumsum(values[:most])))
             return np.maximum(prefix[None, :] - prefix[:, None], 0)
 
-        def tops(values: list[float]) -> Any:
+        def tops(values: Any) -> Any:
             high = np.zeros((most + 1, most + 1))
             for j in range(most):
                 high[j, j + 1:] = np.maximum.accumulate(values[j:])
             return high
 
-        longest = tops([float(max(r.generated for r in m)) for m in strata.members[:most]])
-        alone = tops([max(self.alone_s(degree, r) for r in m) for m in strata.members[:most]])
-        tokens, areas = spans(strata.generated), spans(strata.areas) / 2
+        end = strata.begin(most)
+        one = self.alone_s(degree, strata.prompt[:end], strata.generated[:end],
+                           strata.tool_ns[:end] / SECOND)
+        alone = tops(np.maximum.reduceat(one, strata.starts[:most]))
+        longest = tops(strata.longest[:most])
+        tokens, areas = spans(strata.tokens), spans(strata.areas) / 2
         steps = np.maximum(longest, np.maximum(areas / room, tokens / self.rollout.max_batch))
         decode = self.decode_s(degree, steps, tokens, areas)
         prefill = self.prefill_s(degree, spans(strata.prompts), spans(strata.squares))

@@ -8,7 +8,7 @@ ROLLOUT_DP.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -30,28 +30,19 @@ class RolloutTable:
 
     def __init__(self, segments: Mapping[int, Ints], gpus: int) -> None:
         """`segments[degree][j, i]` in ns. O(gpus x degrees x strata ** 2), in numpy."""
-        degrees = sorted(segments)
-        ending = {d: np.ascontiguousarray(segments[d].T) for d in degrees}  # [i, j]
-        strata = segments[degrees[0]].shape[0]
+        self._ending = {d: np.ascontiguousarray(segments[d].T) for d in sorted(segments)}  # [i, j]
+        strata = next(iter(self._ending.values())).shape[0]
         self._least = np.full((gpus + 1, strata), NEVER, np.int64)
         self._least[0, 0] = 0
-        self._degree = np.zeros((gpus + 1, strata), np.int16)  # 0: one GPU idles
-        self._first = np.zeros((gpus + 1, strata), np.int16)
-        columns = np.arange(strata)
-        room = np.empty((strata, strata), np.int64)
+        room, least = np.empty((strata, strata), np.int64), np.empty(strata, np.int64)
         for g in range(1, gpus + 1):
             row = self._least[g]
-            row[:] = self._least[g - 1]
-            for degree in degrees:
+            row[:] = self._least[g - 1]  # one GPU idles
+            for degree, ending in self._ending.items():
                 if degree > g:
                     break
-                np.maximum(ending[degree], self._least[g - degree], out=room)
-                first = room.argmin(axis=1)
-                least = room[columns, first]
-                better = least < row
-                row[better] = least[better]
-                self._degree[g, better] = degree
-                self._first[g, better] = first[better]
+                np.maximum(ending, self._least[g - degree], out=room)
+                np.minimum(row, room.min(axis=1, out=least), out=row)
 
     def ns(self, gpus: int) -> int:
         """The least makespan of all requests on at most so many GPUs; NEVER if there is none."""
@@ -63,16 +54,21 @@ class RolloutTable:
         return int(good[0]) if len(good) else -1
 
     def pieces(self, gpus: int) -> list[Piece]:
-        """The instances behind `ns(gpus)`, shortest requests first."""
+        """The instances behind `ns(gpus)`, shortest requests first. O(instances x degrees x
+        strata)."""
         found: list[Piece] = []
         at, g = self._least.shape[1] - 1, gpus
         while at:
-            degree = int(self._degree[g, at])
-            if degree:
-                first = int(self._first[g, at])
-                found.append(Piece(degree, first, at))
-                at, g = first, g - degree
-            else:
-                g -= 1
-                assert g > 0, "a makespan without instances"
+            wanted = self._least[g, at]
+            g = int(np.flatnonzero(self._least[:, at] == wanted)[0])  # the others idle
+            piece = next(self._ways(g, at, int(wanted)))
+            found.append(piece)
+            at, g = piece.first, g - piece.degree
         return found[::-1]
+
+    def _ways(self, g: int, at: int, ns: int) -> Iterator[Piece]:
+        """Last instances that take all before `at` to `ns` on g GPUs; the smallest first."""
+        for degree, ending in self._ending.items():
+            if degree <= g:
+                takes = np.maximum(ending[at], self._least[g - degree])
+                yield from (Piece(degree, int(first), at) for first in np.flatnonzero(takes == ns))

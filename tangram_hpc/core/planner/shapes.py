@@ -7,6 +7,7 @@ second, shares lie between 0 and 1. Bounds are checked where a person writes the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 NEVER = 1 << 60  # ns of what cannot run at all
 SECOND = 10**9
@@ -30,35 +31,35 @@ class ModelShape:
     expert_ffn: int = 0
     value_bytes: int = 2  # of a weight, an activation, a cached key
 
-    @property
+    @cached_property
     def dense_params(self) -> int:
         """Weights of a layer that every token passes."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         return attention + 3 * self.hidden * self.ffn + self.hidden * (2 + self.experts)
 
-    @property
+    @cached_property
     def expert_params(self) -> int:
         """Weights of one expert of one layer."""
         return 3 * self.hidden * self.expert_ffn
 
-    @property
+    @cached_property
     def head_params(self) -> int:
         """Weights of one embedding."""
         return self.vocab * self.hidden
 
-    @property
+    @cached_property
     def params(self) -> int:
         """All weights."""
         layer = self.dense_params + self.experts * self.expert_params
         return self.layers * layer + self.head_params * (1 if self.tied else 2)
 
-    @property
+    @cached_property
     def active_params(self) -> int:
         """Weights that a token is multiplied with; the input embedding is only looked up."""
         return self.layers * (self.dense_params + self.top_k * self.expert_params) + (
             self.head_params)
 
-    @property
+    @cached_property
     def kv_bytes(self) -> int:
         """Cached keys and values of one token."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.value_bytes
@@ -127,7 +128,7 @@ class Search:
     granularity: int = 1  # training gets a multiple of so many GPUs
     min_train: int = 1
     min_rollout: int = 1
-    strata: int = 0  # groups of requests that are assigned whole; 0: 64, or one a GPU if more
+    strata: int = 0  # groups of requests that are assigned whole; 0: see `groups_for`
 
 
 @dataclass(frozen=True, order=True)
@@ -177,5 +178,9 @@ class Factors:
     rollout: tuple[tuple[int, float], ...] = ()  # (degree, factor)
 
     def of(self, degree: int) -> float:
-        """The factor of rollout instances of this degree."""
-        return dict(self.rollout).get(degree, 1.0)
+        """The factor of rollout instances of this degree; of one that was never measured, that of
+        the nearest that was, the smaller of two: what is unknown must not look better."""
+        if not self.rollout:
+            return 1.0
+        return min(self.rollout, key=lambda one: (max(one[0], degree) / min(one[0], degree),
+                                                  one[0]))[1]

@@ -10,15 +10,16 @@ later.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...errors import InvalidInput
-from .costs import STRATA, Costs
+from .costs import Costs
 from .lengths import Ints, Strata
 from .rollout_dp import RolloutTable
 from .shapes import NEVER, Layout, Price, Search
 from .tree import Node, Note, Tree
+
+STRATA = 64  # groups of requests that are assigned whole (Libra: 64)
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,15 @@ def train_sizes(gpus: int, search: Search) -> list[int]:
     return list(range(least, gpus - max(1, search.min_rollout) + 1, grain))
 
 
+def groups_for(gpus: int) -> int:
+    """How many groups of requests are assigned: 64, doubled until there is one a GPU. Doubled, so
+    that every cut of fewer groups is a cut of more, and more GPUs are never worse."""
+    groups = STRATA
+    while groups < gpus:
+        groups *= 2
+    return groups
+
+
 def plan(costs: Costs, gpus: int, search: Search, note: Note | None = None,
          memo: bool = True) -> Plan:
     """Plans `gpus` GPUs; `note` is told every node of every tree.
@@ -99,29 +109,21 @@ def plan(costs: Costs, gpus: int, search: Search, note: Note | None = None,
     Raises:
         InvalidInput: no split can run; says what stands in the way.
     """
-    cuts: Counter[str] = Counter()
-
-    def noted(node: Node) -> None:
-        if node.cut:
-            cuts[node.cut] += 1
-        if note is not None:
-            note(node)
-
     sizes = train_sizes(gpus, search)
     if not sizes:
         raise InvalidInput(f"{gpus} GPUs: too few for {search.min_train} that train and "
                            f"{search.min_rollout} that roll out, in steps of "
                            f"{search.granularity}")
     rollouts = _Rollouts(costs, gpus, gpus - sizes[0], search, memo)
-    trained = _trained(costs, sizes, search, noted, memo)
+    trained = _trained(costs, sizes, search, note, memo)
     found = [split for size, best in trained if best is not None
              and (split := rollouts.split(*best)) is not None]
     if not found:
-        raise InvalidInput(_hopeless(gpus, any(best for _, best in trained), cuts))
+        raise InvalidInput(_hopeless(costs, gpus, sizes, search, any(x for _, x in trained)))
     return Plan(gpus, tuple(sorted(found, key=lambda s: s.rank)))
 
 
-def _trained(costs: Costs, sizes: list[int], search: Search, note: Note, memo: bool) -> (
+def _trained(costs: Costs, sizes: list[int], search: Search, note: Note | None, memo: bool) -> (
         list[tuple[int, tuple[Layout, Price] | None]]):
     """The best layout of each size. All are priced at once, as a command may be asked."""
     if not memo:
@@ -138,7 +140,7 @@ class _Rollouts:
 
     def __init__(self, costs: Costs, gpus: int, most: int, search: Search, memo: bool) -> None:
         self._costs, self._gpus, self._memo = costs, gpus, memo
-        self._strata = costs.strata(search.strata or max(STRATA, gpus))
+        self._strata = costs.strata(search.strata or groups_for(gpus))
         self._segments = self._priced()
         self._table = RolloutTable(self._segments, most) if memo else None
 
@@ -149,29 +151,38 @@ class _Rollouts:
     def split(self, layout: Layout, price: Price) -> Split | None:
         """The split with this training side; None if the rollouts cannot run."""
         left = self._gpus - layout.gpus
-        table = self._table or RolloutTable(self._segments, left)
+        segments, table = self._segments, self._table
+        if table is None:
+            segments = self._priced()
+            table = RolloutTable(segments, left)
         ns = table.ns(left)
         if ns >= NEVER:
             return None
-        instances = _instances(table, left, self._strata, self._segments)
+        instances = tuple(instance_of(*piece, self._strata, segments[piece.degree])
+                          for piece in table.pieces(left))
         spare = left - table.least_gpus(max(ns, price.ns))
         return Split(self._gpus, layout, price, instances, ns, spare)
 
 
-def _instances(table: RolloutTable, gpus: int, strata: Strata, segments: Mapping[int, Ints]) -> (
-        tuple[Instance, ...]):
-    before = [0]
-    for count in strata.counts.tolist():
-        before.append(before[-1] + count)
-    return tuple(
-        Instance(p.degree, before[p.first], before[p.end] - before[p.first],
-                 strata.members[p.first][0].total, strata.members[p.end - 1][-1].total,
-                 int(segments[p.degree][p.first, p.end])) for p in table.pieces(gpus))
+def instance_of(degree: int, first: int, end: int, strata: Strata, segments: Ints) -> Instance:
+    """The instance that has strata `first` .. `end - 1`."""
+    totals = strata.prompt + strata.generated
+    low, high = strata.begin(first), strata.begin(end)
+    return Instance(degree, low, high - low, int(totals[low]), int(totals[high - 1]),
+                    int(segments[first, end]))
 
 
-def _hopeless(gpus: int, trains: bool, cuts: Counter[str]) -> str:
+def _hopeless(costs: Costs, gpus: int, sizes: list[int], search: Search, trains: bool) -> str:
+    """Why nothing was found; looks again where only the trees know."""
     if trains:
         return (f"{gpus} GPUs: the rollouts cannot run in any split: the longest request does not "
                 "fit into the cache of any degree; more GPUs, or shorter requests")
+    cuts: Counter[str] = Counter()
+
+    def noted(node: Node) -> None:
+        if node.cut:
+            cuts[node.cut] += 1
+
+    _trained(costs, sizes, search, noted, True)
     most = "; ".join(f"{cut} ({count} times)" for cut, count in cuts.most_common(3))
     return f"{gpus} GPUs: no training layout can run in any split: {most}"

@@ -9,33 +9,47 @@ and the longest once more for each further stage (Pinedo, Scheduling, section 6.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from .lengths import sorted_requests
+from .lengths import Ints, sorted_requests
 from .shapes import NEVER, SECOND, Hardware, Layout, ModelShape, Price, Request, Training
 
-
-class Load(NamedTuple):
-    """Tokens and squares of tokens: of the slowest replica, and of its longest micro-batch."""
-
-    tokens: int
-    squares: int
-    top_tokens: int
-    top_squares: int
-    micros: int
+PARTS = ("compute", "tp", "ep", "pp", "bubble", "dp", "contention", "update")
 
 
-class Stage(NamedTuple):
-    """Seconds of one pipeline stage for some tokens."""
+@dataclass(frozen=True)
+class Load:
+    """Tokens and squares of tokens in so many micro-batches; one entry a layout."""
 
-    compute: float
-    tp: float
-    ep: float
-    pp: float
+    tokens: Any
+    squares: Any
+    micros: Any
 
-    def __call__(self) -> float:
+
+class _Layouts:
+    """Columns of many layouts."""
+
+    def __init__(self, layouts: Sequence[Layout]) -> None:
+        table = np.array([(x.tp, x.ep, x.pp, x.dp, x.micro) for x in layouts], np.int64)
+        self.tp, self.ep, self.pp, self.dp, self.micro = table.T
+        self.gpus = self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Seconds of one pipeline stage for a load."""
+
+    compute: Any
+    tp: Any
+    ep: Any
+    pp: Any
+
+    @property
+    def total(self) -> Any:
+        """All of it: nothing of this overlaps."""
         return self.compute + self.tp + self.ep + self.pp
 
 
@@ -46,116 +60,127 @@ class TrainCost:
                  batch: Sequence[Request]) -> None:
         self.model, self.hardware, self.training = model, hardware, training
         self._lengths = np.array([r.total for r in sorted_requests(batch)][::-1], np.int64)
-        self._loads: dict[tuple[int, int], Load] = {}
+        self._dealt: dict[tuple[int, int], tuple[int, int, int, int, int]] = {}
         self.mean_tokens = int(self._lengths.mean())
         self.passes = 3 + training.recompute + training.forward_passes  # a backward one is two
         self._rounds = 2 * (self.passes - 1)  # collectives of a layer: two a pass
 
-    def load(self, dp: int, micro: int) -> Load:
-        """How a batch is dealt; `dp * micro` divides it. O(batch) the first time."""
-        found = self._loads.get((dp, micro))
+    def _deal(self, dp: int, micro: int) -> tuple[int, int, int, int, int]:
+        """Tokens, squares and micro-batches of the first replica; tokens and squares of its first
+        micro-batch. `dp * micro` divides the batch. O(batch) the first time."""
+        found = self._dealt.get((dp, micro))
         if found is None:
             sums = self._lengths.reshape(-1, micro).sum(axis=1)
             squares = (self._lengths ** 2).reshape(-1, micro).sum(axis=1)
-            found = Load(int(sums[::dp].sum()), int(squares[::dp].sum()), int(sums[0]),
-                         int(squares[0]), len(sums) // dp)
-            self._loads[dp, micro] = found
+            found = (int(sums[::dp].sum()), int(squares[::dp].sum()), len(sums) // dp,
+                     int(sums[0]), int(squares[0]))
+            self._dealt[dp, micro] = found
         return found
+
+    def _loads(self, of: _Layouts) -> tuple[Load, Load]:
+        """What the slowest replica does, and its longest micro-batch."""
+        pairs = zip(of.dp.tolist(), of.micro.tolist(), strict=True)
+        tokens, squares, micros, top_tokens, top_squares = np.array(
+            [self._deal(dp, micro) for dp, micro in pairs], np.int64).T
+        return Load(tokens, squares, micros), Load(top_tokens, top_squares, 1)
 
     def tp_share(self, tp: int) -> float:
         """Communication of tensor parallelism over compute, at the batch's mean length."""
-        one = self._stage(Layout(tp, 1, 1, 1, 1), self.mean_tokens, self.mean_tokens ** 2, 0)
-        return one.tp / one.compute
+        one = self._stage(_Layouts([Layout(tp, 1, 1, 1, 1)]),
+                          Load(self.mean_tokens, self.mean_tokens ** 2, 0))
+        return float(one.tp[0] / one.compute[0])
 
     def price(self, layout: Layout, factor: float = 1.0) -> Price:
         """A step in this layout. Memory is counted in full even where it does not fit."""
-        load = self.load(layout.dp, layout.micro)
-        all_of_it = self._stage(layout, load.tokens, load.squares, load.micros)
-        top = self._stage(layout, load.top_tokens, load.top_squares, 1)
-        head = 2 * self.passes * self.model.head_params * load.tokens / self._rate(layout)
-        fill = (layout.pp - 1) * top()
-        backward = 2 / self.passes * top.compute
-        exposed, slowed = self._gradients(layout, backward)
-        update = self._update(layout)
-        parts = {"compute": all_of_it.compute + head, "tp": all_of_it.tp, "ep": all_of_it.ep,
-                 "pp": all_of_it.pp, "bubble": fill, "dp": exposed, "contention": slowed,
-                 "update": update}
-        told = tuple((name, min(NEVER, round(s * factor * SECOND))) for name, s in parts.items())
-        return Price(min(NEVER, sum(ns for _, ns in told)), self.mem_bytes(layout), told)
+        return self.prices([layout], factor)[0]
 
-    def mem_bytes(self, layout: Layout) -> int:
+    def prices(self, layouts: Sequence[Layout], factor: float = 1.0) -> list[Price]:
+        """The price of each. O(layouts), in numpy."""
+        if not layouts:
+            return []
+        of = _Layouts(layouts)
+        load, top = self._loads(of)
+        all_of_it, longest = self._stage(of, load), self._stage(of, top)
+        head = 2 * self.passes * self.model.head_params * load.tokens / self._rate(of)
+        exposed, slowed = self._gradients(of, 2 / self.passes * longest.compute)
+        seconds = (all_of_it.compute + head, all_of_it.tp, all_of_it.ep, all_of_it.pp,
+                   (of.pp - 1) * longest.total, exposed, slowed, self._update(of))
+        parts = np.rint(np.minimum(np.array(seconds).T * factor * SECOND, NEVER)).astype(np.int64)
+        total = np.minimum(parts.sum(axis=1), NEVER).tolist()
+        memory = self._mem_bytes(of, load, top).tolist()
+        return [Price(ns, held, tuple(zip(PARTS, told, strict=True)))
+                for ns, held, told in zip(total, memory, parts.tolist(), strict=True)]
+
+    def _mem_bytes(self, of: _Layouts, load: Load, top: Load) -> Ints:
         """Weights, gradients, optimizer, activations and logits of the fullest GPU."""
         t, m = self.training, self.model
-        load = self.load(layout.dp, layout.micro)
-        held = 0
-        for params, replicas in self._held(layout):
+        held = np.zeros(len(of.tp), np.int64)
+        for params, replicas in self._held(of):
             for size, divided in ((m.value_bytes, 3), (t.grad_bytes, 2), (t.optimizer_bytes, 1)):
                 held += -(-params * size // (replicas if t.zero >= divided else 1))
-        flying = load.top_tokens * min(layout.pp, load.micros)
+        flying = top.tokens * np.minimum(of.pp, load.micros)
         width = 6 * m.hidden + 2 * (m.heads + m.kv_heads) * m.head_dim + 3 * (
             m.ffn + m.top_k * m.expert_ffn)  # values of a token kept by a layer
-        layers = m.layers // layout.pp
+        layers = m.layers // of.pp
         if t.recompute:
-            kept = flying * m.hidden * layers + load.top_tokens * width
+            kept = flying * m.hidden * layers + top.tokens * width
         else:
             kept = flying * width * layers
-        logits = min(load.top_tokens, t.logit_chunk) * m.vocab * (4 + m.value_bytes)
-        return (held + (kept * m.value_bytes + logits) // layout.tp
-                + self.hardware.workspace_bytes)
+        logits = np.minimum(top.tokens, t.logit_chunk) * m.vocab * (4 + m.value_bytes)
+        buffers = (kept * m.value_bytes + logits) // of.tp
+        return np.asarray(held + buffers + self.hardware.workspace_bytes)
 
-    def _held(self, layout: Layout) -> tuple[tuple[int, int], ...]:
+    def _held(self, of: _Layouts) -> tuple[tuple[Ints, Ints], ...]:
         """(weights of a GPU, replicas of them): what all pass, and its experts."""
-        m, layers = self.model, self.model.layers // layout.pp
-        ends = m.head_params * (2 if layout.pp == 1 and not m.tied else 1)
-        dense = -(-(layers * m.dense_params + ends) // layout.tp)
-        experts = -(-layers * m.experts * m.expert_params // (layout.tp * layout.ep))
-        return (dense, layout.dp), (experts, layout.dp // layout.ep)
+        m, layers = self.model, self.model.layers // of.pp
+        ends = m.head_params * np.where(of.pp == 1, 1 if m.tied else 2, 1)
+        dense = -(-(layers * m.dense_params + ends) // of.tp)
+        experts = -(-layers * m.experts * m.expert_params // (of.tp * of.ep))
+        return (dense, of.dp), (experts, of.dp // of.ep)
 
-    def _rate(self, layout: Layout) -> float:
+    def _rate(self, of: _Layouts) -> Any:
         """Operations a second of the GPUs that share a layer."""
-        return layout.tp * self.hardware.flops * self.hardware.mfu_train
+        return of.tp * (self.hardware.flops * self.hardware.mfu_train)
 
-    def _wire(self, gpus: int) -> tuple[float, float]:
+    def _wire(self, gpus: Ints) -> tuple[Any, Any]:
         """Bytes a second, and seconds a hop, among so many neighbouring GPUs."""
-        h = self.hardware
-        if gpus <= h.gpus_per_node:
-            return h.link_bw * h.comm_share, h.link_latency_s
-        return h.net_bw * h.comm_share, h.net_latency_s
+        h, near = self.hardware, gpus <= self.hardware.gpus_per_node
+        return (np.where(near, h.link_bw, h.net_bw) * h.comm_share,
+                np.where(near, h.link_latency_s, h.net_latency_s))
 
-    def _stage(self, layout: Layout, tokens: int, squares: int, micros: int) -> Stage:
-        """One stage's work for so many tokens in `micros` micro-batches, without the head."""
-        m, tp, ep = self.model, layout.tp, layout.ep
-        layers = m.layers // layout.pp
+    def _stage(self, of: _Layouts, load: Load) -> Stage:
+        """One stage's work, without the head."""
+        m, tp, ep = self.model, of.tp, of.ep
+        layers = m.layers // of.pp
         active = m.dense_params + m.top_k * m.expert_params
-        once = layers * 2 * (active * tokens + m.heads * m.head_dim * squares)
-        values = tokens * m.hidden * m.value_bytes
+        once = layers * 2.0 * (active * load.tokens + m.heads * m.head_dim * load.squares)
+        values = load.tokens * (m.hidden * m.value_bytes)
         link, hop = self._wire(tp)
-        ring = 2 * (tp - 1) * (values / tp / link + micros * hop)
+        ring = 2 * (tp - 1) * (values / tp / link + load.micros * hop)
         wide, far = self._wire(tp * ep)
-        spread = (ep - 1) * (values * m.top_k / tp / ep / wide + micros * far)
-        across, away = self._wire(layout.gpus)
-        passed = 2 * (values / tp / across + micros * away) if layout.pp > 1 else 0.0
-        return Stage(self.passes * once / self._rate(layout), self._rounds * layers * ring,
+        spread = (ep - 1) * (values * m.top_k / tp / ep / wide + load.micros * far)
+        across, away = self._wire(of.gpus)
+        passed = np.where(of.pp > 1, 2 * (values / tp / across + load.micros * away), 0.0)
+        return Stage(self.passes * once / self._rate(of), self._rounds * layers * ring,
                      self._rounds * layers * spread, passed)
 
-    def _gradients(self, layout: Layout, backward: float) -> tuple[float, float]:
+    def _gradients(self, of: _Layouts, backward: Any) -> tuple[Any, Any]:
         """Seconds that gradients travel alone, and by which they slow the pass beside them."""
         rounds = 3 if self.training.zero >= 3 else 2
-        comm = 0.0
-        for params, replicas in self._held(layout):
-            if replicas > 1:
-                wire, hop = self._wire(layout.gpus)
-                comm += rounds * (replicas - 1) * (
-                    params * self.training.grad_bytes / replicas / wire + hop)
+        wire, hop = self._wire(of.gpus)
+        comm = np.zeros(len(of.tp))
+        for params, replicas in self._held(of):
+            comm += rounds * (replicas - 1) * (
+                params * self.training.grad_bytes / replicas / wire + np.where(params, hop, 0))
         under = self.hardware.overlap * backward
-        use = min(1.0, comm / under) if under else 0.0
-        slowed = under * self.hardware.rho * use ** self.hardware.theta if comm else 0.0
-        return max(0.0, comm - under), slowed
+        use = np.minimum(1.0, comm / np.maximum(under, 1e-30))
+        slowed = np.where(comm > 0, under * self.hardware.rho * use ** self.hardware.theta, 0.0)
+        return np.maximum(0.0, comm - under), slowed
 
-    def _update(self, layout: Layout) -> float:
+    def _update(self, of: _Layouts) -> Any:
         """The optimizer reads and writes all that it holds."""
         t = self.training
         size = self.model.value_bytes + t.grad_bytes + t.optimizer_bytes
         total = sum(params / (replicas if t.zero >= 1 else 1)
-                    for params, replicas in self._held(layout))
+                    for params, replicas in self._held(of))
         return 2 * total * size / (self.hardware.mem_bw * self.hardware.mem_share)

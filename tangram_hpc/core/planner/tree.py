@@ -7,6 +7,7 @@ told; what is left is every layout that the bounds allow. (Libra, Algorithm 1: T
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from .costs import Costs
@@ -39,10 +40,11 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
 
 
-def divisors(of: int) -> list[int]:
+@lru_cache(maxsize=4096)
+def divisors(of: int) -> tuple[int, ...]:
     """All divisors, ascending. O(sqrt)."""
     low = [d for d in range(1, int(of ** 0.5) + 1) if of % d == 0]
-    return low + [of // d for d in reversed(low) if d * d != of]
+    return (*low, *(of // d for d in reversed(low) if d * d != of))
 
 
 class Tree:
@@ -92,7 +94,7 @@ class Tree:
         if not self._visit(gpus, path, cut):
             return
         experts = self._costs.model.experts
-        for ep in divisors(experts) if experts else [1]:
+        for ep in divisors(experts) if experts else (1,):
             there = (*path, ("ep", ep))
             cut = f"EP does not divide {gpus // tp} GPUs" if gpus // tp % ep else ""
             if self._visit(gpus, there, cut):

@@ -1,0 +1,47 @@
+"""Pure. What a plan that is in force takes for other lengths than it was made for.
+
+Law: its layout and its instances stay; which requests are whose is chosen anew, as well as these
+instances allow, so a new plan is never thought better than it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .costs import Costs
+from .shapes import NEVER, Layout, Search
+from .split import Instance, Split, groups_for, instance_of
+
+
+def standing(costs: Costs, gpus: int, layout: Layout, degrees: Sequence[int],
+             search: Search) -> Split | None:
+    """The split of `gpus` with this layout and instances of these degrees, for the batch of
+    `costs`; None where it cannot run any more (memory, or a request that no instance can hold).
+
+    The instances keep their order, short requests first; of a smaller batch some may idle.
+    O(instances x strata ** 2).
+    """
+    price = costs.train([layout])[0]
+    if price.ns >= NEVER or price.mem_bytes > costs.hardware.mem_bytes:
+        return None
+    strata = costs.strata(search.strata or groups_for(gpus))
+    segments = {degree: costs.segments(degree, strata) for degree in sorted(set(degrees))}
+    least = np.full(len(strata) + 1, NEVER, np.int64)
+    least[0] = 0
+    firsts = []
+    for degree in degrees:
+        takes = np.maximum(segments[degree], least[:, None])  # [j, i]
+        firsts.append(takes.argmin(axis=0))
+        least = takes.min(axis=0)
+    if least[-1] >= NEVER:
+        return None
+    instances: list[Instance] = []
+    at = len(strata)
+    for degree, first in zip(reversed(degrees), reversed(firsts), strict=True):
+        begin = int(first[at])
+        if begin < at:
+            instances.append(instance_of(degree, begin, at, strata, segments[degree]))
+        at = begin
+    return Split(gpus, layout, price, tuple(reversed(instances)), int(least[-1]), 0)

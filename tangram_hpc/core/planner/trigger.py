@@ -1,0 +1,112 @@
+"""Pure. When to plan again, and whether a new plan is worth its cost.
+
+Law: nothing is planned without enough history, during warm-up, or within the cooldown of the plan
+before; a switch needs a gain that exceeds its cost and a share of the step. Every answer says why.
+Thresholds are Libra's; see docs/LIBRA.md for which of its readings are ours.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .shapes import SECOND, Request
+
+
+@dataclass(frozen=True)
+class Triggers:
+    """When to act. Steps are training steps."""
+
+    interval: int = 10  # steps between two plans when nothing else happens
+    warmup: int = 1  # steps before the first
+    queue_pressure: float = 0.75  # share of the rollout queues in use
+    rollout_pressure: float = 0.85  # share of the rollout slots in use
+    rejected: int = 8  # rollouts refused since the last plan
+    time_ratio: float = 1.25  # the longer of training and rollouts over the shorter
+    min_history: int = 8  # requests seen
+    history: int = 4096  # requests remembered
+    cooldown: int = 1  # steps after a plan without another
+    switch_cost_ns: int = 15 * SECOND
+    min_gain: float = 0.05  # of the step
+    horizon: int = 10  # steps over which a gain is counted
+
+
+class StepFacts(NamedTuple):
+    """What is known after a step."""
+
+    step: int
+    train_ns: int
+    rollout_ns: int
+    queue_pressure: float = 0.0
+    rollout_pressure: float = 0.0
+    rejected: int = 0  # in this step
+
+
+class Verdict(NamedTuple):
+    """Whether to switch, and why or why not."""
+
+    switch: bool
+    why: str
+
+
+class Trigger:
+    """The history of lengths, and what happened since the last plan."""
+
+    def __init__(self, rules: Triggers) -> None:
+        self.rules = rules
+        self.history: deque[Request] = deque(maxlen=rules.history)
+        self._planned_at = 0
+        self._rejected = 0
+
+    def add(self, requests: Iterable[Request]) -> None:
+        """Requests that have ended."""
+        self.history.extend(requests)
+
+    def due(self, facts: StepFacts) -> str:
+        """Why to plan after this step; empty: not now. Call it once a step. O(1)."""
+        rules = self.rules
+        self._rejected += facts.rejected
+        since = facts.step - self._planned_at
+        if (facts.step < rules.warmup or since < rules.cooldown
+                or len(self.history) < rules.min_history):
+            return ""
+        return self._pressure(facts) or (
+            f"{since} steps since the last plan" if since >= rules.interval else "")
+
+    def planned(self, step: int) -> None:
+        """A plan was made after this step, taken or not."""
+        self._planned_at, self._rejected = step, 0
+
+    def _pressure(self, facts: StepFacts) -> str:
+        rules = self.rules
+        if facts.queue_pressure >= rules.queue_pressure:
+            return f"queue pressure {facts.queue_pressure:.2f}"
+        if facts.rollout_pressure >= rules.rollout_pressure:
+            return f"rollout pressure {facts.rollout_pressure:.2f}"
+        if self._rejected >= rules.rejected:
+            return f"{self._rejected} rollouts refused"
+        low, high = sorted((facts.train_ns, facts.rollout_ns))
+        if low > 0 and high / low >= rules.time_ratio:
+            slower = "training" if facts.train_ns == high else "rollouts"
+            return f"{slower} {high / low:.2f} times as long as the other side"
+        return ""
+
+
+def worth(rules: Triggers, standing_ns: int | None, planned_ns: int) -> Verdict:
+    """Whether to switch from a step of `standing_ns` (None: it cannot run) to `planned_ns`."""
+    if standing_ns is None:
+        return Verdict(True, "the plan in force cannot run with these lengths")
+    gain = standing_ns - planned_ns
+    share = gain / standing_ns if standing_ns else 0.0
+    told = f"{standing_ns / 1e9:.3f} s to {planned_ns / 1e9:.3f} s a step"
+    if gain <= 0:
+        return Verdict(False, f"nothing to gain: {told}")
+    if share < rules.min_gain:
+        return Verdict(False, f"{told} is {share:.1%}, less than {rules.min_gain:.1%}")
+    total, cost = gain * rules.horizon, rules.switch_cost_ns
+    over = f"{total / 1e9:.1f} s in {rules.horizon} steps"
+    if total <= cost:
+        return Verdict(False, f"{told} gains {over}, switching costs {cost / 1e9:.1f} s")
+    return Verdict(True, f"{told} gains {over}, more than the {cost / 1e9:.1f} s of switching")
