@@ -3,8 +3,9 @@
 Law: every request asked for is placed exactly once or waits in one line, in order of arrival; an
 instance holds at most `running_max + queue_max` requests; a request's KV stays where it last ran,
 and moving it is paid for in the choice. Inside the wanted bucket the least expected time wins (the
-least loaded, where instances are alike); a full bucket falls back outwards, larger degrees first.
-Whole nanoseconds and tokens; ties by id.
+least loaded, where instances are alike), and larger degrees count as inside while they idle or hold
+the request's KV; a full bucket falls back outwards, larger degrees first. Whole nanoseconds and
+tokens; ties by id.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from ..errors import InfeasibleRequest, InvalidInput
 
 STAY, TRANSFER, PREFILL = "stay", "transfer", "prefill"
+ANY = 1 << 60  # as `crowded`: none ever is
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,17 @@ class RolloutInstance:
 @dataclass(frozen=True)
 class KvCost:
     """What moving a request's KV takes: fixed, and for each token on one node or between two.
-    `worth`: a move between buckets must cost less than this part of what is left to decode."""
+    `worth`: a move between buckets must cost less than this part of what is left to decode.
+    An instance is idle while its requests lengthen its step by less than `idle`, and crowded from
+    `crowded` on (1/1000 of the step of one that has none): a larger degree that idles takes
+    requests of smaller buckets, a crowded one takes more only if all are."""
 
     base_ns: int = 10_000_000
     near_ns: int = 8_000  # 40K tokens: 0.33 s
     far_ns: int = 18_000  # 40K tokens: 0.73 s
     worth: int = 8
+    idle: int = 500
+    crowded: int = 2000
 
 
 class Ask(NamedTuple):
@@ -189,21 +196,38 @@ class Router:
 
     def _choose(self, ask: Ask) -> Route | None:
         home = self._instances.get(self._kv.get(ask.request, -1))
-        for bucket in self._outwards(ask.bucket):
-            best: tuple[tuple[int, int, int, int], Route] | None = None
-            for instance in self._instances.values():
-                if instance.bucket != bucket or not self._room(instance, ask):
-                    continue
-                how, move_ns = self._move(home, instance, ask.context)
-                load = len(self._on[instance.id])
-                key = (max(0, load + 1 - instance.running_max),
-                       move_ns + ask.remaining * self._step(instance),
-                       load * 1000 // instance.running_max, instance.id)
-                if best is None or key < best[0]:
-                    best = key, Route(ask.request, instance.id, how, move_ns)
-            if best is not None:
-                return self._worth(ask, home, best[1])
+        for most in (self._cost.crowded, ANY):  # first those that are not crowded
+            for bucket in self._outwards(ask.bucket):
+                there = [i for i in self._instances.values() if self._room(i, ask)
+                         and (i.bucket == bucket or self._open_to(i, ask, home))
+                         and self._crowd(i) <= most]
+                if there:
+                    return self._worth(ask, home, self._least(there, ask, home))
         return None
+
+    def _least(self, there: list[RolloutInstance], ask: Ask, home: RolloutInstance | None
+               ) -> Route:
+        """The one with the least expected time; who would queue comes last."""
+        best: tuple[tuple[int, int, int, int], Route] | None = None
+        for instance in there:
+            how, move_ns = self._move(home, instance, ask.context)
+            load = len(self._on[instance.id])
+            key = (max(0, load + 1 - instance.running_max),
+                   move_ns + ask.remaining * self._step(instance),
+                   load * 1000 // instance.running_max, instance.id)
+            if best is None or key < best[0]:
+                best = key, Route(ask.request, instance.id, how, move_ns)
+        assert best is not None
+        return best[1]
+
+    def _crowd(self, instance: RolloutInstance) -> int:
+        """How much its requests lengthen its step, 1/1000."""
+        return 1000 * len(self._on[instance.id]) * instance.request_ns // instance.step_ns
+
+    def _open_to(self, instance: RolloutInstance, ask: Ask, home: RolloutInstance | None) -> bool:
+        """Whether a larger degree takes a request of a smaller bucket: it has its KV, or idles."""
+        return instance.bucket > ask.bucket and (
+            instance is home or self._crowd(instance) < self._cost.idle)
 
     def _worth(self, ask: Ask, home: RolloutInstance | None, route: Route) -> Route:
         """The route, or staying where the KV is, if moving costs too much for what is left."""

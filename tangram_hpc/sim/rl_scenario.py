@@ -7,7 +7,7 @@ that names the file, the field and the remedy. Nothing of a run is set anywhere 
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,9 +16,11 @@ from pydantic import TypeAdapter, ValidationError
 from ..config import read_toml
 from ..core.cmlfq import Shape
 from ..core.hybrid_pool import PoolRules
-from ..core.planner.shapes import Hardware, ModelShape, Rollout, Search, Training
+from ..core.planner.shapes import Hardware, ModelShape, Rollout, Training
 from ..core.rollout_router import KvCost
 from ..errors import InvalidInput
+from ..planning.files import read_hardware, read_model
+from ..planning.settings import PlannerSettings, planner_settings
 from .rl_lengths import Causes
 
 FORMAT = "tangram-rl/1"
@@ -53,17 +55,12 @@ class Pauses:
 
 
 @dataclass(frozen=True)
-class Planning:
-    """When plans are made and taken. `interval`: iterations between plans; a plan is taken if it
-    gains `min_gain` of the present step and, over the interval, more than it costs. `greedy_ratio`:
-    of the stages, from which the greedy baseline moves a node. `uniform_degree`: of the uniform
-    baseline."""
+class Baselines:
+    """What the baselines do. `uniform_degree`: of static-uniform and greedy; `greedy_ratio`: of the
+    stages' times, from which greedy moves a node."""
 
-    interval: int = 2
-    min_gain: float = 0.05
-    greedy_ratio: float = 1.25
     uniform_degree: int = 2
-    calibrate: float = 0.5
+    greedy_ratio: float = 1.25
 
 
 @dataclass(frozen=True)
@@ -76,10 +73,10 @@ class Scenario:
     hardware: Hardware
     training: Training
     rollout: Rollout
-    search: Search
     lengths: Causes
     pauses: Pauses
-    planning: Planning
+    baselines: Baselines
+    planner: PlannerSettings
     pool: PoolRules
     router: KvCost
     tree: Shape
@@ -90,7 +87,22 @@ class Scenario:
         return self.run.prompts * self.run.samples
 
 
-_OPTIONAL = ("rollout", "search", "planning", "pool", "router", "tree")
+@dataclass(frozen=True)
+class _File:
+    """A scenario file; `model` and `hardware` are files or names of shipped ones."""
+
+    name: str
+    model: str
+    run: Run
+    lengths: Causes
+    pauses: Pauses
+    baselines: Baselines = Baselines()
+    planner: dict[str, Any] = field(default_factory=dict)
+    pool: PoolRules = PoolRules()
+    router: KvCost = KvCost()
+    tree: Shape = Shape()
+
+
 _T = TypeVar("_T")
 
 
@@ -104,15 +116,21 @@ def read_scenario(path: Path) -> Scenario:
     where = f"scenario {path}"
     if told.pop("format", None) != FORMAT:
         raise InvalidInput(f"{where}: field `format` must be {FORMAT!r}")
-    for name in _OPTIONAL:
-        told.setdefault(name, {})
-    training = told.get("training")
-    run = told.get("run")
-    if isinstance(training, dict) and isinstance(run, dict):
-        training.setdefault("batch", run.get("prompts", 1) * run.get("samples", 1))
-    scenario = checked(Scenario, told, where)
+    of = checked(_File, told, where)
+    planner = planner_settings(of.planner)
+    model = read_model(_beside(path, of.model))
+    job = replace(model.job(), batch=of.run.prompts * of.run.samples)
+    scenario = Scenario(
+        of.name, of.run, model.shape(), read_hardware(_beside(path, planner.hardware)).hardware(), job,
+        model.engine(), of.lengths, of.pauses, of.baselines, planner, of.pool, of.router, of.tree)
     _check(scenario, where)
     return scenario
+
+
+def _beside(path: Path, name: str) -> str:
+    """A file beside the scenario, or the name as it is."""
+    there = path.parent / name
+    return str(there) if there.suffix == ".toml" and there.exists() else name
 
 
 def checked(kind: type[_T], values: dict[str, Any], where: str) -> _T:
@@ -145,8 +163,7 @@ def _known(kind: Any, values: dict[str, Any], where: str, under: str) -> None:
 
 
 _PARTS: dict[str, Any] = {c.__name__: c for c in (
-    Run, ModelShape, Hardware, Training, Rollout, Search, Causes, Pauses, Planning, PoolRules,
-    KvCost, Shape)}
+    Run, Causes, Pauses, Baselines, PoolRules, KvCost, Shape)}
 
 
 def _check(s: Scenario, where: str) -> None:
@@ -164,6 +181,9 @@ def _check(s: Scenario, where: str) -> None:
     if not s.lengths.phases or s.lengths.prompts < s.run.prompts:
         raise InvalidInput(f"{where}: field `lengths`: at least one phase, and as many prompts as "
                            "a batch has")
-    if s.planning.interval < 1 or s.planning.uniform_degree not in s.rollout.degrees:
-        raise InvalidInput(f"{where}: field `planning`: interval at least 1, uniform_degree one of "
+    if s.baselines.uniform_degree not in s.rollout.degrees:
+        raise InvalidInput(f"{where}: field `baselines.uniform_degree`: one of "
                            f"{list(s.rollout.degrees)}")
+    if s.planner.granularity % s.hardware.gpus_per_node:
+        raise InvalidInput(f"{where}: field `planner.granularity`: whole nodes of "
+                           f"{s.hardware.gpus_per_node} GPUs are moved")
