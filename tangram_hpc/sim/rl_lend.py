@@ -53,27 +53,27 @@ class Lending:
         return self._pool is not None and any(
             r.role is not Role.ROLLOUT for r in self._pool.replicas.values())
 
-    def boundary(self, now: int, train_left_ns: int, rollout_left_ns: int) -> int:
-        """An optimizer step begins: tells the pool what is left of both stages, carries out its
-        orders; the GPUs that help in this step."""
+    def boundary(self, now: int, train_left_ns: int, starting: bool) -> int:
+        """An optimizer step begins: tells the pool what is left of both stages (of rollout what is
+        believed), carries out its orders; the GPUs that help in this step. `starting`: a batch is about to begin."""
         pool = self._pool
         assert pool is not None, "a split comes first"
         self._step += 1
-        self._signal(train_left_ns, rollout_left_ns)
+        self._signal(train_left_ns, self._rollouts.left_ns(), starting)
         # who leaves does so before the step; who joins counts from a later one
         self._orders(now)
         return len(pool.began_step(self._step)) * self._unit
 
     def idle(self, now: int) -> None:
         """Training has nothing to do: everybody goes back."""
-        self._signal(0, 1)
+        self._signal(0, 1, False)
         self._orders(now)
 
-    def _signal(self, train_ns: int, rollout_ns: int) -> None:
+    def _signal(self, train_ns: int, rollout_ns: int, starting: bool) -> None:
         assert self._pool is not None
         self._version += 1
-        self._pool.signalled(PoolSignal(
-            self._version, self._step, train_ns, rollout_ns, self._rollouts.router.pressure))
+        pressure = 1000 if starting else 1000 * self._rollouts.under_way // self._s.batch
+        self._pool.signalled(PoolSignal(self._version, self._step, train_ns, rollout_ns, pressure))
 
     def _orders(self, now: int) -> None:
         assert self._pool is not None

@@ -12,12 +12,11 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ..core.cmlfq import CausalTree, Cmlfq
 from ..core.planner.rollout_cost import RolloutCost
 from ..core.planner.shapes import Request
-from ..core.rollout_router import ANY, KvCost
 from .rl_lend import Lending
 from .rl_lengths import Source, Trajectory
 from .rl_rollout import Rollouts
@@ -83,7 +82,7 @@ class Pipeline:
         self._splitter = Splitter(scenario, system, first)
         self._cost = RolloutCost(scenario.model, scenario.hardware, scenario.rollout)
         self._mean_context = sum(r.prompt + r.generated // 2 for r in first) // len(first)
-        self._rollouts = Rollouts(self._cost, self._routing(), scenario.tree, self._bucketing(before),
+        self._rollouts = Rollouts(self._cost, scenario.router, scenario.tree, self._bucketing(before),
                                   self._after, self._trajectory_ended)
         self._trainer = Trainer(scenario, self._after, self._boundary, self._trained)
         self._lending = Lending(scenario, self._after) if system.elastic else None
@@ -95,7 +94,6 @@ class Pipeline:
         self._trained_upto = 0  # batches
         self._pending: Shares | None = None
         self._shares = self._splitter.now
-        self._last_rollout_ns = 0
 
     # ---- the loop ----------------------------------------------------------------------------
 
@@ -117,13 +115,6 @@ class Pipeline:
     def _after(self, at: int, do: Callable[[int], None]) -> None:
         self._made += 1
         heapq.heappush(self._events, (at, self._made, do))
-
-    def _routing(self) -> KvCost:
-        """The scenario's with C-MLFQ; else plain buckets, which fall back only when full."""
-        rules = self._s.router
-        if self._system.routing == CMLFQ:
-            return rules
-        return replace(rules, idle=0, crowded=ANY)
 
     def _bucketing(self, before: list[Trajectory]) -> Bucketing:
         edges = self._splitter.now.edges
@@ -181,7 +172,6 @@ class Pipeline:
         step, ends = self._steps[self._rolling], self._rollouts.totals.ends
         step.rollout_s = (now - self._began) / _SECOND
         step.p90_share = ends[len(ends) * 9 // 10] / max(1, ends[-1])
-        self._last_rollout_ns = now - self._began
         self._ready.append(self._rolling)
         pause = (self._s.pauses.to_train_s if self._system.splits == "colocated" else 0)
         self._after(now + round(pause * _SECOND), self._train_next)
@@ -199,11 +189,9 @@ class Pipeline:
         """An optimizer step begins, `left` to go: GPUs that help in it."""
         if self._lending is None:
             return 0
-        rollout_left = 0
-        if self._rollouts.under_way:
-            rollout_left = max(self._last_rollout_ns - (now - self._began),
-                               self._last_rollout_ns // 20)
-        return self._lending.boundary(now, left * each_ns, rollout_left)
+        # help that is asked for now counts from the next step on; who is there helps in this one
+        steps = left if self._lending.out else left - 1
+        return self._lending.boundary(now, steps * each_ns, self._began > now)
 
     def _trained(self, now: int, batch: int, train_ns: int, requests: list[Request]) -> None:
         step = self._steps[batch]

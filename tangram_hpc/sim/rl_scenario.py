@@ -30,7 +30,9 @@ FORMAT = "tangram-rl/1"
 class Run:
     """The run: `iterations` batches of `prompts` x `samples` trajectories on `gpus` GPUs; each is
     trained in `train_steps` optimizer steps. A batch may roll out while at most `staleness` older
-    ones are not trained. The first `warmup` iterations are not in the figures."""
+    ones are not trained. The first `warmup` iterations are not in the figures. `slack`: of the step
+    that the planner may give away to leave more GPUs to rollout; `pool_slack`: the same where the
+    hybrid pool makes up for it."""
 
     gpus: int
     iterations: int
@@ -40,6 +42,8 @@ class Run:
     staleness: int = 1
     warmup: int = 1
     seed: int = 7
+    slack: float = 0.0
+    pool_slack: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,17 @@ def read_scenario(path: Path) -> Scenario:
         model.engine(), of.lengths, of.pauses, of.baselines, planner, of.pool, of.router, of.tree)
     _check(scenario, where)
     return scenario
+
+
+def with_run(scenario: Scenario, run: Run) -> Scenario:
+    """The scenario with another run.
+
+    Raises:
+        InvalidInput: it cannot be played.
+    """
+    changed = replace(scenario, run=run)
+    _check(changed, f"scenario {scenario.name}")
+    return changed
 
 
 def _beside(path: Path, name: str) -> str:

@@ -121,8 +121,11 @@ class Splitter:
         degrees = self._system_degrees()
         self._online = OnlinePlanner(
             lambda history, factors: self._costs(history, degrees, factors), s.run.gpus,
-            self._search, s.planner.triggers(), s.planner.learning())
-        return self._planned(self._online.preflight(first).best)
+            self._search, s.planner.triggers(), s.planner.learning(),
+            s.run.pool_slack if self._system.elastic else s.run.slack)
+        self._online.preflight(first)
+        assert self._online.now is not None
+        return self._planned(self._online.now)
 
     def _costs(self, history: Sequence[Request], degrees: Sequence[int],
                factors: Factors | None = None) -> AnalyticCosts:
@@ -183,12 +186,18 @@ class Splitter:
         if self._system.uniform:
             return Shares(split.layout, self._alike(
                 split.rollout_gpus, self._s.baselines.uniform_degree), split.rollout_gpus)
-        degrees = sorted({one.degree for one in split.instances})
+        wanted = [(one.degree, one.requests) for one in split.instances]
+        idle = split.idle
+        for degree in sorted(self._s.rollout.degrees, reverse=True):
+            while degree <= idle:  # GPUs that the plan would not miss serve all the same
+                wanted.append((degree, 0))
+                idle -= degree
+        degrees = sorted({degree for degree, _ in wanted})
         node = self._s.hardware.gpus_per_node
         places, at = [], 0
-        for one in sorted(split.instances, key=lambda o: -o.degree):
-            places.append(Place(one.degree, degrees.index(one.degree), at // node, one.requests))
-            at += one.degree
+        for degree, requests in sorted(wanted, reverse=True):
+            places.append(Place(degree, degrees.index(degree), at // node, requests))
+            at += degree
         return Shares(split.layout, tuple(places), split.rollout_gpus,
                       self._edges(split, degrees))
 

@@ -25,9 +25,9 @@ class RolloutCost:
         self.model, self.hardware, self.rollout = model, hardware, rollout
 
     def kv_tokens(self, degree: int) -> int:
-        """Tokens whose keys an instance holds; 0 if its weights do not fit, or if `degree`
-        does not divide the heads or a node."""
-        if not self.model.fits(degree) or self.hardware.gpus_per_node % degree:
+        """Tokens whose keys an instance holds; 0 if its weights do not fit or its heads do not
+        divide."""
+        if not self.model.fits(degree) or degree > self.hardware.gpus_per_node:
             return 0
         weights = self.model.params * self.model.value_bytes
         free = degree * (self.hardware.mem_bytes - self.hardware.workspace_bytes) - weights
@@ -77,8 +77,7 @@ class RolloutCost:
         at_once = tokens / np.maximum(steps, 1)
         reading = steps * self.weights_s(degree, at_once) + key_steps * self.key_step_s(degree)
         return (np.maximum(reading, tokens * self.flops_s(degree))
-                + tokens * (self.sums_s(degree) + self.hardware.sequence_s)
-                + steps * self.fixed_s(degree))
+                + tokens * self.sums_s(degree) + steps * self.fixed_s(degree))
 
     def step_s(self, degree: int, sequences: int, keys: int) -> float:
         """One decode step of so many sequences that have so many tokens in the cache."""

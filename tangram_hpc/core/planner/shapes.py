@@ -92,7 +92,6 @@ class Hardware:
     rho: float = 0.15  # a backward pass under which they travel is 1 + rho * use ** theta longer
     theta: float = 1.0
     step_s: float = 2e-3  # of a decode step, whatever it does: the engine's scheduler and launches
-    sequence_s: float = 0.0  # and for each sequence of it: the engine's scheduling and sampling
     workspace_bytes: int = 4 << 30  # of a GPU, not for weights, states or keys
 
 
