@@ -72,6 +72,8 @@ class Config(BaseModel):
 
     services: dict[str, dict[str, Any]] = Field(
         {}, description="GPU services by name, as for `register_service`")
+    planner: dict[str, Any] = Field(
+        {}, description="table [planner] of `tangram plan`, see planning/settings.py")
 
     @field_validator("devices")
     @classmethod
@@ -107,7 +109,7 @@ def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None 
     named = environ.get("TANGRAM_CONFIG")
     path = Path(named) if named else (folder or Path.cwd()) / "tangram.toml"
     if named or path.exists():
-        for key, value in _read_toml(path).items():
+        for key, value in read_toml(path).items():
             values[key], origin[key] = value, str(path)
     for name, text in environ.items():
         key = name.removeprefix(ENV_PREFIX)
@@ -121,13 +123,20 @@ def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None 
     return _checked(values, origin)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, what: str = "config file") -> dict[str, Any]:
+    """A TOML file; `what` names its kind in an error.
+
+    Raises:
+        InvalidInput: it cannot be read or is no TOML; one line.
+    """
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise InvalidInput(f"config file {path}: {error.strerror}") from None
+        raise InvalidInput(f"{what} {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{what} {path}: not a text file") from None
     except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"config file {path}: {error}") from None
+        raise InvalidInput(f"{what} {path}: {error}") from None
 
 
 def _checked(values: dict[str, Any], origin: dict[str, str]) -> Config:

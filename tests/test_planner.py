@@ -10,15 +10,17 @@ import itertools
 import math
 import random
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planner_material import DENSE, HARDWARE, MOE, REQUESTS, problems
 
 from tangram_hpc.core.planner.costs import AnalyticCosts
-from tangram_hpc.core.planner.lengths import batch_of, sorted_requests, strata_of
+from tangram_hpc.core.planner.lengths import Ints, Strata, batch_of, sorted_requests, strata_of
 from tangram_hpc.core.planner.rollout_cost import RolloutCost
 from tangram_hpc.core.planner.rollout_dp import RolloutTable
 from tangram_hpc.core.planner.shapes import (
@@ -36,11 +38,6 @@ from tangram_hpc.core.planner.train_cost import TrainCost
 from tangram_hpc.core.planner.tree import Node, Tree
 from tangram_hpc.errors import InvalidInput
 
-DENSE = ModelShape("dense-14b", 40, 5120, 40, 8, 128, 17408, 151936)
-MOE = ModelShape("moe-30b", 48, 2048, 32, 4, 128, 0, 151936, experts=128, top_k=8, expert_ffn=768)
-HARDWARE = Hardware("a800", 8, 80 << 30, 312e12, 2.039e12, 200e9, 3.1e9)
-
-
 # ---- an independent count of costs --------------------------------------------------------------
 
 
@@ -48,7 +45,7 @@ def rollout_s(model: ModelShape, hw: Hardware, rollout: Rollout, degree: int,
               requests: Sequence[Request]) -> float:
     """Seconds of one instance for these requests, request by request; inf where it cannot run."""
     if model.heads % degree or (model.ffn or model.expert_ffn) % degree or (
-            model.kv_heads % degree and degree % model.kv_heads) or degree > hw.gpus_per_node:
+            model.kv_heads % degree and degree % model.kv_heads) or hw.gpus_per_node % degree:
         return math.inf
     copies = max(1, degree // model.kv_heads)
     kv = 2 * model.layers * model.kv_heads * model.head_dim * model.value_bytes * copies
@@ -68,11 +65,14 @@ def rollout_s(model: ModelShape, hw: Hardware, rollout: Rollout, degree: int,
         hw.link_bw * hw.comm_share)
     hops = 4 * model.layers * math.log2(degree) * hw.link_latency_s + hw.step_s
 
-    def decode(steps: float, tokens: int, reads: float) -> float:
-        share = 1 - (1 - model.top_k / model.experts) ** (tokens / max(steps, 1)) if (
-            model.experts) else 0
-        read = model.layers * (common + model.experts * expert * share) + table
-        reading = (steps * read * model.value_bytes + reads * kv) / bandwidth
+    def experts(sequences: float) -> float:
+        """Seconds of a step that read experts."""
+        share = 1 - (1 - model.top_k / model.experts) ** sequences if model.experts else 0
+        return model.layers * model.experts * expert * share * model.value_bytes / bandwidth
+
+    def decode(steps: float, tokens: int, reads: float, read: float) -> float:
+        whole = (model.layers * common + table) * model.value_bytes
+        reading = (steps * whole + reads * kv) / bandwidth + read
         return max(reading, tokens * multiply) + tokens * carry + steps * hops
 
     def prefill(prompt: int) -> float:
@@ -82,10 +82,16 @@ def rollout_s(model: ModelShape, hw: Hardware, rollout: Rollout, degree: int,
     reads = [sum(r.prompt + t + 0.5 for t in range(r.generated)) if r.generated < 50 else
              r.generated * (r.prompt + r.generated / 2) for r in requests]
     tokens = sum(r.generated for r in requests)
-    steps = max(max(r.generated for r in requests), sum(reads) / room, tokens / rollout.max_batch)
-    busy = sum(prefill(r.prompt) for r in requests) + decode(steps, tokens, sum(reads))
-    return max(busy, *(r.tool_ns / 1e9 + prefill(r.prompt) + decode(r.generated, r.generated, x)
-                       for r, x in zip(requests, reads, strict=True)))
+    packed = max(sum(reads) / room, tokens / rollout.max_batch)
+    steps = max(max(r.generated for r in requests), packed)
+    ends = sorted(r.generated for r in requests)
+    together = sum((end - start) * experts(len(ends) - k)
+                   for k, (start, end) in enumerate(itertools.pairwise([0, *ends])))
+    read = max(together, packed * experts(tokens / max(packed, 1)))
+    busy = sum(prefill(r.prompt) for r in requests) + decode(steps, tokens, sum(reads), read)
+    return max(busy, *(r.tool_ns / 1e9 + prefill(r.prompt) + decode(
+        r.generated, r.generated, x, r.generated * experts(1))
+        for r, x in zip(requests, reads, strict=True)))
 
 
 def divided(value: int, by: int) -> int:
@@ -196,7 +202,7 @@ def all_layouts(costs: AnalyticCosts, gpus: int, search: Search) -> Iterator[Lay
             continue
         dp = gpus // (tp * pp)
         for ep, micro in itertools.product(range(1, gpus + 1), t.micro_batches):
-            ok = tp in t.degrees and tp <= hw.gpus_per_node and model.layers % pp == 0
+            ok = tp in t.degrees and hw.gpus_per_node % tp == 0 and model.layers % pp == 0
             ok = ok and model.heads % tp == 0 and (model.ffn or model.expert_ffn) % tp == 0
             ok = ok and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
             ok = ok and (model.experts % ep == 0 if model.experts else ep == 1) and dp % ep == 0
@@ -313,7 +319,8 @@ def test_every_prune_decides_somewhere() -> None:
         cuts |= {re.sub(r"[0-9.]+( [A-Z]iB)?", "#", node.cut) for node in nodes}
         best = {node.gpus: node.price.ns for node in nodes if node.price and not node.cut}
         assert best, "leaves that were not cut have prices"
-    assert {"", "TP does not divide # GPUs", "a node has # GPUs", "PP does not divide # layers",
+    assert {"", "TP does not divide # GPUs", "TP does not divide a node of # GPUs",
+            "PP does not divide # layers",
             "TP does not divide the model's heads or width", "EP does not divide # GPUs",
             "TP communication is # of compute, over #", "EP does not divide DP #",
             "DP does not divide a batch of #", "memory: # of #",
@@ -355,6 +362,46 @@ def test_prices_are_those_counted_one_by_one(model: ModelShape) -> None:
             assert int(matrix[a, b]) / 1e9 == pytest.approx(wanted, rel=1e-8)
 
 
+# ---- an engine played step by step --------------------------------------------------------------
+
+
+def played_s(cost: RolloutCost, degree: int, requests: Sequence[Request]) -> float:
+    """Seconds of an engine with continuous batching: the longest waiting request begins as soon as
+    the batch has a place and the cache room for all of it; then all that run take a step."""
+    room, waiting = cost.kv_tokens(degree), sorted_requests(requests)
+    running: list[tuple[Request, int]] = []
+    seconds = 0.0
+    while waiting or running:
+        while waiting and len(running) < cost.rollout.max_batch and (
+                sum(r.total for r, _ in running) + waiting[-1].total <= room):
+            running.append((waiting.pop(), 0))
+            prompt = running[-1][0].prompt
+            seconds += float(cost.prefill_s(degree, prompt, prompt ** 2))
+        steps = min(r.generated - done for r, done in running)
+        keys = sum(r.prompt + done for r, done in running) + len(running) * steps / 2
+        seconds += steps * cost.step_s(degree, len(running), keys)  # as if at the middle of them
+        running = [(r, done + steps) for r, done in running if done + steps < r.generated]
+    return seconds
+
+
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda m: m.name)
+def test_an_instance_takes_as_long_as_an_engine_played_step_by_step(model: ModelShape) -> None:
+    """Very nearly where all requests fit at once; where they take turns the engine is slower, as it
+    reserves room and ends with few."""
+    cost = RolloutCost(model, HARDWARE, Rollout())
+    for count, mean, crowded in ((1, 3000, False), (12, 20000, False), (64, 9000, False),
+                                 (100, 1500, False), (250, 1500, False), (600, 4000, True),
+                                 (2000, 800, True)):
+        r = random.Random(count)
+        mine = [Request(r.randint(100, 2000),
+                        min(30000, 1 + int(r.lognormvariate(0, 1) * mean / 1.6)))
+                for _ in range(count)]
+        for degree in (2, 8):
+            told = int(cost.matrix(degree, strata_of(mine, 64))[0, -1]) / 1e9
+            ratio = played_s(cost, degree, mine) / told
+            assert 0.97 < ratio < (1.35 if crowded else 1.02), (count, mean, degree, ratio)
+
+
 # ---- any assignment -----------------------------------------------------------------------------
 
 
@@ -369,15 +416,18 @@ def partitions(items: list[int]) -> Iterator[list[list[int]]]:
             yield [*rest[:k], [items[0], *rest[k]], *rest[k + 1:]]
 
 
-def test_runs_of_lengths_are_nearly_as_good_as_any_assignment() -> None:
+@pytest.mark.parametrize(("at_once", "most", "mean"), [(1, 0.30, 0.08), (3, 0.15, 0.01),
+                                                        (256, 0.03, 0.002)])
+def test_runs_of_lengths_are_nearly_as_good_as_any_assignment(at_once: int, most: float,
+                                                              mean: float) -> None:
     """Instances get runs of the sorted requests, as a router by length can carry out. Against every
-    assignment at all this loses little, as long as an engine runs requests side by side."""
-    lost = []
-    for seed in range(40):
+    assignment at all this loses little where an engine runs requests side by side."""
+    lost, rollout = [], Rollout(max_batch=at_once)
+    for seed in range(30):
         r = random.Random(seed)
         history = [Request(r.randint(200, 4000), min(30000, int(r.lognormvariate(8, 1.2)) + 1))
                    for _ in range(r.randint(3, 6))]
-        gpus, rollout = r.choice([2, 3, 4, 6, 8]), Rollout(max_batch=r.choice([2, 3, 256]))
+        gpus = r.choice([2, 3, 4, 6, 8])
         costs = AnalyticCosts(DENSE, HARDWARE, Training(len(history)), rollout, history)
         strata = costs.strata(64)
         table = RolloutTable({d: costs.segments(d, strata) for d in rollout.degrees}, gpus)
@@ -395,24 +445,10 @@ def test_runs_of_lengths_are_nearly_as_good_as_any_assignment() -> None:
                                      for d, g in zip(degrees, groups, strict=True)))
         lost.append(table.ns(gpus) / 1e9 / best - 1)
     assert min(lost) >= -1e-7, "nothing is better than the best"
-    assert max(lost) < 0.03 and sum(lost) / len(lost) < 0.002
+    assert max(lost) < most and sum(lost) / len(lost) < mean, (max(lost), sum(lost) / len(lost))
 
 
 # ---- laws ---------------------------------------------------------------------------------------
-
-REQUESTS = st.builds(Request, st.integers(0, 8000), st.integers(1, 30000),
-                     st.one_of(st.just(0), st.integers(0, 10**12)))
-
-
-@st.composite
-def problems(draw: st.DrawFn) -> tuple[AnalyticCosts, int]:
-    model = draw(st.sampled_from([DENSE, MOE]))
-    history = draw(st.lists(REQUESTS, min_size=1, max_size=90))
-    batch = draw(st.sampled_from([16, 48, 96, 160]))
-    rollout = Rollout(max_batch=draw(st.sampled_from([4, 32, 256])))
-    costs = AnalyticCosts(model, HARDWARE, Training(batch), rollout, history)
-    return costs, draw(st.integers(16, 80))
-
 
 def planned(costs: AnalyticCosts, gpus: int, search: Search | None = None) -> Plan | None:
     try:
@@ -421,7 +457,7 @@ def planned(costs: AnalyticCosts, gpus: int, search: Search | None = None) -> Pl
         return None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problems())
 def test_every_split_keeps_the_laws(problem: tuple[AnalyticCosts, int]) -> None:
     costs, gpus = problem
@@ -439,12 +475,12 @@ def test_every_split_keeps_the_laws(problem: tuple[AnalyticCosts, int]) -> None:
         assert split.rollout_ns == max(one.ns for one in split.instances)
         assert split.price.mem_bytes <= HARDWARE.mem_bytes
         assert split.price == costs.train([split.layout])[0]
-        assert sum(ns for _, ns in split.price.parts) == split.price.ns
+        assert sum(split.price.parts) == split.price.ns
     if found:
         assert [s.rank for s in found.splits] == sorted(s.rank for s in found.splits)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problems())
 def test_more_gpus_are_never_worse(problem: tuple[AnalyticCosts, int]) -> None:
     costs, gpus = problem
@@ -453,7 +489,7 @@ def test_more_gpus_are_never_worse(problem: tuple[AnalyticCosts, int]) -> None:
     assert steps == sorted(steps, reverse=True)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problems())
 def test_spare_gpus_are_spare(problem: tuple[AnalyticCosts, int]) -> None:
     """Without the spare ones the same split takes as long; without one more it takes longer."""
@@ -550,3 +586,32 @@ def test_bounds_of_splits() -> None:
     found = plan(costs, 48, Search(granularity=8, min_train=10, min_rollout=12))
     assert {s.train_gpus for s in found.splits} <= {16, 24, 32}
     assert all(s.rollout_gpus >= 12 for s in found.splits)
+
+
+def test_one_table_serves_all_splits() -> None:
+    """The table and its prices are made once, not once a split; and that is where the time goes."""
+    class Counted(AnalyticCosts):
+        asked = 0
+
+        def segments(self, degree: int, strata: Strata) -> Ints:
+            self.asked += 1
+            return super().segments(degree, strata)
+
+    r = random.Random(1)
+    history = [Request(r.randint(200, 2000), min(38000, 1 + int(r.lognormvariate(0, 1.1) * 2000)))
+               for _ in range(960)]
+
+    def planned_in(memo: bool) -> tuple[float, Plan, int]:
+        took = []
+        for _ in range(3):
+            costs = Counted(DENSE, HARDWARE, Training(960), Rollout(), history)
+            began = time.process_time()
+            found = plan(costs, 128, Search(), memo=memo)
+            took.append(time.process_time() - began)
+        return min(took), found, costs.asked
+
+    memo_s, found, asked = planned_in(True)
+    anew_s, again, asked_anew = planned_in(False)
+    assert found == again
+    assert asked == 4 and asked_anew >= 4 * len(found.splits) >= 60
+    assert anew_s > 3 * memo_s  # 10 times on a quiet machine; see bench_planner.py

@@ -46,7 +46,7 @@ def go(args: argparse.Namespace) -> int:
     from ..sim.sizing import scale_of, search
     from ..sim.workload import check_match, read_cluster, read_workload
 
-    draw = _drawer(args.plot)
+    draw = drawer(args.plot)
     policies = _policies(args.policies)
     reserve = max(make_placer(p).reserve for p in [*policies, *([args.like] if args.like else [])])
     work, cluster = read_workload(args.workload), read_cluster(args.cluster)
@@ -98,7 +98,7 @@ def _policies(text: str | None) -> list[str]:
     return known
 
 
-def _drawer(path: Path | None) -> Any:
+def drawer(path: Path | None) -> Any:
     """What draws into a file of this name; nothing to draw is None."""
     from ..errors import InvalidInput
 

@@ -32,13 +32,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. `target` is a dashed line across; lines come in the same order in each."""
+    """One pair of axes. `target` is a dashed line across; lines come in the same order in each.
+    `key` says what it and the rings are; that of the first panel is shown."""
 
     title: str
     x_label: str
     y_label: str
     lines: Sequence[Line]
     target: float | None = None
+    key: str = "target; a ring is the smallest size that reaches it"
 
 
 class Axis:
@@ -81,7 +83,8 @@ def svg(panels: Sequence[Panel]) -> str:
              f'<rect width="{wide}" height="{high}" fill="#fff"/>']
     for i, panel in enumerate(panels):
         parts += _panel(panel, i * (_LEFT + _WIDE + _RIGHT))
-    for i, (text, look, colour) in enumerate(_keys(legend)):
+    key = panels[0].key if panels else ""
+    for i, (text, look, colour) in enumerate(_keys(legend, key)):
         x, y = _LEFT + (i % per_row) * wide // 2, under + _ROW * (i // per_row) + 12
         parts += [f'<line x1="{x}" y1="{y - 4}" x2="{x + 30}" y2="{y - 4}" stroke="{colour}" '
                   f'{look}/>', _text(x + 38, y, text)]
@@ -112,10 +115,9 @@ def number(value: float) -> str:
     return f"{value:.6g}" if value < 1e6 else f"{value:.0e}"
 
 
-def _keys(lines: Sequence[Line]) -> list[tuple[str, str, str]]:
+def _keys(lines: Sequence[Line], key: str) -> list[tuple[str, str, str]]:
     keys = [(line.legend, _look(i), COLOURS[i % len(COLOURS)]) for i, line in enumerate(lines)]
-    return [*keys, ("target; a ring is the smallest size that reaches it",
-                    'stroke-width="1.2" stroke-dasharray="4 4"', "#777")]
+    return [*keys, (key, 'stroke-width="1.2" stroke-dasharray="4 4"', "#777")]
 
 
 def _look(i: int) -> str:

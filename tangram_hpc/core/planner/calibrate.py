@@ -4,7 +4,7 @@ each rollout degree.
 Law: a factor is a moving average of measured over modelled time, slow as long as all is as it was
 and fast after a change point: when the error, or the mean length of the requests, leaves `sigma`
 deviations of its recent past. (Libra: 0.1, 0.8, 3 sigma; that the first samples weigh alike, and
-that the past is forgotten at a change point, is ours.) One outlier moves it fast, the next back.
+that the past is forgotten at a change point, is ours: a wrong alarm is soon mended.)
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class Calibrator:
             track.errors.values.clear()
             track.lengths.values.clear()
             track.changes += 1
+            track.samples = 0
         track.samples += 1
         weight = self._rules.fast if changed else max(self._rules.slow, 1 / track.samples)
         track.factor += weight * (ratio - track.factor)

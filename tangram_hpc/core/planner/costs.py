@@ -7,12 +7,15 @@ same answer for as long as a plan is made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+import numpy as np
 
 from .lengths import Ints, Strata, batch_of, strata_of
 from .rollout_cost import RolloutCost
 from .shapes import (
+    NEVER,
     Factors,
     Hardware,
     Layout,
@@ -51,6 +54,15 @@ class Costs(Protocol):
         ...
 
 
+def matrix_of(strata: int, times: Mapping[tuple[int, int], int]) -> Ints:
+    """A matrix as of `RolloutCost.matrix` from the ns of each (j, i)."""
+    found = np.full((strata + 1, strata + 1), NEVER, np.int64)
+    np.fill_diagonal(found, 0)
+    for (j, i), ns in times.items():
+        found[j, i] = ns
+    return found
+
+
 class AnalyticCosts:
     """The model of `train_cost` and `rollout_cost`, times what was learned."""
 
@@ -60,7 +72,7 @@ class AnalyticCosts:
         """`history`: lengths seen; a batch of `training.batch` is spread over them."""
         self.model, self.hardware = model, hardware
         self.training, self.rollout = training, rollout
-        self.batch = batch_of(history, training.batch)
+        self.batch: Sequence[Request] = batch_of(history, training.batch)
         self.factors = factors or Factors()
         self.train_cost = TrainCost(model, hardware, training, self.batch)
         self.rollout_cost = RolloutCost(model, hardware, rollout)

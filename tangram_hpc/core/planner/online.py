@@ -8,12 +8,13 @@ batch with the same factors.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any
 
 from ...errors import InvalidInput
 from .calibrate import TRAIN, Calibrator, Learning
 from .costs import Costs
-from .shapes import Factors, Request, Search
+from .shapes import Factors, Layout, Request, Search
 from .split import Plan, Split, plan
 from .standing import standing
 from .trigger import StepFacts, Trigger, Triggers, Verdict, worth
@@ -36,10 +37,13 @@ class OnlinePlanner:
     """One trainer's planner."""
 
     def __init__(self, priced: Priced, gpus: int, search: Search, triggers: Triggers,
-                 learning: Learning) -> None:
+                 learning: Learning, slack: float = 0.0) -> None:
+        """`slack`: see `Plan.roomy`."""
         self._priced, self._gpus, self._search = priced, gpus, search
+        self._slack = slack
         self.trigger, self.calibrator = Trigger(triggers), Calibrator(learning)
         self._now: Split | None = None
+        self._degrees: tuple[int, ...] = ()  # of its instances; some may idle in `_now`
 
     @property
     def now(self) -> Split | None:
@@ -54,7 +58,7 @@ class OnlinePlanner:
         """
         self.trigger.add(history)
         found = plan(self._priced(history, self.calibrator.factors()), self._gpus, self._search)
-        self._now = found.best
+        self._take(found.roomy(self._slack))
         return found
 
     def step(self, facts: StepFacts, requests: Sequence[Request],
@@ -69,16 +73,37 @@ class OnlinePlanner:
             return None
         self.trigger.planned(facts.step)
         costs = self._priced(list(self.trigger.history), self.calibrator.factors())
-        degrees = [one.degree for one in self._now.instances]
-        old = standing(costs, self._gpus, self._now.layout, degrees, self._search)
+        old = standing(costs, self._gpus, self._now.layout, self._degrees, self._search)
         try:
             found = plan(costs, self._gpus, self._search)
         except InvalidInput as error:
             return Advice(reason, Verdict(False, str(error)), None, old)
-        verdict = worth(self.trigger.rules, old.step_ns if old else None, found.best.step_ns)
+        best = found.roomy(self._slack)
+        verdict = worth(self.trigger.rules, old.step_ns if old else None, best.step_ns)
         if verdict.switch:
-            self._now = found.best
+            self._take(best)
         return Advice(reason, verdict, found, old)
+
+    def saved(self) -> dict[str, Any]:
+        """All that it knows, for a file; what it knows of the plan in force too."""
+        now = self._now
+        return {"calibrator": self.calibrator.saved(), "trigger": self.trigger.saved(),
+                "layout": [*astuple(now.layout)] if now else None,
+                "degrees": list(self._degrees)}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from what `saved` gave. A plan that cannot run any more is forgotten: then
+        `now` is None and `preflight` is due."""
+        self.calibrator.load(saved["calibrator"])
+        self.trigger.load(saved["trigger"])
+        history = list(self.trigger.history)
+        if saved["layout"] and history:
+            self._degrees = tuple(saved["degrees"])
+            self._now = standing(self._priced(history, self.calibrator.factors()), self._gpus,
+                                 Layout(*saved["layout"]), self._degrees, self._search)
+
+    def _take(self, best: Split) -> None:
+        self._now, self._degrees = best, tuple(one.degree for one in best.instances)
 
     def _learn(self, facts: StepFacts, requests: Sequence[Request],
                rollouts: Mapping[int, int]) -> None:
@@ -87,8 +112,7 @@ class OnlinePlanner:
             return
         bare = self._priced(requests, Factors())
         mean = sum(r.total for r in requests) / len(requests)
-        modelled = standing(bare, self._gpus, self._now.layout,
-                            [one.degree for one in self._now.instances], self._search)
+        modelled = standing(bare, self._gpus, self._now.layout, self._degrees, self._search)
         if modelled is None:
             return
         self.calibrator.observe(TRAIN, modelled.price.ns, facts.train_ns, mean)

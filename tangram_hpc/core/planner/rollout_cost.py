@@ -3,8 +3,10 @@
 Law: a function of its arguments; more requests never take less time. Decoding is bound by reading:
 each step reads the weights once, each token its sequence's keys. So the keys' time is a plain sum,
 and the weights' time is that of `steps`: the longest request, or the batch's key-steps over the
-cache, or its tokens over the engine's batch, whichever is most. (After Libra's cost model, which
-takes mean lengths and no longest request; see docs/LIBRA.md.)
+cache, or its tokens over the engine's batch, whichever is most. Of a mixture each step reads the
+experts that its sequences pass: as if all began at once, or as if all steps were alike, whichever
+is more. (After Libra's cost model, which takes mean lengths and no longest request; see
+docs/LIBRA.md.)
 """
 
 from __future__ import annotations
@@ -17,31 +19,48 @@ import numpy as np
 from .lengths import Ints, Strata
 from .shapes import NEVER, SECOND, Hardware, ModelShape, Rollout
 
+PIECES = 64  # of time, in which a mixture's sequences are counted
+
 
 class RolloutCost:
     """Instances of one model on one kind of hardware."""
 
     def __init__(self, model: ModelShape, hardware: Hardware, rollout: Rollout) -> None:
         self.model, self.hardware, self.rollout = model, hardware, rollout
+        self._read: tuple[Strata, Any] | None = None  # the last answer of `_together`
+
+    def cut(self, degree: int) -> str:
+        """Why there are no instances of this degree at all; empty: there are."""
+        if not self.model.fits(degree):
+            return "TP does not divide the model's heads or width"
+        if self.hardware.gpus_per_node % degree:
+            return f"TP does not divide a node of {self.hardware.gpus_per_node} GPUs"
+        return ""
 
     def kv_tokens(self, degree: int) -> int:
-        """Tokens whose keys an instance holds; 0 if its weights do not fit or its heads do not
-        divide."""
-        if not self.model.fits(degree) or degree > self.hardware.gpus_per_node:
+        """Tokens whose keys an instance holds; 0 if its weights do not fit, or if there
+        are none of this degree."""
+        if self.cut(degree):
             return 0
         weights = self.model.params * self.model.value_bytes
         free = degree * (self.hardware.mem_bytes - self.hardware.workspace_bytes) - weights
         copies = max(1, degree // self.model.kv_heads)  # fewer key heads than GPUs: copied
         return max(0, int(free / (self.model.kv_bytes * copies) * (1 - self.rollout.kv_loss)))
 
-    def weights_s(self, degree: int, sequences: Any = 1.0) -> Any:
-        """Reading the weights for one step of so many sequences. Of a mixture those experts are
-        read that any of them passes, drawn alike."""
+    def common_s(self, degree: int) -> float:
+        """Reading once the weights that every token passes."""
+        m = self.model
+        values = m.layers * m.dense_params + m.head_params
+        return values * m.value_bytes / (degree * self.hardware.mem_bw * self.hardware.mem_share)
+
+    def experts_s(self, degree: int, sequences: Any) -> Any:
+        """Reading once the experts that any of so many sequences passes, drawn alike."""
         m, h = self.model, self.hardware
-        spared = (1 - m.top_k / m.experts) ** sequences if m.experts else 0.0
-        experts = m.layers * m.experts * m.expert_params * (1 - spared)
-        values = m.layers * m.dense_params + m.head_params + experts
-        return values * m.value_bytes / (degree * h.mem_bw * h.mem_share)
+        if not m.experts:
+            return 0.0 * sequences
+        read = 1 - np.exp(sequences * math.log1p(-min(m.top_k / m.experts, 1 - 1e-12)))
+        values = m.layers * m.experts * m.expert_params * m.value_bytes
+        return values * read / (degree * h.mem_bw * h.mem_share)
 
     def fixed_s(self, degree: int) -> float:
         """What a decode step takes however little it does: the engine's own time, and the hops of
@@ -72,22 +91,26 @@ class RolloutCost:
         attention = 2 * m.layers * m.heads * m.head_dim / (degree * h.flops * h.mfu_prefill)
         return tokens * (self.flops_s(degree) + self.sums_s(degree)) + squares * attention
 
-    def decode_s(self, degree: int, steps: Any, tokens: Any, key_steps: Any) -> Any:
-        """Writing so many tokens in so many steps, while keys are read so many times in all."""
-        at_once = tokens / np.maximum(steps, 1)
-        reading = steps * self.weights_s(degree, at_once) + key_steps * self.key_step_s(degree)
+    def decode_s(self, degree: int, steps: Any, tokens: Any, key_steps: Any,
+                 experts_s: Any) -> Any:
+        """Writing so many tokens in so many steps, while keys are read so many times and experts
+        for so long in all."""
+        reading = (steps * self.common_s(degree) + experts_s
+                   + key_steps * self.key_step_s(degree))
         return (np.maximum(reading, tokens * self.flops_s(degree))
-                + tokens * self.sums_s(degree) + steps * self.fixed_s(degree))
+                + tokens * (self.sums_s(degree) + self.hardware.sequence_s)
+                + steps * self.fixed_s(degree))
 
-    def step_s(self, degree: int, sequences: int, keys: int) -> float:
+    def step_s(self, degree: int, sequences: int, keys: float) -> float:
         """One decode step of so many sequences that have so many tokens in the cache."""
-        return float(self.decode_s(degree, 1, sequences, keys))
+        return float(self.decode_s(degree, 1, sequences, keys, self.experts_s(degree, sequences)))
 
     def alone_s(self, degree: int, prompt: Any, generated: Any, tool_s: Any = 0.0) -> Any:
         """A request with the instance to itself, and its tools; numbers or arrays of them."""
         area = generated * (2 * prompt + generated) / 2
+        experts = generated * self.experts_s(degree, 1)
         return (tool_s + self.prefill_s(degree, prompt, prompt * prompt)
-                + self.decode_s(degree, generated, generated, area))
+                + self.decode_s(degree, generated, generated, area, experts))
 
     def matrix(self, degree: int, strata: Strata, factor: float = 1.0) -> Ints:
         """[j, i]: ns of an instance for strata j .. i-1; 0 for none of them, NEVER where the cache
@@ -100,7 +123,8 @@ class RolloutCost:
             return found
         seconds = self._seconds(degree, strata, most, room) * factor
         upper = np.triu(np.ones((most + 1, most + 1), bool), 1)
-        found[:most + 1, :most + 1][upper] = np.rint(seconds[upper] * SECOND).astype(np.int64)
+        ns = np.minimum(seconds[upper] * SECOND, NEVER)
+        found[:most + 1, :most + 1][upper] = np.rint(ns).astype(np.int64)
         return found
 
     def _seconds(self, degree: int, strata: Strata, most: int, room: int) -> Any:
@@ -121,7 +145,40 @@ class RolloutCost:
         alone = tops(np.maximum.reduceat(one, strata.starts[:most]))
         longest = tops(strata.longest[:most])
         tokens, areas = spans(strata.tokens), spans(strata.areas) / 2
-        steps = np.maximum(longest, np.maximum(areas / room, tokens / self.rollout.max_batch))
-        decode = self.decode_s(degree, steps, tokens, areas)
+        packed = np.maximum(areas / room, tokens / self.rollout.max_batch)
+        experts = np.maximum(
+            self._together(strata)[:most + 1, :most + 1] / degree,
+            packed * self.experts_s(degree, tokens / np.maximum(packed, 1)))
+        decode = self.decode_s(degree, np.maximum(longest, packed), tokens, areas, experts)
         prefill = self.prefill_s(degree, spans(strata.prompts), spans(strata.squares))
         return np.maximum(prefill + decode, alone)
+
+    def _together(self, strata: Strata) -> Any:
+        """[j, i]: seconds of one GPU that read experts for strata j .. i-1, if all begin at once
+        and each ends after its own tokens. Time is cut at some lengths; within each piece the
+        mean number of sequences counts. O(strata ** 2 x pieces), once for all degrees."""
+        if self._read is None or self._read[0] is not strata:
+            n = len(strata) + 1
+            first, end = np.triu_indices(n, 1)
+            seconds, before = np.zeros(len(first)), 0
+            for edge in _edges(strata.generated) if self.model.experts else ():
+                lives = np.clip(strata.generated - before, 0, edge - before)
+                held = np.concatenate(([0], np.cumsum(np.add.reduceat(lives, strata.starts))))
+                sequences = (held[end] - held[first]) / (edge - before)
+                seconds += (edge - before) * self.experts_s(1, sequences)
+                before = edge
+            found = np.zeros((n, n))
+            found[first, end] = seconds
+            self._read = strata, found
+        return self._read[1]
+
+
+def _edges(lengths: Ints) -> list[int]:
+    """All lengths if they are few, else some: at equal shares of the requests, and evenly up to the
+    longest."""
+    found = np.unique(lengths)
+    if len(found) > PIECES:
+        shares = found[np.arange(1, PIECES // 2 + 1) * len(found) // (PIECES // 2) - 1]
+        even = np.arange(1, PIECES // 2 + 1) * int(found[-1]) // (PIECES // 2)
+        found = np.unique(np.concatenate((shares, np.maximum(even, 1))))
+    return [int(edge) for edge in found]

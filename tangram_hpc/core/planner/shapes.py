@@ -93,6 +93,7 @@ class Hardware:
     theta: float = 1.0
     step_s: float = 2e-3  # of a decode step, whatever it does: the engine's scheduler and launches
     workspace_bytes: int = 4 << 30  # of a GPU, not for weights, states or keys
+    sequence_s: float = 0.0  # of a decode step, for each of its sequences: scheduling, sampling
 
 
 @dataclass(frozen=True)
@@ -161,13 +162,21 @@ class Layout:
         return self.tp * self.pp * self.dp
 
 
+PARTS = ("compute", "tp", "ep", "pp", "bubble", "dp", "contention", "update")
+
+
 @dataclass(frozen=True)
 class Price:
-    """What a layout costs: a step, and the memory of its fullest GPU. `parts`: ns by name."""
+    """What a layout costs: a step, and the memory of its fullest GPU. `parts`: ns, as `PARTS`
+    names them; empty where nobody knows."""
 
     ns: int
     mem_bytes: int
-    parts: tuple[tuple[str, int], ...] = ()
+    parts: tuple[int, ...] = ()
+
+    def named(self) -> dict[str, int]:
+        """The parts by name."""
+        return dict(zip(PARTS, self.parts, strict=False))
 
 
 @dataclass(frozen=True)

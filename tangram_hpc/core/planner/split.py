@@ -19,7 +19,7 @@ from .rollout_dp import RolloutTable
 from .shapes import NEVER, Layout, Price, Search
 from .tree import Node, Note, Tree
 
-STRATA = 64  # groups of requests that are assigned whole (Libra: 64)
+STRATA, STRATA_MOST = 64, 256  # groups of requests that are assigned whole (Libra: 64)
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,14 @@ class Plan:
 
     @property
     def best(self) -> Split:
-        """The one to use."""
+        """The one with the shortest step."""
         return self.splits[0]
+
+    def roomy(self, slack: float) -> Split:
+        """The one with the most rollout GPUs of those whose step is at most `slack` (a share)
+        longer: lengths are only believed, so what training would not miss is better there."""
+        near = [s for s in self.splits if s.step_ns <= self.best.step_ns * (1 + slack)]
+        return min(near, key=lambda s: (s.train_gpus, s.rank)) if slack else self.best
 
 
 def train_sizes(gpus: int, search: Search) -> list[int]:
@@ -92,10 +98,10 @@ def train_sizes(gpus: int, search: Search) -> list[int]:
 
 
 def groups_for(gpus: int) -> int:
-    """How many groups of requests are assigned: 64, doubled until there is one a GPU. Doubled, so
-    that every cut of fewer groups is a cut of more, and more GPUs are never worse."""
+    """How many groups of requests are assigned: 64, doubled until there is one a GPU, at most 256.
+    Doubled, so that every cut of fewer groups is a cut of more, and more GPUs are never worse."""
     groups = STRATA
-    while groups < gpus:
+    while groups < min(gpus, STRATA_MOST):
         groups *= 2
     return groups
 
@@ -114,8 +120,8 @@ def plan(costs: Costs, gpus: int, search: Search, note: Note | None = None,
         raise InvalidInput(f"{gpus} GPUs: too few for {search.min_train} that train and "
                            f"{search.min_rollout} that roll out, in steps of "
                            f"{search.granularity}")
-    rollouts = _Rollouts(costs, gpus, gpus - sizes[0], search, memo)
     trained = _trained(costs, sizes, search, note, memo)
+    rollouts = _Rollouts(costs, gpus, gpus - sizes[0], search, memo)
     found = [split for size, best in trained if best is not None
              and (split := rollouts.split(*best)) is not None]
     if not found:

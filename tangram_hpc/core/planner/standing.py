@@ -18,11 +18,14 @@ from .split import Instance, Split, groups_for, instance_of
 def standing(costs: Costs, gpus: int, layout: Layout, degrees: Sequence[int],
              search: Search) -> Split | None:
     """The split of `gpus` with this layout and instances of these degrees, for the batch of
-    `costs`; None where it cannot run any more (memory, or a request that no instance can hold).
+    `costs`; None where it cannot run any more (memory, a batch that it does not divide, a request
+    that no instance can hold).
 
     The instances keep their order, short requests first; of a smaller batch some may idle.
     O(instances x strata ** 2).
     """
+    if not _divides(costs, gpus, layout):
+        return None
     price = costs.train([layout])[0]
     if price.ns >= NEVER or price.mem_bytes > costs.hardware.mem_bytes:
         return None
@@ -45,3 +48,10 @@ def standing(costs: Costs, gpus: int, layout: Layout, degrees: Sequence[int],
             instances.append(instance_of(degree, begin, at, strata, segments[degree]))
         at = begin
     return Split(gpus, layout, price, tuple(reversed(instances)), int(least[-1]), 0)
+
+
+def _divides(costs: Costs, gpus: int, layout: Layout) -> bool:
+    """Whether the layout is one of this model and batch at all."""
+    return (layout.gpus < gpus and costs.model.layers % layout.pp == 0
+            and layout.dp % layout.ep == 0 and max(1, costs.model.experts) % layout.ep == 0
+            and costs.training.batch % (layout.dp * layout.micro) == 0)

@@ -17,8 +17,6 @@ import numpy as np
 from .lengths import Ints, sorted_requests
 from .shapes import NEVER, SECOND, Hardware, Layout, ModelShape, Price, Request, Training
 
-PARTS = ("compute", "tp", "ep", "pp", "bubble", "dp", "contention", "update")
-
 
 @dataclass(frozen=True)
 class Load:
@@ -103,12 +101,13 @@ class TrainCost:
         all_of_it, longest = self._stage(of, load), self._stage(of, top)
         head = 2 * self.passes * self.model.head_params * load.tokens / self._rate(of)
         exposed, slowed = self._gradients(of, 2 / self.passes * longest.compute)
+        # in the order of PARTS
         seconds = (all_of_it.compute + head, all_of_it.tp, all_of_it.ep, all_of_it.pp,
                    (of.pp - 1) * longest.total, exposed, slowed, self._update(of))
         parts = np.rint(np.minimum(np.array(seconds).T * factor * SECOND, NEVER)).astype(np.int64)
         total = np.minimum(parts.sum(axis=1), NEVER).tolist()
         memory = self._mem_bytes(of, load, top).tolist()
-        return [Price(ns, held, tuple(zip(PARTS, told, strict=True)))
+        return [Price(ns, held, tuple(told))
                 for ns, held, told in zip(total, memory, parts.tolist(), strict=True)]
 
     def _mem_bytes(self, of: _Layouts, load: Load, top: Load) -> Ints:

@@ -106,8 +106,8 @@ class Tree:
         return self._tp_cuts[tp]
 
     def _judge_tp(self, tp: int) -> str:
-        if tp > self._costs.hardware.gpus_per_node:
-            return f"a node has {self._costs.hardware.gpus_per_node} GPUs"
+        if self._costs.hardware.gpus_per_node % tp:
+            return f"TP does not divide a node of {self._costs.hardware.gpus_per_node} GPUs"
         if not self._costs.model.fits(tp):
             return "TP does not divide the model's heads or width"
         share = self._costs.tp_share(tp)

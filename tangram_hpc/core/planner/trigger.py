@@ -8,9 +8,9 @@ Thresholds are Libra's; see docs/LIBRA.md for which of its readings are ours.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass
+from typing import Any, NamedTuple
 
 from .shapes import SECOND, Request
 
@@ -78,6 +78,16 @@ class Trigger:
     def planned(self, step: int) -> None:
         """A plan was made after this step, taken or not."""
         self._planned_at, self._rejected = step, 0
+
+    def saved(self) -> dict[str, Any]:
+        """All that it knows, for a file."""
+        return {"history": [[*astuple(one)] for one in self.history],
+                "planned_at": self._planned_at, "rejected": self._rejected}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from what `saved` gave."""
+        self.history = deque((Request(*one) for one in saved["history"]), self.rules.history)
+        self._planned_at, self._rejected = int(saved["planned_at"]), int(saved["rejected"])
 
     def _pressure(self, facts: StepFacts) -> str:
         rules = self.rules

@@ -1,0 +1,342 @@
+"""`tangram plan`: how to divide GPUs between training and rollouts, and in which layouts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..core.planner.costs import AnalyticCosts, Costs
+    from ..core.planner.shapes import Factors, Request, Search
+    from ..core.planner.split import Plan, Split
+    from ..core.planner.tree import Node
+    from ..planning.files import ModelFile
+    from ..planning.plan_file import PlanFile
+    from ..planning.settings import PlannerSettings
+    from ..sim.curve_svg import Panel
+
+PLAN_FILE = "tangram-plan.json"
+
+
+def add(verbs: Any) -> None:
+    """Adds the verb."""
+    p = verbs.add_parser(
+        "plan", help="how to divide GPUs between training and rollouts",
+        description="Searches the split of N GPUs between training and rollouts, with the layouts "
+                    "of both, whose asynchronous step max(T_train, T_rollout) is shortest. Bounds "
+                    "are in the table [planner] of the configuration.")
+    p.add_argument("--model", required=True, metavar="M.toml",
+                   help="model file, or the name of a shipped one")
+    p.add_argument("--gpus", required=True, type=int, metavar="N", help="GPUs to divide")
+    p.add_argument("--hardware", metavar="H.toml",
+                   help="hardware file, or the name of a shipped one (default: [planner] hardware)")
+    p.add_argument("--history", type=Path, metavar="LENGTHS.jsonl",
+                   help="lengths of requests seen (default: [lengths] of the model file)")
+    p.add_argument("--measured", type=Path, metavar="STEPS.jsonl",
+                   help="measured times, to correct the cost model by")
+    p.add_argument("--top", type=int, default=8, metavar="K", help="splits to show (default: 8)")
+    p.add_argument("--explain", nargs="?", type=int, const=0, metavar="T",
+                   help="print every node of the training trees (of T training GPUs only) and why "
+                        "it was cut")
+    p.add_argument("--apply", nargs="?", type=Path, const=Path(PLAN_FILE), metavar="PLAN.json",
+                   help=f"write the best split to a plan file (default: {PLAN_FILE}) that a "
+                        "trainer may read; a plan that is there stays unless the new one is worth "
+                        "the cost of switching. No running process is touched")
+    p.add_argument("--force", action="store_true", help="with --apply: write it in any case")
+    p.add_argument("--plot", type=Path, metavar="OUT", help="draw the splits: .svg or .png")
+    p.add_argument("--json", action="store_true", help="one JSON object")
+    p.set_defaults(go=go)
+
+
+def go(args: argparse.Namespace) -> int:
+    """Plans, prints, draws and writes."""
+    from ..planning.files import read_hardware, read_model
+    from .size import drawer
+
+    _check(args)
+    draw = drawer(args.plot)
+    settings = _settings()
+    model, kind = read_model(args.model), read_hardware(args.hardware or settings.hardware)
+    history, source = _history(args.history, model, settings)
+    factors = _factors(args.measured, settings)
+    own = _own(model, kind, history, factors)
+    seen: list[Node] = []
+    found, costs, said = _plan(own, args, settings, seen)
+    nodes = [node.words() for node in sorted(seen, key=lambda node: (node.gpus, node.path))]
+    if args.explain is not None:
+        nodes += _degree_words(own)
+    applied = _apply(args, found.best, costs, settings, factors, said)
+    if args.json:
+        print(json.dumps(_told(args, found, own, source, said, factors, nodes, applied)))
+    else:
+        print(*nodes, sep="\n", end="\n\n" if nodes else "")
+        _print(found, own, source, said, factors, args.top)
+        if applied:
+            print(f"\n{applied}")
+    if draw is not None:
+        draw(_panels(found, costs, settings.search(), model.name, args.gpus), args.plot)
+    return 0
+
+
+# ---- input --------------------------------------------------------------------------------------
+
+
+def _check(args: argparse.Namespace) -> None:
+    from ..errors import InvalidInput
+
+    if not 2 <= args.gpus <= 65536:
+        raise InvalidInput(f"--gpus {args.gpus}: it must be from 2 to 65536")
+    if args.top < 1:
+        raise InvalidInput(f"--top {args.top}: it must be at least 1")
+    if args.explain is not None and not 0 <= args.explain < args.gpus:
+        raise InvalidInput(f"--explain {args.explain}: training GPUs, from 1 to {args.gpus - 1}")
+    if args.force and args.apply is None:
+        raise InvalidInput("--force: it needs --apply")
+
+
+def _settings() -> PlannerSettings:
+    import os
+
+    from ..config import load_config
+    from ..planning.settings import planner_settings
+
+    return planner_settings(load_config(os.environ).planner)
+
+
+def _history(path: Path | None, model: ModelFile, settings: PlannerSettings) -> (
+        tuple[list[Request], str]):
+    """The newest requests, and where they are from."""
+    from ..errors import InvalidInput
+    from ..planning.files import read_history
+
+    if path is not None:
+        found = read_history(path)[-settings.history:]
+        return found, f"{len(found)} requests of {path}"
+    if model.lengths is None:
+        raise InvalidInput(f"model {model.name}: without --history it needs a table [lengths]")
+    return model.lengths.requests(model.training.batch), "[lengths] of the model file"
+
+
+def _factors(path: Path | None, settings: PlannerSettings) -> Factors:
+    from ..core.planner.calibrate import Calibrator
+    from ..planning.files import read_measured
+
+    calibrator = Calibrator(settings.learning())
+    for one in read_measured(path) if path is not None else ():
+        calibrator.observe(one.degree, one.modelled_ns, one.measured_ns, one.mean_tokens)
+    return calibrator.factors()
+
+
+def _own(model: ModelFile, kind: Any, history: list[Request], factors: Factors) -> AnalyticCosts:
+    from ..core.planner.costs import AnalyticCosts
+
+    return AnalyticCosts(model.shape(), kind.hardware(), model.job(), model.engine(), history,
+                         factors)
+
+
+def _plan(own: AnalyticCosts, args: argparse.Namespace, settings: PlannerSettings,
+          seen: list[Node]) -> tuple[Plan, Costs, str]:
+    """The plan, the costs it was made with, and where these are from."""
+    from ..backends.plan_costs import CommandCosts, CostsFailed
+    from ..core.planner.split import plan
+
+    def note(node: Node) -> None:
+        if args.explain in (0, node.gpus):
+            seen.append(node)
+
+    wanted = note if args.explain is not None else None
+    search, said = settings.search(), "the own model"
+    if settings.cost_command:
+        command = CommandCosts(own, settings.cost_command, settings.cost_timeout_s)
+        try:
+            return (plan(command, args.gpus, search, wanted), command,
+                    f"the command {settings.cost_command[0]}")
+        except CostsFailed as error:
+            if not settings.cost_fallback:
+                raise
+            said = f"the own model, as {error}"
+            seen.clear()
+    return plan(own, args.gpus, search, wanted), own, said
+
+
+# ---- the plan file ------------------------------------------------------------------------------
+
+
+def _apply(args: argparse.Namespace, best: Split, costs: Costs, settings: PlannerSettings,
+           factors: Factors, said: str) -> str:
+    """Writes the plan file where that is worth it; one line of what was done."""
+    from ..core.planner.trigger import worth
+    from ..planning.plan_file import plan_file, read_plan, write_plan
+
+    if args.apply is None:
+        return ""
+    new = plan_file(best, costs.model.name, costs.hardware.name, costs.hardware.gpus_per_node,
+                    factors, said)
+    why = "there was none"
+    if args.force:
+        why = "--force"
+    elif args.apply.exists():
+        old = read_plan(args.apply)
+        if _same_job(old, new):
+            verdict = worth(settings.triggers(), _standing_ns(old, costs, settings), best.step_ns)
+            why = verdict.why
+            if not verdict.switch:
+                return f"{args.apply}: kept as it is: {why}"
+        else:
+            why = f"the one there was for {old.gpus} GPUs, {old.model} on {old.hardware}"
+    write_plan(args.apply, new)
+    return (f"{args.apply}: written ({why}). It takes effect when your trainer reads it; no "
+            "process was touched")
+
+
+def _same_job(old: PlanFile, new: PlanFile) -> bool:
+    return (old.model, old.hardware, old.gpus) == (new.model, new.hardware, new.gpus)
+
+
+def _standing_ns(old: PlanFile, costs: Costs, settings: PlannerSettings) -> int | None:
+    """What the plan in the file takes for the lengths of now; None if it cannot run."""
+    from ..core.planner.standing import standing
+
+    now = standing(costs, old.gpus, old.training.layout(), old.degrees(), settings.search())
+    return now.step_ns if now else None
+
+
+# ---- words --------------------------------------------------------------------------------------
+
+
+def layout_words(split: Split) -> str:
+    """A training layout in short."""
+    x = split.layout
+    ep = f" ep{x.ep}" if x.ep > 1 else ""
+    return f"tp{x.tp}{ep} pp{x.pp} dp{x.dp} mb{x.micro}"
+
+
+def instance_words(split: Split) -> str:
+    """How many instances of which degrees, short requests first."""
+    runs: list[tuple[int, int]] = []
+    for one in split.instances:
+        count = runs.pop()[0] + 1 if runs and runs[-1][1] == one.degree else 1
+        runs.append((count, one.degree))
+    return " ".join(f"{count}xTP{degree}" for count, degree in runs)
+
+
+def _degree_words(own: AnalyticCosts) -> list[str]:
+    """What rollout instances of each degree can hold, by the own model."""
+    longest, words = max(r.total for r in own.batch), []
+    for degree in own.rollout.degrees:
+        cut = own.rollout_cost.cut(degree)
+        room = own.rollout_cost.kv_tokens(degree)
+        if not cut and room < longest:
+            cut = "only for requests that it can hold" if room else "no room for a cache"
+        words.append(f"rollout TP{degree}: cache of {room} tokens" + (f": cut: {cut}" if cut
+                                                                      else ""))
+    return words
+
+
+def _print(found: Plan, own: AnalyticCosts, source: str, said: str, factors: Factors,
+           top: int) -> None:
+    totals = [r.total for r in own.batch]
+    print(f"{own.model.name} ({own.model.params / 1e9:.1f} B weights) on {found.gpus} "
+          f"{own.hardware.name} GPUs, {own.training.batch} sequences a step")
+    print(f"lengths  {source}: mean {sum(totals) / len(totals):.0f} tokens, longest {max(totals)}")
+    print(f"costs    {said}{_factor_words(factors)}")
+    print(f"\n{'train':>6}{'rollout':>8}  {'step s':>9}{'train s':>9}{'rollout s':>10}"
+          f"{'GiB':>7}{'spare':>6}  {'layout':<22}instances")
+    for split in found.splits[:top]:
+        print(f"{split.train_gpus:>6}{split.rollout_gpus:>8}  {split.step_ns / 1e9:>9.2f}"
+              f"{split.price.ns / 1e9:>9.2f}{split.rollout_ns / 1e9:>10.2f}"
+              f"{split.price.mem_bytes / 2**30:>7.1f}{split.spare:>6}  "
+              f"{layout_words(split):<22}{instance_words(split)}")
+    if len(found.splits) > top:
+        print(f"{'':>6}and {len(found.splits) - top} more that are slower")
+    _print_best(found.best)
+
+
+def _print_best(best: Split) -> None:
+    parts = ", ".join(f"{name} {ns / 1e9:.2f}" for name, ns in best.price.named().items()
+                      if ns >= 5_000_000)
+    print(f"\nbest: {best.train_gpus} GPUs train, {best.rollout_gpus} roll out"
+          + (f"; {best.spare} of these could be lent away, the step would not be longer"
+             if best.spare else ""))
+    if parts:
+        print(f"a training step in seconds: {parts}")
+    print(f"{'instance':>9}{'degree':>7}{'requests':>9}{'tokens from':>12}{'to':>8}{'seconds':>10}")
+    for k, one in enumerate(best.instances):
+        print(f"{k:>9}{one.degree:>7}{one.requests:>9}{one.shortest:>12}{one.longest:>8}"
+              f"{one.ns / 1e9:>10.2f}")
+
+
+def _factor_words(factors: Factors) -> str:
+    known = [("training", factors.train), *((f"TP{d}", f) for d, f in factors.rollout)]
+    moved = [f"{name} x {factor:.3f}" for name, factor in known if factor != 1.0]
+    return f", corrected by what was measured: {', '.join(moved)}" if moved else ""
+
+
+def _told(args: argparse.Namespace, found: Plan, own: AnalyticCosts, source: str, said: str,
+          factors: Factors, nodes: list[str], applied: str) -> dict[str, Any]:
+    """All of it for a program."""
+    from dataclasses import asdict
+
+    def row(split: Split) -> dict[str, Any]:
+        return {"train_gpus": split.train_gpus, "rollout_gpus": split.rollout_gpus,
+                "step_s": split.step_ns / 1e9, "train_s": split.price.ns / 1e9,
+                "rollout_s": split.rollout_ns / 1e9, "mem_bytes": split.price.mem_bytes,
+                "spare": split.spare, "idle": split.idle, "layout": asdict(split.layout),
+                "train_parts_s": {name: ns / 1e9 for name, ns in split.price.named().items()},
+                "instances": [{**{k: v for k, v in asdict(one).items() if k != "ns"},
+                               "seconds": one.ns / 1e9} for one in split.instances]}
+
+    return {"model": own.model.name, "hardware": own.hardware.name, "gpus": found.gpus,
+            "lengths": source, "costs": said,
+            "factors": {"train": factors.train, "rollout": dict(factors.rollout)},
+            "splits": [row(s) for s in found.splits[:args.top]],
+            **({"nodes": nodes} if args.explain is not None else {}),
+            **({"applied": applied} if applied else {})}
+
+
+# ---- picture ------------------------------------------------------------------------------------
+
+
+def _panels(found: Plan, costs: Costs, search: Search, name: str, gpus: int) -> list[Panel]:
+    """Both sides against the split, and the best step against the number of GPUs."""
+    from ..sim.curve_svg import Panel
+
+    key = "the best step; a ring is the best split"
+    by_train = sorted(found.splits, key=lambda s: s.train_gpus)
+    best = _by_gpus(costs, search, gpus)
+    return [
+        Panel(f"Splits of {gpus} GPUs, {name}", "GPUs that train", "seconds",
+              _lines([(float(s.train_gpus), s) for s in by_train], found.best),
+              found.best.step_ns / 1e9, key),
+        Panel(f"Best split by GPUs held, {name}", "GPUs", "seconds",
+              _lines([(float(s.gpus), s) for s in best], found.best),
+              found.best.step_ns / 1e9, key)]
+
+
+def _by_gpus(costs: Costs, search: Search, gpus: int) -> list[Split]:
+    """The best split of some smaller numbers of GPUs, and of all."""
+    from ..core.planner.split import plan
+    from ..errors import InvalidInput
+
+    node, found = costs.hardware.gpus_per_node, []
+    step = max(1, -(-gpus // (12 * node))) * node
+    for some in [*range(step, gpus, step), gpus]:
+        try:
+            found.append(plan(costs, some, search).best)
+        except InvalidInput:
+            continue  # too few
+    return found
+
+
+def _lines(points: list[tuple[float, Split]], best: Split) -> list[Any]:
+    from ..sim.curve_svg import Line
+
+    def line(name: str, ns: Any) -> Line:
+        mark = next(((x, ns(s) / 1e9) for x, s in points if s == best), None)
+        return Line(name, name, [(x, ns(s) / 1e9) for x, s in points],
+                    mark if name == "step" else None)
+
+    return [line("step", lambda s: s.step_ns), line("training", lambda s: s.price.ns),
+            line("rollouts", lambda s: s.rollout_ns)]

@@ -1,0 +1,34 @@
+"""Pure. Which GPUs of which nodes each part of a split gets.
+
+Law: no GPU twice, and GPUs that share layers lie in one node. Groups are put one behind the other,
+the largest first: as sizes are powers of two that divide a node, each begins at a multiple of its
+size, so none spans two nodes and none is ever without room.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .split import Split
+
+
+class Block(NamedTuple):
+    """Neighbouring GPUs of one node. `train` or `rollout`, and which group or instance of it."""
+
+    role: str
+    part: int
+    node: int
+    gpus: tuple[int, ...]
+
+
+def place(split: Split, gpus_per_node: int) -> list[Block]:
+    """The blocks of all training groups, then of all instances. O(groups x log)."""
+    layout = split.layout
+    wanted = [(layout.tp, "train", k) for k in range(layout.pp * layout.dp)]
+    wanted += [(one.degree, "rollout", k) for k, one in enumerate(split.instances)]
+    blocks, at = [], 0
+    for size, role, part in sorted(wanted, key=lambda w: (-w[0], w[1] == "rollout", w[2])):
+        node, first = divmod(at, gpus_per_node)
+        blocks.append(Block(role, part, node, tuple(range(first, first + size))))
+        at += size
+    return sorted(blocks, key=lambda b: (b.role == "rollout", b.part))

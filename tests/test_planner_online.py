@@ -1,0 +1,309 @@
+"""The planner beside a trainer: what it learns, when it acts, what a switch must be worth."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_material import DENSE, HARDWARE, MOE, problems
+
+from tangram_hpc.core.planner.calibrate import TRAIN, Calibrator, Learning
+from tangram_hpc.core.planner.costs import AnalyticCosts
+from tangram_hpc.core.planner.online import Advice, OnlinePlanner
+from tangram_hpc.core.planner.place import place
+from tangram_hpc.core.planner.shapes import Factors, Layout, Request, Rollout, Search, Training
+from tangram_hpc.core.planner.split import Split, plan
+from tangram_hpc.core.planner.standing import standing
+from tangram_hpc.core.planner.trigger import StepFacts, Trigger, Triggers, worth
+from tangram_hpc.errors import InvalidInput
+
+# ---- what is learned ----------------------------------------------------------------------------
+
+
+def test_a_factor_is_what_was_measured_over_what_was_said() -> None:
+    learned = Calibrator()
+    assert learned.factors() == Factors()
+    for degree, ratio in ((TRAIN, 1.3), (2, 0.5), (8, 2.0)):
+        for _ in range(3):
+            assert not learned.observe(degree, 1000, round(1000 * ratio), 4000.0)
+    assert learned.factors() == Factors(1.3, ((2, 0.5), (8, 2.0)))
+
+
+def test_noise_moves_a_factor_slowly_and_a_change_fast() -> None:
+    r = random.Random(3)
+    learned = Calibrator()
+    for _ in range(40):
+        assert not learned.observe(TRAIN, 10**6, round(10**6 * r.uniform(0.98, 1.02)), 4000.0)
+    assert learned.factors().train == pytest.approx(1.0, abs=0.01)
+    assert learned.observe(TRAIN, 10**6, 2 * 10**6, 4000.0), "twice as long is a change point"
+    assert learned.factors().train > 1.75
+    for _ in range(5):
+        learned.observe(TRAIN, 10**6, 2 * 10**6, 4000.0)
+    assert learned.factors().train == pytest.approx(2.0, abs=0.05)
+    assert learned.changes(TRAIN) == 1
+    for _ in range(10):
+        learned.observe(TRAIN, 10**6, 2 * 10**6, 4000.0)
+    assert learned.observe(TRAIN, 10**6, 2 * 10**6, 9000.0), "other lengths are a change point"
+
+
+def test_without_a_past_nothing_is_a_change() -> None:
+    learned = Calibrator(Learning(least=8))
+    told = [learned.observe(TRAIN, 100, 100 * k, 10.0 * k) for k in range(1, 8)]
+    assert told == [False] * 7
+    assert not learned.observe(TRAIN, 0, 5, 1.0) and not learned.observe(TRAIN, 5, 0, 1.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from([TRAIN, 1, 4]), st.integers(1, 10**12),
+                          st.integers(1, 10**12), st.floats(0, 1e5)), max_size=40),
+       st.integers(0, 40))
+def test_what_is_saved_goes_on_as_before(samples: list[tuple[int, int, int, float]],
+                                         at: int) -> None:
+    whole, first, second = Calibrator(), Calibrator(), Calibrator()
+    told = [whole.observe(*s) for s in samples]
+    again = [first.observe(*s) for s in samples[:at]]
+    second.load(json.loads(json.dumps(first.saved())))
+    assert again + [second.observe(*s) for s in samples[at:]] == told
+    assert second.factors() == whole.factors()
+
+
+def test_a_degree_that_was_never_measured_is_believed_to_be_like_its_nearest() -> None:
+    known = Factors(1.0, ((1, 1.5), (4, 2.0)))
+    assert [known.of(d) for d in (1, 2, 4, 8)] == [1.5, 1.5, 2.0, 2.0]
+    assert Factors().of(2) == 1.0
+
+
+# ---- when to act --------------------------------------------------------------------------------
+
+
+def facts(step: int, train: int = 100, rollout: int = 100, **more: float) -> StepFacts:
+    return StepFacts(step, train, rollout, **more)  # type: ignore[arg-type]
+
+
+def test_reasons_to_plan() -> None:
+    trigger = Trigger(Triggers(interval=10, warmup=2, min_history=3, cooldown=2, rejected=8))
+    assert trigger.due(facts(5, queue_pressure=1.0)) == "", "too little history"
+    trigger.add([Request(1, 1)] * 3)
+    assert trigger.due(facts(1, queue_pressure=1.0)) == "", "warm-up"
+    assert trigger.due(facts(5)) == ""
+    assert "queue pressure 0.75" in trigger.due(facts(5, queue_pressure=0.75))
+    assert "rollout pressure 0.90" in trigger.due(facts(5, rollout_pressure=0.9))
+    assert "rollouts 1.25 times" in trigger.due(facts(5, 80, 100))
+    assert "training 1.30 times" in trigger.due(facts(5, 130, 100))
+    assert trigger.due(facts(5, 81, 100)) == ""
+    assert trigger.due(facts(6, rejected=5)) == ""
+    assert "9 rollouts refused" in trigger.due(facts(7, rejected=4))
+    trigger.planned(7)
+    assert trigger.due(facts(8, 50, 100)) == "", "cooldown"
+    assert trigger.due(facts(9)) == "", "the refused ones are forgotten"
+    assert trigger.due(facts(16)) == ""
+    assert "10 steps" in trigger.due(facts(17))
+    small = Trigger(Triggers(history=5))
+    small.add(Request(1, k + 1) for k in range(9))
+    assert [r.generated for r in small.history] == [5, 6, 7, 8, 9]
+
+
+def test_a_switch_must_be_worth_its_cost() -> None:
+    rules = Triggers(switch_cost_ns=15 * 10**9, min_gain=0.05, horizon=10)
+    s = 10**9
+    assert worth(rules, 100 * s, 90 * s).switch
+    assert not worth(rules, 100 * s, 100 * s).switch
+    assert not worth(rules, 100 * s, 120 * s).switch
+    assert "less than 5.0%" in worth(rules, 100 * s, 96 * s).why
+    assert "costs 15.0 s" in worth(rules, 10 * s, 9 * s).why
+    assert not worth(rules, 15 * s, int(13.5 * s)).switch, "equal to the cost is not more"
+    assert worth(rules, 16 * s, int(14.4 * s)).switch
+    assert worth(rules, None, 10**15).switch
+    assert worth(replace(rules, switch_cost_ns=0, min_gain=0.0), 2, 1).switch
+
+
+# ---- a plan in force ----------------------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(problems(), st.randoms(use_true_random=False))
+def test_a_standing_plan_is_priced_as_what_it_is(problem: tuple[AnalyticCosts, int],
+                                                 r: random.Random) -> None:
+    """For its own batch as planned; for another never better than a new plan."""
+    costs, gpus = problem
+    try:
+        best = plan(costs, gpus, Search()).best
+    except InvalidInput:
+        return
+    degrees = [one.degree for one in best.instances]
+    again = standing(costs, gpus, best.layout, degrees, Search())
+    assert again is not None
+    assert (again.price, again.rollout_ns) == (best.price, best.rollout_ns)
+    other = [Request(x.prompt, max(1, round(x.generated * r.uniform(0.2, 2)))) for x in costs.batch]
+    moved = AnalyticCosts(costs.model, costs.hardware, costs.training, costs.rollout, other)
+    old = standing(moved, gpus, best.layout, degrees, Search())
+    if old is not None:
+        assert plan(moved, gpus, Search()).best.step_ns <= old.step_ns
+        assert sum(one.requests for one in old.instances) == costs.training.batch
+
+
+def test_a_standing_plan_cuts_as_well_as_its_instances_allow() -> None:
+    for seed in range(30):
+        r = random.Random(seed)
+        history = [Request(100, r.randint(1, 9000)) for _ in range(6)]
+        costs = AnalyticCosts(DENSE, HARDWARE, Training(6), Rollout(max_batch=2), history)
+        degrees = [r.choice([1, 2, 4]) for _ in range(r.randint(1, 4))]
+        strata = costs.strata(64)
+        segments = {d: costs.segments(d, strata) for d in degrees}
+        best = min(max(int(segments[d][a, b]) for d, (a, b) in zip(
+            degrees, itertools.pairwise((0, *cuts, 6)), strict=True))
+            for cuts in itertools.combinations_with_replacement(range(7), len(degrees) - 1))
+        found = standing(costs, 16, Layout(4, 1, 1, 1, 1), degrees, Search())
+        assert found is not None and found.rollout_ns == best
+        assert found.rollout_ns == max(one.ns for one in found.instances)
+
+
+def test_a_standing_plan_that_cannot_run_is_none() -> None:
+    costs = AnalyticCosts(DENSE, HARDWARE, Training(8), Rollout(), [Request(10, 400_000)])
+    assert standing(costs, 16, Layout(8, 1, 1, 1, 1), [1], Search()) is None  # the cache
+    assert standing(costs, 16, Layout(1, 1, 1, 1, 1), [8], Search()) is None  # memory
+    costs = AnalyticCosts(DENSE, HARDWARE, Training(8), Rollout(), [Request(10, 400)])
+    assert standing(costs, 16, Layout(8, 1, 1, 1, 1), [8], Search()) is not None
+    for wrong in (Layout(8, 1, 1, 1, 3), Layout(4, 1, 3, 1, 1), Layout(2, 2, 1, 4, 1),
+                  Layout(8, 1, 1, 2, 1)):  # batch, layers, experts, no GPU left
+        assert standing(costs, 16, wrong, [8], Search()) is None
+
+
+@settings(max_examples=15, deadline=None)
+@given(problems())
+def test_blocks_lie_in_nodes_and_no_gpu_has_two_roles(
+        problem: tuple[AnalyticCosts, int]) -> None:
+    costs, gpus = problem
+    try:
+        splits = plan(costs, gpus, Search()).splits
+    except InvalidInput:
+        return
+    for split in splits:
+        blocks = place(split, 8)
+        taken = [b.node * 8 + g for b in blocks for g in b.gpus]
+        assert len(set(taken)) == len(taken) and max(taken) < gpus
+        assert all(b.gpus[0] >= 0 and b.gpus[-1] < 8 for b in blocks)
+        assert all(b.gpus[0] % len(b.gpus) == 0 for b in blocks)
+        trained = [b for b in blocks if b.role == "train"]
+        assert sum(len(b.gpus) for b in trained) == split.train_gpus
+        assert [len(b.gpus) for b in blocks if b.role == "rollout"] == [
+            one.degree for one in split.instances]
+
+
+# ---- all of it ----------------------------------------------------------------------------------
+
+
+def lengths(mean: int, seed: int, count: int = 96) -> list[Request]:
+    r = random.Random(seed)
+    return [Request(500, min(30000, 1 + int(r.lognormvariate(0, 0.9) * mean / 1.5)))
+            for _ in range(count)]
+
+
+class Truth:
+    """A world in which all takes so many times as long as the model says."""
+
+    def __init__(self, train: float, rollout: float) -> None:
+        self._factors = Factors(train, ((1, rollout),))
+
+    def step(self, split: Split, batch: Sequence[Request]) -> tuple[int, dict[int, int]]:
+        costs = AnalyticCosts(DENSE, HARDWARE, Training(96), Rollout(), batch, self._factors)
+        now = standing(costs, 48, split.layout, [x.degree for x in split.instances], Search())
+        assert now is not None
+        took: dict[int, int] = {}
+        for one in now.instances:
+            took[one.degree] = max(took.get(one.degree, 0), one.ns)
+        return now.price.ns, took
+
+
+def online(rules: Triggers) -> OnlinePlanner:
+    def priced(history: Sequence[Request], factors: Factors) -> AnalyticCosts:
+        return AnalyticCosts(DENSE, HARDWARE, Training(96), Rollout(), history, factors)
+
+    return OnlinePlanner(priced, 48, Search(), rules, Learning())
+
+
+def drive(planner: OnlinePlanner, truth: Truth, means: Sequence[int]) -> list[Advice]:
+    """Plays steps; what was advised."""
+    told = []
+    for step, mean in enumerate(means, 1):
+        batch = lengths(mean, step)
+        before = planner.now
+        assert before is not None
+        train_ns, rollouts = truth.step(before, batch)
+        advice = planner.step(StepFacts(step, train_ns, max(rollouts.values())), batch, rollouts)
+        assert (planner.now != before) == bool(
+            advice and advice.verdict.switch and advice.plan and advice.plan.best != before)
+        if advice:
+            told.append(advice)
+    return told
+
+
+def test_it_learns_the_world_and_stays_when_nothing_changes() -> None:
+    planner = online(Triggers(history=192))
+    planner.preflight(lengths(3000, 0))
+    told = drive(planner, Truth(1.4, 0.7), [3000] * 25)
+    assert planner.calibrator.factors().train == pytest.approx(1.4, rel=1e-6)
+    assert all(f == pytest.approx(0.7, rel=1e-6) for _, f in planner.calibrator.factors().rollout)
+    assert len(told) >= 2 and planner.now is not None
+    switches = [a for a in told if a.verdict.switch]
+    assert len(switches) <= 2, "at most until the world is known"
+
+
+def test_it_follows_a_drift_of_lengths() -> None:
+    """From 2.5 K to 11.5 K tokens rollouts become the slower side and get more GPUs."""
+    planner = online(Triggers(history=192))
+    first = planner.preflight(lengths(2500, 0)).best
+    told = drive(planner, Truth(1.0, 1.0), [2500 + 300 * k for k in range(30)] + [11500] * 15)
+    assert planner.now is not None
+    assert any(a.verdict.switch for a in told)
+    batch = lengths(11500, 99)
+    costs = AnalyticCosts(DENSE, HARDWARE, Training(96), Rollout(), batch)
+    stayed = standing(costs, 48, first.layout, [x.degree for x in first.instances], Search())
+    moved = standing(costs, 48, planner.now.layout,
+                     [x.degree for x in planner.now.instances], Search())
+    assert stayed and moved and moved.step_ns < 0.95 * stayed.step_ns
+
+
+def test_it_goes_on_after_a_restart_as_if_there_had_been_none() -> None:
+    rules = Triggers(history=192)
+    whole, first = online(rules), online(rules)
+    for planner in (whole, first):
+        planner.preflight(lengths(2500, 0))
+    means, truth = [2500 + 900 * k for k in range(14)], Truth(1.1, 1.3)
+    drive(whole, truth, means)
+    drive(first, truth, means)
+    second = online(rules)
+    second.load(json.loads(json.dumps(first.saved())))
+    assert second.saved() == first.saved() == whole.saved()
+    batch = lengths(15000, 77)
+    assert whole.now is not None
+    train_ns, took = truth.step(whole.now, batch)
+    facts = StepFacts(40, train_ns, max(took.values()))
+    one, other = whole.step(facts, batch, took), second.step(facts, batch, took)
+    assert one is not None and one == other
+    assert online(rules).saved()["layout"] is None
+
+
+def test_no_switch_when_switching_costs_more_than_it_gains() -> None:
+    planner = online(Triggers(history=192, switch_cost_ns=10**15))
+    planner.preflight(lengths(2500, 0))
+    first = planner.now
+    told = drive(planner, Truth(1.0, 1.0), [2500, 4000, 6000, 8000, 11000, 11000, 11000, 11000])
+    assert told and not any(a.verdict.switch for a in told)
+    assert planner.now == first
+
+
+def test_a_mixture_of_experts_is_planned_online_too() -> None:
+    def priced(history: Sequence[Request], factors: Factors) -> AnalyticCosts:
+        return AnalyticCosts(MOE, HARDWARE, Training(96), Rollout(), history, factors)
+
+    planner = OnlinePlanner(priced, 32, Search(granularity=8), Triggers(min_history=1), Learning())
+    found = planner.preflight(lengths(3000, 1))
+    assert {s.train_gpus for s in found.splits} <= {8, 16, 24}
+    advice = planner.step(StepFacts(10, 10**12, 10**9), lengths(3000, 2), {})
+    assert advice is not None and advice.reason.startswith("training 1000.00 times")
