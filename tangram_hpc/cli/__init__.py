@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from .. import __version__
 from ..errors import TangramError
 
-VERBS = ("demo", "run", "acct", "info", "explain", "sim", "sim_rl", "size", "plan", "replay", "template",
-         "doctor", "broker", "worker", "gateway", "shutdown")
+VERBS = ("demo", "run", "acct", "info", "explain", "sim", "sim_rl", "size", "plan", "replay",
+         "template", "doctor", "broker", "worker", "gateway", "shutdown")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -44,12 +44,21 @@ class Engine:
         self._step_ns = 0  # mean until the next end
         self.busy_ns = 0
         self.version = 0
-        self.decoded = 0
 
     @property
     def load(self) -> int:
         """Requests that run or queue."""
         return len(self._work) + len(self._line)
+
+    @property
+    def running(self) -> int:
+        """Requests that decode."""
+        return len(self._work)
+
+    @property
+    def reserved(self) -> int:
+        """Tokens of the cache that those will have at the end of their turns."""
+        return self._reserved
 
     def add(self, now: int, work: Work) -> None:
         """One more turn."""
@@ -120,7 +129,6 @@ class Engine:
             parts = (now - begin) * _PART // self._step_ns
             self._progress += parts
             self.busy_ns += now - begin
-            self.decoded += parts * len(self._work)
         self._at = max(self._at, now)
 
     def _rate(self) -> None:

@@ -8,6 +8,7 @@ an optimizer step and when training has nothing to do, so no step loses a helper
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ..core.hybrid_pool import STAGES, HybridPool, Join, PoolSignal, Role
 from .rl_rollout import After, Place, Rollouts
@@ -55,7 +56,8 @@ class Lending:
 
     def boundary(self, now: int, train_left_ns: int, starting: bool) -> int:
         """An optimizer step begins: tells the pool what is left of both stages (of rollout what is
-        believed), carries out its orders; the GPUs that help in this step. `starting`: a batch is about to begin."""
+        believed), carries out its orders; the GPUs that help in this step. `starting`: a batch is
+        about to begin."""
         pool = self._pool
         assert pool is not None, "a split comes first"
         self._step += 1
@@ -84,18 +86,18 @@ class Lending:
                     self._rollouts.close(now, engine)
                 self._engines[order.replica] = []
                 self._after(now + round(pauses.to_train_s * _SECOND),
-                            lambda at, o=order: self._arrived(era, o.replica, o.generation))
+                            partial(self._arrived, era, order.replica, order.generation))
             else:
                 self._after(now + round(pauses.to_rollout_s * _SECOND),
-                            lambda at, o=order: self._returned(at, era, o.replica, o.generation))
+                            partial(self._returned, era, order.replica, order.generation))
         self._pool.check()
 
-    def _arrived(self, era: int, replica: int, generation: int) -> None:
+    def _arrived(self, era: int, replica: int, generation: int, _now: int) -> None:
         if era == self._era and self._pool is not None:
             for stage in STAGES[1:]:
                 self._pool.reached(replica, generation, 0, stage)
 
-    def _returned(self, now: int, era: int, replica: int, generation: int) -> None:
+    def _returned(self, era: int, replica: int, generation: int, now: int) -> None:
         if era != self._era or self._pool is None:
             return
         if self._pool.returned(replica, generation, 0):

@@ -82,8 +82,8 @@ class Pipeline:
         self._splitter = Splitter(scenario, system, first)
         self._cost = RolloutCost(scenario.model, scenario.hardware, scenario.rollout)
         self._mean_context = sum(r.prompt + r.generated // 2 for r in first) // len(first)
-        self._rollouts = Rollouts(self._cost, scenario.router, scenario.tree, self._bucketing(before),
-                                  self._after, self._trajectory_ended)
+        self._rollouts = Rollouts(self._cost, scenario.router, scenario.tree,
+                                  self._bucketing(before), self._after, self._trajectory_ended)
         self._trainer = Trainer(scenario, self._after, self._boundary, self._trained)
         self._lending = Lending(scenario, self._after) if system.elastic else None
         self._ready: deque[int] = deque()  # batches that wait to be trained
@@ -145,11 +145,12 @@ class Pipeline:
         pauses = self._s.pauses
         pause = pauses.weights_s
         if self._pending is not None:
-            if self._ready or self._trainer.busy or (self._lending and self._lending.out):
-                return  # everybody stops for another split
+            if self._trainer.busy or (self._lending and self._lending.out):
+                return  # everybody stops for another split, between two batches
             self._shares, self._pending = self._pending, None
             pause += pauses.reconfigure_s
             self._install(now, self._shares)
+            self._after(now + round(pauses.reconfigure_s * _SECOND), self._train_next)
         if colocated and number:
             pause += pauses.to_rollout_s
         self._rolling, self._began = number, now + round(pause * _SECOND)
@@ -182,6 +183,11 @@ class Pipeline:
     def _train_next(self, now: int) -> None:
         if self._trainer.busy or not self._ready:
             return
+        if self._pending is not None and not self._rollouts.under_way:
+            if self._rolling + 1 < self._s.run.iterations:
+                self._next_batch(now)  # another split first
+                return
+            self._pending = None  # nobody is left to roll out on it
         batch = self._ready.popleft()
         self._trainer.start(now, batch, [request_of(t) for t in self._trajectories.pop(batch)])
 

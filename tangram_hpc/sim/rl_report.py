@@ -7,6 +7,7 @@ and seed; the words say that all is simulated.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from .curve_svg import Line, Panel
@@ -46,7 +47,7 @@ def table(runs: Sequence[Played]) -> list[str]:
             lines.append(f"all of Libra over {one.name}: {found[one.name]:.2f}x")
     speeds = {run.system.name: run.tokens_per_s for run in runs}
     steps = [s.name for s in ABLATION if s.name in speeds]
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in pairwise(steps):
         lines.append(f"{before} -> {after}: {speeds[after] - speeds[before]:+.0f} tokens/s "
                      f"({speeds[after] / speeds[before] - 1:+.1%})")
     return [*lines, NOTE]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ..core.cmlfq import Cmlfq, Shape
 from ..core.planner.rollout_cost import RolloutCost
@@ -157,13 +158,11 @@ class Rollouts:
                 self.totals.moves += 1
                 self.totals.moved += live.context + live.unread
             if route.how == TRANSFER:
-                mark = live.asked
-                self._after(now + route.move_ns,
-                            lambda at, r=route, m=mark: self._arrive(at, r, m))  # type: ignore[misc]
+                self._after(now + route.move_ns, partial(self._arrive, route, live.asked))
             else:
-                self._arrive(now, route, live.asked)
+                self._arrive(route, live.asked, now)
 
-    def _arrive(self, now: int, route: Route, mark: int) -> None:
+    def _arrive(self, route: Route, mark: int, now: int) -> None:
         live = self._live.get(route.request)
         if live is None or live.asked != mark:
             return  # its engine went away meanwhile
@@ -173,8 +172,8 @@ class Rollouts:
         self._alarm(route.instance)
 
     def _alarm(self, id_: int) -> None:
-        engine = self._engines[id_]
-        due, version = engine.due(), engine.version
+        engine = self._engines.get(id_)  # the last end of a batch may have closed it
+        due, version = (engine.due(), engine.version) if engine is not None else (None, 0)
         if due is not None:
             self._after(due, lambda at: self._turn_ends(at, id_, version))
 

@@ -1,4 +1,4 @@
-"""Reads an RL scenario: the whole of what a simulated asynchronous RL run assumes, in one TOML file.
+"""Reads an RL scenario: all that a simulated asynchronous RL run assumes, in one TOML file.
 
 Law: every assumption is a field with its unit in its name; an unknown or wrong field is one line
 that names the file, the field and the remedy. Nothing of a run is set anywhere else.
@@ -100,11 +100,11 @@ class _File:
     run: Run
     lengths: Causes
     pauses: Pauses
-    baselines: Baselines = Baselines()
+    baselines: Baselines = field(default_factory=Baselines)
     planner: dict[str, Any] = field(default_factory=dict)
-    pool: PoolRules = PoolRules()
-    router: KvCost = KvCost()
-    tree: Shape = Shape()
+    pool: PoolRules = field(default_factory=PoolRules)
+    router: KvCost = field(default_factory=KvCost)
+    tree: Shape = field(default_factory=Shape)
 
 
 _T = TypeVar("_T")
@@ -124,9 +124,9 @@ def read_scenario(path: Path) -> Scenario:
     planner = planner_settings(of.planner)
     model = read_model(_beside(path, of.model))
     job = replace(model.job(), batch=of.run.prompts * of.run.samples)
+    hardware = read_hardware(_beside(path, planner.hardware)).hardware()
     scenario = Scenario(
-        of.name, of.run, model.shape(), read_hardware(_beside(path, planner.hardware)).hardware(), job,
-        model.engine(), of.lengths, of.pauses, of.baselines, planner, of.pool, of.router, of.tree)
+        of.name, of.run, model.shape(), hardware, job, model.engine(), of.lengths, of.pauses, of.baselines, planner, of.pool, of.router, of.tree)
     _check(scenario, where)
     return scenario
 

@@ -100,8 +100,9 @@ class Splitter:
         said = standing(self._costs(requests, degrees), self._s.run.gpus, split.layout,
                         [one.degree for one in split.instances], self._search)
         mean = sum(r.total for r in requests) / len(requests)
-        for degree in degrees if said is not None else ():
-            self._online.calibrator.observe(degree, said.rollout_ns, rollout_ns, mean)
+        if said is not None:
+            for degree in degrees:
+                self._online.calibrator.observe(degree, said.rollout_ns, rollout_ns, mean)
 
     def _system_degrees(self) -> tuple[int, ...]:
         s = self._s

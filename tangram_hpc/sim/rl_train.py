@@ -1,13 +1,15 @@
 """The training stage on paper: a batch in optimizer steps, by the planner's own cost model.
 
 Law: one batch at a time; an optimizer step takes `TrainCost.price` of its own trajectories in the
-core layout with as many more data-parallel replicas as have joined for that step.
+core layout with as many more data-parallel replicas as have joined for that step; a micro-batch
+that does not divide an optimizer step is cut down to one that does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import gcd
 
 from ..core.planner.shapes import Layout, Request
 from ..core.planner.train_cost import TrainCost
@@ -44,16 +46,17 @@ class Trainer:
         first = len(self._requests) - self._left * size
         cost = TrainCost(self._s.model, self._s.hardware,
                          replace(self._s.training, batch=size), self._requests[first:first + size])
-        alone = cost.price(self.layout).ns
+        layout = replace(self.layout, micro=gcd(self.layout.micro, size))
+        alone = cost.price(layout).ns
         self._alone_ns += alone
         helpers = self._boundary(now, self._left, alone)
         ns = alone
         if helpers:
-            one = self.layout.tp * self.layout.pp
-            wider = replace(self.layout, dp=self.layout.dp + helpers // one)
+            one = layout.tp * layout.pp
+            wider = replace(layout, dp=layout.dp + helpers // one)
             ns = min(alone, cost.price(wider).ns)
         self.lent_gpu_ns += ns * helpers
-        self.gpu_busy_ns += ns * (self.layout.gpus + helpers)
+        self.gpu_busy_ns += ns * (layout.gpus + helpers)
         self._left -= 1
         self._after(now + ns, self._step if self._left else self._end)
 
