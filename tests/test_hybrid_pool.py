@@ -149,6 +149,18 @@ def test_hysteresis_and_cooldown() -> None:
     assert p.plan(0) == [Leave(0, 1)]
 
 
+def test_all_can_be_recalled_whatever_the_cooldown() -> None:
+    p = HybridPool(PoolRules(cooldown_steps=3), [((0,), 1), ((1,), 1), ((2,), 1)], 1)
+    p.began_step(0)
+    p.signalled(MORE)
+    p.plan(0)
+    activate(p, 0, 1)
+    p.began_step(1)
+    assert p.recall(0) == [Leave(0, 1), Leave(1, 1), Leave(2, 1)] and p.training() == []
+    assert p.recall(0) == []
+    p.check()
+
+
 def test_bad_pools_are_one_clear_line() -> None:
     with pytest.raises(InvalidInput, match="GPU 1 is in two"):
         HybridPool(PoolRules(), [((0, 1), 1), ((1,), 1)], 1)

@@ -248,6 +248,12 @@ class HybridPool:
                 orders.append(self._join(now, one))
         return orders
 
+    def recall(self, now: int) -> list[Leave]:
+        """Training has nothing to do, or another split comes: everybody goes back, whatever the
+        cooldown."""
+        return [self._leave(now, r) for r in self.replicas.values()
+                if r.role in (Role.JOINING, Role.TRAINING)]
+
     def spare(self) -> int:
         """Replicas that may train at all: those alive, less the reserved."""
         return max(0, sum(1 for r in self.replicas.values() if not r.lost) - self.reserved)

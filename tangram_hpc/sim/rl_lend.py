@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..core.hybrid_pool import STAGES, HybridPool, Join, PoolSignal, Role
+from ..core.hybrid_pool import STAGES, HybridPool, Join, Leave, PoolSignal, Role
 from .rl_rollout import After, Place, Rollouts
 from .rl_scenario import Scenario
 from .rl_systems import Shares
@@ -63,13 +63,13 @@ class Lending:
         self._step += 1
         self._signal(train_left_ns, self._rollouts.left_ns(), starting)
         # who leaves does so before the step; who joins counts from a later one
-        self._orders(now)
+        self._carry_out(now, pool.plan(now))
         return len(pool.began_step(self._step)) * self._unit
 
     def idle(self, now: int) -> None:
         """Training has nothing to do: everybody goes back."""
-        self._signal(0, 1, False)
-        self._orders(now)
+        if self._pool is not None:
+            self._carry_out(now, self._pool.recall(now))
 
     def _signal(self, train_ns: int, rollout_ns: int, starting: bool) -> None:
         assert self._pool is not None
@@ -77,10 +77,10 @@ class Lending:
         pressure = 1000 if starting else 1000 * self._rollouts.under_way // self._s.batch
         self._pool.signalled(PoolSignal(self._version, self._step, train_ns, rollout_ns, pressure))
 
-    def _orders(self, now: int) -> None:
+    def _carry_out(self, now: int, orders: Sequence[Join | Leave]) -> None:
         assert self._pool is not None
         pauses, era = self._s.pauses, self._era
-        for order in self._pool.plan(now):
+        for order in orders:
             if isinstance(order, Join):
                 for engine in self._engines[order.replica]:
                     self._rollouts.close(now, engine)

@@ -145,8 +145,11 @@ class Pipeline:
         pauses = self._s.pauses
         pause = pauses.weights_s
         if self._pending is not None:
-            if self._trainer.busy or (self._lending and self._lending.out):
+            if self._trainer.busy:
                 return  # everybody stops for another split, between two batches
+            if self._lending is not None and self._lending.out:
+                self._lending.idle(now)
+                return
             self._shares, self._pending = self._pending, None
             pause += pauses.reconfigure_s
             self._install(now, self._shares)

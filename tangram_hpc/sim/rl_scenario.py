@@ -126,7 +126,8 @@ def read_scenario(path: Path) -> Scenario:
     job = replace(model.job(), batch=of.run.prompts * of.run.samples)
     hardware = read_hardware(_beside(path, planner.hardware)).hardware()
     scenario = Scenario(
-        of.name, of.run, model.shape(), hardware, job, model.engine(), of.lengths, of.pauses, of.baselines, planner, of.pool, of.router, of.tree)
+        of.name, of.run, model.shape(), hardware, job, model.engine(), of.lengths, of.pauses,
+        of.baselines, planner, of.pool, of.router, of.tree)
     _check(scenario, where)
     return scenario
 
