@@ -73,7 +73,8 @@ def rollout_s(model: ModelShape, hw: Hardware, rollout: Rollout, degree: int,
     def decode(steps: float, tokens: int, reads: float, read: float) -> float:
         whole = (model.layers * common + table) * model.value_bytes
         reading = (steps * whole + reads * kv) / bandwidth + read
-        return max(reading, tokens * multiply) + tokens * carry + steps * hops
+        return max(reading, tokens * multiply) + tokens * carry + steps * hops + (
+            tokens * hw.sequence_s)
 
     def prefill(prompt: int) -> float:
         square = 2 * model.layers * model.heads * model.head_dim * prompt * prompt / speed
@@ -276,7 +277,8 @@ def random_costs(seed: int, moe: bool) -> tuple[AnalyticCosts, int, Search]:
     hardware = Hardware("random", r.choice([2, 4, 8]), r.choice([300, 700, 2000, 9000]) << 20,
                         r.choice([1e12, 3e13]), 1e11, r.choice([1e9, 2e10, 1e11]),
                         r.choice([1e9, 1e10]), mfu_train=r.choice([0.3, 0.5]),
-                        step_s=r.choice([0.0, 1e-4, 2e-3]), workspace_bytes=50 << 20)
+                        step_s=r.choice([0.0, 1e-4, 2e-3]), workspace_bytes=50 << 20,
+                        sequence_s=r.choice([0.0, 1e-5, 1e-3]))
     batch = r.choice([2, 3, 4, 5, 6])
     training = Training(batch, micro_batches=r.choice([(1,), (1, 2), (1, 2, 3)]),
                         zero=r.choice([0, 1, 2, 3]), recompute=r.random() < 0.5,
@@ -481,6 +483,21 @@ def test_every_split_keeps_the_laws(problem: tuple[AnalyticCosts, int]) -> None:
 
 
 @settings(max_examples=15, deadline=None)
+@given(problems(), st.sampled_from([0.0, 0.02, 0.3]))
+def test_a_roomy_split_costs_no_more_than_its_slack(problem: tuple[AnalyticCosts, int],
+                                                    slack: float) -> None:
+    found = planned(*problem)
+    if found is None:
+        return
+    one = found.roomy(slack)
+    assert one in found.splits and one.step_ns <= found.best.step_ns * (1 + slack)
+    assert one.rollout_gpus >= found.best.rollout_gpus
+    assert slack or one == found.best
+    assert not any(s.rollout_gpus > one.rollout_gpus for s in found.splits
+                   if slack and s.step_ns <= found.best.step_ns * (1 + slack))
+
+
+@settings(max_examples=15, deadline=None)
 @given(problems())
 def test_more_gpus_are_never_worse(problem: tuple[AnalyticCosts, int]) -> None:
     costs, gpus = problem
@@ -568,8 +585,13 @@ def test_many_short_requests_want_small_instances_and_few_long_ones_large() -> N
 def test_nothing_can_run_says_why() -> None:
     small = replace(HARDWARE, mem_bytes=8 << 30)
     costs = AnalyticCosts(DENSE, small, Training(16), Rollout(), [Request(10, 100)])
-    with pytest.raises(InvalidInput, match=r"4 GPUs: no training layout can run.*memory: "):
+    with pytest.raises(InvalidInput, match=r"4 GPUs: no training layout can run in any split; "
+                                           r"nearest is \d GPUs: tp.*memory: [0-9.]+ GiB of 8.0"):
         plan(costs, 4, Search())
+    costs = AnalyticCosts(DENSE, HARDWARE, Training(7, micro_batches=(2,)), Rollout(),
+                          [Request(10, 100)])
+    with pytest.raises(InvalidInput, match="DP times micro-batch does not divide a batch of 7"):
+        plan(costs, 8, Search())
     costs = AnalyticCosts(DENSE, HARDWARE, Training(16), Rollout(), [Request(10, 10**8)])
     with pytest.raises(InvalidInput, match="no training layout can run"):
         plan(costs, 64, Search())
@@ -615,3 +637,19 @@ def test_one_table_serves_all_splits() -> None:
     assert found == again
     assert asked == 4 and asked_anew >= 4 * len(found.splits) >= 60
     assert anew_s > 3 * memo_s  # 10 times on a quiet machine; see bench_planner.py
+
+
+@given(st.integers(1, 1 << 22), st.sampled_from([64, 4096, 1 << 16]), st.sampled_from([DENSE, MOE]))
+@settings(max_examples=20, deadline=None)
+def test_sums_stay_within_their_bits(tokens: int, batch: int, model: ModelShape) -> None:
+    """As long as the longest requests are and as large as the largest batches may be."""
+    costs = AnalyticCosts(model, HARDWARE, Training(batch), Rollout(), [Request(tokens, tokens)])
+    layouts = [Layout(8, 1, 4, 16, 1), Layout(1, 1, 1, 1, 8)]
+    for layout, price in zip(layouts, costs.train(layouts), strict=True):
+        seconds = stage_s(model, HARDWARE, costs.training, layout, [2 * tokens])[1]
+        assert price.ns >= min(NEVER, 0.99e9 * seconds * batch / layout.dp)
+        assert price.mem_bytes > HARDWARE.workspace_bytes
+    strata = costs.strata(64)
+    assert int(strata.areas.sum()) == 3 * tokens * tokens * batch
+    matrix = costs.segments(8, strata)
+    assert int(matrix.min()) == 0 and int(matrix[0, -1]) > 0

@@ -246,7 +246,7 @@ def _print(found: Plan, own: AnalyticCosts, source: str, said: str, factors: Fac
           f"{'GiB':>7}{'spare':>6}  {'layout':<22}instances")
     for split in found.splits[:top]:
         print(f"{split.train_gpus:>6}{split.rollout_gpus:>8}  {split.step_ns / 1e9:>9.2f}"
-              f"{split.price.ns / 1e9:>9.2f}{split.rollout_ns / 1e9:>10.2f}"
+              f" {split.price.ns / 1e9:>8.2f} {split.rollout_ns / 1e9:>9.2f}"
               f"{split.price.mem_bytes / 2**30:>7.1f}{split.spare:>6}  "
               f"{layout_words(split):<22}{instance_words(split)}")
     if len(found.splits) > top:
@@ -265,7 +265,7 @@ def _print_best(best: Split) -> None:
     print(f"{'instance':>9}{'degree':>7}{'requests':>9}{'tokens from':>12}{'to':>8}{'seconds':>10}")
     for k, one in enumerate(best.instances):
         print(f"{k:>9}{one.degree:>7}{one.requests:>9}{one.shortest:>12}{one.longest:>8}"
-              f"{one.ns / 1e9:>10.2f}")
+              f" {one.ns / 1e9:>9.2f}")
 
 
 def _factor_words(factors: Factors) -> str:

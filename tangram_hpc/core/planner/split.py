@@ -183,12 +183,13 @@ def _hopeless(costs: Costs, gpus: int, sizes: list[int], search: Search, trains:
     if trains:
         return (f"{gpus} GPUs: the rollouts cannot run in any split: the longest request does not "
                 "fit into the cache of any degree; more GPUs, or shorter requests")
-    cuts: Counter[str] = Counter()
-
-    def noted(node: Node) -> None:
-        if node.cut:
-            cuts[node.cut] += 1
-
-    _trained(costs, sizes, search, noted, True)
-    most = "; ".join(f"{cut} ({count} times)" for cut, count in cuts.most_common(3))
+    cut: list[Node] = []
+    _trained(costs, sizes, search, cut.append, True)
+    deepest = max(len(node.path) for node in cut)  # the nearest to a layout that can run
+    cut = [node for node in cut if node.cut and len(node.path) == deepest]
+    full = [node for node in cut if node.price is not None and node.price.ns < NEVER]
+    if full:
+        least = min(full, key=lambda node: node.price.mem_bytes if node.price else 0)
+        return f"{gpus} GPUs: no training layout can run in any split; nearest is {least.words()}"
+    most = Counter(node.cut for node in cut).most_common(1)[0][0]
     return f"{gpus} GPUs: no training layout can run in any split: {most}"

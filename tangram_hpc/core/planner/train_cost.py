@@ -99,7 +99,7 @@ class TrainCost:
         of = _Layouts(layouts)
         load, top = self._loads(of)
         all_of_it, longest = self._stage(of, load), self._stage(of, top)
-        head = 2 * self.passes * self.model.head_params * load.tokens / self._rate(of)
+        head = 2.0 * self.passes * self.model.head_params * load.tokens / self._rate(of)
         exposed, slowed = self._gradients(of, 2 / self.passes * longest.compute)
         # in the order of PARTS
         seconds = (all_of_it.compute + head, all_of_it.tp, all_of_it.ep, all_of_it.pp,
@@ -117,16 +117,17 @@ class TrainCost:
         for params, replicas in self._held(of):
             for size, divided in ((m.value_bytes, 3), (t.grad_bytes, 2), (t.optimizer_bytes, 1)):
                 held += -(-params * size // (replicas if t.zero >= divided else 1))
-        flying = top.tokens * np.minimum(of.pp, load.micros)
+        tokens = top.tokens.astype(float)  # exact as far as any memory goes, and no overflow
+        flying = tokens * np.minimum(of.pp, load.micros)
         width = 6 * m.hidden + 2 * (m.heads + m.kv_heads) * m.head_dim + 3 * (
             m.ffn + m.top_k * m.expert_ffn)  # values of a token kept by a layer
         layers = m.layers // of.pp
         if t.recompute:
-            kept = flying * m.hidden * layers + top.tokens * width
+            kept = flying * m.hidden * layers + tokens * width
         else:
             kept = flying * width * layers
-        logits = np.minimum(top.tokens, t.logit_chunk) * m.vocab * (4 + m.value_bytes)
-        buffers = (kept * m.value_bytes + logits) // of.tp
+        logits = np.minimum(tokens, t.logit_chunk) * m.vocab * (4 + m.value_bytes)
+        buffers = np.minimum((kept * m.value_bytes + logits) // of.tp, NEVER).astype(np.int64)
         return np.asarray(held + buffers + self.hardware.workspace_bytes)
 
     def _held(self, of: _Layouts) -> tuple[tuple[Ints, Ints], ...]:
@@ -152,8 +153,9 @@ class TrainCost:
         m, tp, ep = self.model, of.tp, of.ep
         layers = m.layers // of.pp
         active = m.dense_params + m.top_k * m.expert_params
-        once = layers * 2.0 * (active * load.tokens + m.heads * m.head_dim * load.squares)
-        values = load.tokens * (m.hidden * m.value_bytes)
+        attention = float(m.heads * m.head_dim)  # floats: squares may be large
+        once = layers * 2.0 * (float(active) * load.tokens + attention * load.squares)
+        values = load.tokens * float(m.hidden * m.value_bytes)
         link, hop = self._wire(tp)
         ring = 2 * (tp - 1) * (values / tp / link + load.micros * hop)
         wide, far = self._wire(tp * ep)
