@@ -176,7 +176,7 @@ moves = st.lists(st.tuples(
 
 
 @given(moves)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_gpu_has_two_roles_and_no_stale_gradient_counts(events: list) -> None:
     p = pool(replicas=4, ttl_steps=5)
     now, step, version = 0, 0, 0
