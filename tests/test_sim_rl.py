@@ -170,7 +170,7 @@ def test_lengths_drift_as_in_the_measurements() -> None:
 
 @pytest.mark.long
 def test_all_of_it_beats_the_baselines_and_the_tail_is_long() -> None:
-    """What docs/LIBRA.md says of the shipped scenario, with a margin; a minute or two."""
+    """Less than what docs/LIBRA.md says of the shipped scenario; a minute or two."""
     runs = {one.name: Pipeline(WHOLE, one).play() for one in SYSTEMS}
     uniform = runs["static-uniform"].steps
     # the longest tenth takes more than half of the rollout time
