@@ -32,7 +32,7 @@ DOORS = {
     "pyslurm": ("backends/slurm/pyslurm_child.py",),
     "pynvml": ("backends/gpu/nvml.py",),
     "pydantic": ("config.py", "services.py", "endpoints.py", "allocations.py",
-                 "sim/workload.py", "sim/elastic_runs.py", "planning/"),
+                 "sim/workload.py", "sim/elastic_runs.py", "sim/rl_scenario.py", "planning/"),
     "tomllib": ("config.py",),
     "tomli": ("config.py",),
     "msgspec": ("domain/", "wire/", "backends/", "client/"),

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from .. import __version__
 from ..errors import TangramError
 
-VERBS = ("demo", "run", "acct", "info", "explain", "sim", "size", "plan", "replay", "template",
-         "doctor", "broker", "worker", "gateway", "rank", "shutdown")
+VERBS = ("demo", "run", "acct", "info", "explain", "sim", "sim_rl", "size", "plan", "replay",
+         "template", "doctor", "broker", "worker", "gateway", "rank", "shutdown")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,7 +35,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one command line; returns its exit status."""
-    args = parser().parse_args(words)
+    told = list(sys.argv[1:] if words is None else words)
+    if told[:2] == ["sim", "rl"]:
+        told[:2] = ["sim-rl"]
+    args = parser().parse_args(told)
     try:
         status: int = args.go(args)
         sys.stdout.flush()

@@ -1,0 +1,87 @@
+"""How often each policy names the bucket of what is truly left, on trajectories it has not seen.
+
+C-MLFQ (ours and by the paper's plain rule) against plain MLFQ and a predictor of lengths, on the
+same data; then with all tools' returns dealt anew (`cmlfq_shuffled`), where no more may be left
+than without them (`cmlfq_blind`: the number and lengths of turns are still seen; `base_rate`:
+always the most frequent bucket). `spread` is the noise of what a return causes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import common
+
+from tangram_hpc.core.cmlfq import CausalTree, Cmlfq, Shape
+from tangram_hpc.sim.rl_lengths import Source, Trajectory, shuffled, three_phases
+from tangram_hpc.sim.rl_routing import Bucketing, LengthPredictor, Mlfq, play, teach
+
+EDGES = (4_000, 12_000)
+EPOCHS = 4
+POLICIES: dict[str, Callable[[], Bucketing]] = {
+    "cmlfq": lambda: Cmlfq(CausalTree(), EDGES),
+    "cmlfq_paper": lambda: Cmlfq(CausalTree(Shape(since=False)), EDGES),
+    "mlfq": lambda: Mlfq(EDGES),
+    "length_predictor": lambda: LengthPredictor(EDGES),
+}
+
+
+def blind(trajectories: list[Trajectory]) -> list[Trajectory]:
+    """The same, with all returns alike: only their number and the lengths are left to see."""
+    return [replace(one, turns=tuple(t._replace(tool="tool", chars=1, status=0)
+                                     for t in one.turns)) for one in trajectories]
+
+
+def score(make: Callable[[], Bucketing], train: list[Trajectory], test: list[Trajectory]
+          ) -> dict[str, Any]:
+    """What a policy is worth on `test` after `train`."""
+    policy = make()
+    teach(policy, train, EPOCHS)
+    began = time.perf_counter()
+    told = play(policy, test, EPOCHS, learn=False)
+    took = time.perf_counter() - began
+    found = {"accuracy": round(told.right, 3), "moved": round(told.moved, 2),
+             "by_bucket": [round(v, 3) for v in told.by_bucket]}
+    if isinstance(policy, Cmlfq):
+        found["us_per_decision"] = round(took / max(1, told.decisions) * 1e6, 1)
+        found["nodes"] = policy.tree.nodes
+        found["bytes"] = len(json.dumps(policy.tree.plain(), separators=(",", ":")))
+    return found
+
+
+def cell(spread: float, progress: float, prompts: int, samples: int, seed: int) -> dict[str, Any]:
+    """All policies at one noise and one part of the run."""
+    source = Source(three_phases(spread, prompts), seed)
+
+    def drawn(first: int, last: int) -> list[Trajectory]:
+        return [source.trajectory(p, s, progress)
+                for s in range(first, last) for p in range(prompts)]
+
+    train, test = drawn(0, samples), drawn(samples, samples + max(2, samples // 4))
+    lengths = [t.generated for t in test]
+    told, make = play(POLICIES["mlfq"](), test, 0), POLICIES["cmlfq"]
+    return {
+        "spread": spread, "progress": progress, "mean_tokens": sum(lengths) // len(lengths),
+        "decisions": told.decisions, "base_rate": round(told.base_rate, 3),
+        **{name: score(make_one, train, test) for name, make_one in POLICIES.items()},
+        "cmlfq_shuffled": score(make, shuffled(train, seed), shuffled(test, seed + 1)),
+        "cmlfq_blind": score(make, blind(train), blind(test))}
+
+
+def main() -> None:
+    """Prints one line."""
+    tiny = common.arguments(__doc__).tiny
+    prompts, samples, seed = (16, 8, 7) if tiny else (256, 16, 7)
+    spreads = (0.06,) if tiny else (0.06, 0.12, 0.24)
+    cells = [cell(spread, progress, prompts, samples, seed)
+             for spread in spreads for progress in (0.5, 1.0)]
+    common.line("routing", {"prompts": prompts, "samples": samples, "seed": seed,
+                            "bucket_edges": EDGES}, {"cells": cells})
+
+
+if __name__ == "__main__":
+    main()

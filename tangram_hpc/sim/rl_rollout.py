@@ -1,0 +1,214 @@
+"""The rollout stage on paper: batches of trajectories over engines, by the router of the core.
+
+Law: every turn is asked for at the router and decoded by the engine that it names; what a tool
+returns is told to the bucketing when it returns and not before; lengths are told when a trajectory
+ends. A turn that loses its engine is asked for again with its context to be read anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ..core.cmlfq import Cmlfq, Shape
+from ..core.planner.rollout_cost import RolloutCost
+from ..core.rollout_router import PREFILL, TRANSFER, Ask, KvCost, RolloutInstance, Route, Router
+from .rl_engine import Engine, Work
+from .rl_lengths import Trajectory
+from .rl_routing import Bucketing
+
+After = Callable[[int, Callable[[int], None]], None]  # at a time, do this
+
+
+@dataclass(frozen=True)
+class Place:
+    """An engine to be: its degree, its bucket, its node and how many requests it is meant for."""
+
+    degree: int
+    bucket: int
+    node: int
+    meant: int
+
+
+@dataclass
+class _Live:
+    """A trajectory under way."""
+
+    one: Trajectory
+    batch: int
+    turn: int = 0
+    done: int = 0  # tokens generated
+    context: int = 0  # tokens in the cache when the turn before ended
+    unread: int = 0  # of what must still be read
+    left: int = 0  # of this turn
+    asked: int = 0
+    bucket: int = 0
+    engine: int = -1
+
+
+@dataclass
+class Totals:
+    """What was counted."""
+
+    moved: int = 0  # tokens of context that went to another engine
+    moves: int = 0
+    generated: int = 0
+    ends: list[int] = field(default_factory=list)  # ns from the batch's start, each trajectory
+
+
+class Rollouts:
+    """Engines, router and trajectories. `after` sets an alarm; `ended` is told each end."""
+
+    def __init__(self, cost: RolloutCost, kv: KvCost, shape: Shape, bucketing: Bucketing,
+                 after: After, ended: Callable[[int], None]) -> None:
+        self._cost, self._shape, self._after, self._ended = cost, shape, after, ended
+        self.bucketing = bucketing
+        self.router = Router(kv)
+        self._engines: dict[int, Engine] = {}
+        self._live: dict[int, _Live] = {}
+        self._next_engine = self._next_request = 0
+        self.totals = Totals()
+        self.busy_ns = 0  # GPU ns, of engines that are gone
+
+    @property
+    def under_way(self) -> int:
+        """Trajectories that have not ended."""
+        return len(self._live)
+
+    def left_ns(self) -> int:
+        """How long the longest may still take, by what is believed of it, alone on the largest
+        degree; without tools."""
+        most = max((self._believed(r) for r in self._live), default=0)
+        degree = max((e.degree for e in self._engines.values()), default=1)
+        return most * round(self._cost.step_s(degree, 1, most) * 1e9)
+
+    def gpu_busy_ns(self) -> int:
+        """GPU time in which engines decoded or read."""
+        return self.busy_ns + sum(e.busy_ns * e.degree for e in self._engines.values())
+
+    # ---- engines -----------------------------------------------------------------------------
+
+    def open(self, now: int, place: Place, mean_context: int) -> int:
+        """One more engine serves; its id."""
+        engine = Engine(self._cost, place.degree, self._cost.rollout.max_batch)
+        self._next_engine += 1
+        id_ = self._next_engine
+        self._engines[id_] = engine
+        most = max(1, min(self._cost.rollout.max_batch, engine.room // max(1, mean_context)))
+        step = self._cost.step_s(place.degree, 1, 0)
+        each = self._cost.step_s(place.degree, 2, 2 * mean_context) - step
+        routes = self.router.add(RolloutInstance(
+            id_, place.bucket, place.degree, f"n{place.node}", most, 0,
+            engine.room, round(step * 1e9), max(1, round(each / 2 * 1e9)),
+            max(1, round(float(self._cost.prefill_s(place.degree, 1, 0)) * 1e9))))
+        self._go(now, routes)
+        return id_
+
+    def close(self, now: int, engine: int) -> None:
+        """It serves no more; what ran there goes elsewhere."""
+        one = self._engines.pop(engine)
+        self.busy_ns += one.busy_ns * one.degree
+        for request in self.router.remove(engine):
+            live = self._live[request]
+            if live.engine == engine:  # else its keys were on their way
+                left = one.remove(now, request)
+                live.done += live.left - left
+                live.context += live.left - left + live.unread
+                live.left, live.unread, live.engine = left, 0, -1
+            self._ask(now, request)
+
+    # ---- trajectories ------------------------------------------------------------------------
+
+    def start(self, now: int, batch: int, trajectories: Sequence[Trajectory]) -> None:
+        """A batch begins."""
+        self.totals.ends.clear()
+        self._began = now
+        for one in trajectories:
+            self._next_request += 1
+            request = self._next_request
+            live = self._live[request] = _Live(one, batch)
+            live.bucket = self.bucketing.started(request, one.prompt)
+            live.unread = one.prompt_tokens
+            live.left = one.turns[0].generated if one.turns else one.last
+        for request in list(self._live):
+            if self._live[request].batch == batch:
+                self._ask(now, request)
+
+    def _ask(self, now: int, request: int) -> None:
+        live = self._live[request]
+        live.asked += 1
+        ask = Ask(request, live.bucket, live.context + live.unread + live.left,
+                  self._believed(request))
+        route = self.router.ask(ask)
+        if route is not None:
+            self._go(now, [route])
+
+    def _believed(self, request: int) -> int:
+        belief = self.bucketing.believed(request) if isinstance(self.bucketing, Cmlfq) else None
+        return max(self._live[request].left, belief.mean if belief else 0)
+
+    def _go(self, now: int, routes: Sequence[Route]) -> None:
+        for route in routes:
+            live = self._live[route.request]
+            if route.how == PREFILL:
+                live.unread += live.context
+                live.context = 0
+            if route.how == TRANSFER or (route.how == PREFILL and live.done):
+                self.totals.moves += 1
+                self.totals.moved += live.context + live.unread
+            if route.how == TRANSFER:
+                self._after(now + route.move_ns, partial(self._arrive, route, live.asked))
+            else:
+                self._arrive(route, live.asked, now)
+
+    def _arrive(self, route: Route, mark: int, now: int) -> None:
+        live = self._live.get(route.request)
+        if live is None or live.asked != mark:
+            return  # its engine went away meanwhile
+        live.engine = route.instance
+        engine = self._engines[route.instance]
+        engine.add(now, Work(route.request, live.context + live.unread, live.left, live.unread))
+        self._alarm(route.instance)
+
+    def _alarm(self, id_: int) -> None:
+        engine = self._engines.get(id_)  # the last end of a batch may have closed it
+        due, version = (engine.due(), engine.version) if engine is not None else (None, 0)
+        if due is not None:
+            self._after(due, lambda at: self._turn_ends(at, id_, version))
+
+    def _turn_ends(self, now: int, id_: int, version: int) -> None:
+        engine = self._engines.get(id_)
+        if engine is None or engine.version != version:
+            return
+        request = engine.finish(now)
+        live = self._live[request]
+        live.context += live.unread + live.left
+        live.done += live.left
+        live.unread, live.left, live.engine = 0, 0, -1
+        if live.turn < len(live.one.turns):
+            turn = live.one.turns[live.turn]
+            self._after(now + turn.tool_ns, lambda at: self._tool_returns(at, request))
+            self._go(now, self.router.left(request))
+        else:
+            self._finish(now, request, live)
+        self._alarm(id_)
+
+    def _finish(self, now: int, request: int, live: _Live) -> None:
+        del self._live[request]
+        self.bucketing.ended(request, live.one.generated, live.batch)
+        self.totals.ends.append(now - self._began)
+        self.totals.generated += live.one.generated
+        self._go(now, self.router.ended(request))
+        self._ended(now)
+
+    def _tool_returns(self, now: int, request: int) -> None:
+        live = self._live[request]
+        turn = live.one.turns[live.turn]
+        live.turn += 1
+        live.unread = turn.tokens
+        turns = live.one.turns
+        live.left = turns[live.turn].generated if live.turn < len(turns) else live.one.last
+        live.bucket = self.bucketing.returned(
+            request, self._shape.signal(turn.tool, turn.chars, turn.status), live.done)
+        self._ask(now, request)

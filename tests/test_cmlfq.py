@@ -1,0 +1,282 @@
+"""C-MLFQ: what it believes, when it moves, that trees merge and are kept, how often it is right."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tangram_hpc.backends.cmlfq_file import load, load_all, save
+from tangram_hpc.core.cmlfq import (
+    FAILURE,
+    SUCCESS,
+    TIMEOUT,
+    Belief,
+    CausalTree,
+    Cmlfq,
+    Shape,
+    Signal,
+    Tally,
+    bucket_of,
+)
+from tangram_hpc.errors import InvalidInput
+from tangram_hpc.sim.rl_lengths import Source, Trajectory, shuffled, three_phases
+from tangram_hpc.sim.rl_routing import LengthPredictor, Mlfq, play, teach
+
+EDGES = (4_000, 12_000)
+SIGNALS = [Signal(tool, size, status) for tool in ("a", "b") for size in (0, 2)
+           for status in (SUCCESS, FAILURE, TIMEOUT)]
+
+returns = st.lists(st.tuples(st.sampled_from(SIGNALS), st.integers(1, 3000)), max_size=6)
+ends = st.tuples(st.integers(0, 3), st.integers(0, 5), returns, st.integers(1, 30_000))
+histories = st.lists(ends, max_size=30)
+
+
+def grown(history: list, shape: Shape) -> CausalTree:
+    """A tree that learned these (prompt, epoch, returns, tokens after the last)."""
+    tree = CausalTree(shape)
+    for prompt, epoch, turns, last in history:
+        path, done, total = [], [], 0
+        for signal, tokens in turns:
+            total += tokens
+            path.append(signal)
+            done.append(total)
+        tree.learn(prompt, epoch, path, done, total + last)
+    return tree
+
+
+def told(tree: CausalTree) -> str:
+    return json.dumps(tree.plain())
+
+
+# ---- what it believes ----------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 60_000), min_size=1, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_a_tally_knows_mean_and_p90_of_its_lengths(lengths: list[int]) -> None:
+    tally = Tally()
+    for length in lengths:
+        tally.add(length)
+    count, mean, p90 = tally.beyond(0)
+    exact = sorted(lengths)[-(-9 * len(lengths) // 10) - 1]
+    assert (count, mean) == (len(lengths), sum(lengths) // len(lengths))
+    assert exact * 8 // 9 - 8 <= p90 <= exact * 9 // 8 + 8  # a cell is an eighth wide
+
+
+def test_what_was_generated_since_the_known_prefix_is_taken_off() -> None:
+    tree = CausalTree(Shape(least=4))
+    long = Signal("search", 2, SUCCESS)
+    for _ in range(20):
+        tree.learn(0, 0, [long], [100], 20_100)
+    unseen = [long, Signal("new", 0, SUCCESS), Signal("new", 0, SUCCESS)]
+    belief = tree.belief(0, unseen, [100, 5_100, 8_100])
+    assert belief is not None and (belief.depth, belief.own) == (1, True)
+    assert belief.mean == 20_000 - 8_000
+    paper = CausalTree.from_plain({**tree.plain(), "shape": {
+        **tree.plain()["shape"], "since": False}})
+    old = paper.belief(0, unseen, [100, 5_100, 8_100])
+    assert old is not None and old.mean == 20_000
+
+
+def test_the_deepest_prefix_wins_and_the_prompts_own_at_equal_depth() -> None:
+    tree = CausalTree(Shape(least=4))
+    a, b = SIGNALS[:2]
+    for _ in range(4):
+        tree.learn(1, 0, [a], [10], 1_010)
+        tree.learn(2, 0, [a, b], [10, 20], 9_020)
+    own = tree.belief(1, [a], [10])
+    assert own is not None and own.own and own.mean == 1_000
+    deeper = tree.belief(1, [a, b], [10, 20])
+    assert deeper == Belief(9_000, 9_000, 2, 4, False)
+    assert tree.belief(3, [b], [10]) is not None  # the global root knows lengths at least
+    assert CausalTree().belief(3, [b], [10]) is None
+
+
+def test_a_request_starts_small_and_moves_only_when_mean_and_p90_agree() -> None:
+    sure, torn = SIGNALS[:2]
+    tree = CausalTree(Shape(least=4))
+    for length in (20_000,) * 20:
+        tree.learn(0, 0, [sure], [0], length)
+    for length in (1_000,) * 17 + (30_000,) * 3:
+        tree.learn(0, 0, [torn], [0], length)
+    queues = Cmlfq(tree, EDGES)
+    assert queues.started(1, 0) == 0
+    assert queues.returned(1, torn, 0) == 0  # mean says 1, P90 says 2: stays
+    assert Cmlfq(tree, EDGES, agree=False).started(1, 0) == 0
+    alone = Cmlfq(tree, EDGES, agree=False)
+    alone.started(1, 0)
+    assert alone.returned(1, torn, 0) == 1
+    queues.started(2, 0)
+    assert queues.returned(2, sure, 0) == 2
+    queues.ended(1, 900, 0)
+    queues.dropped(2)
+    queues.dropped(2)
+    assert queues.under_way == 0 and tree.root.visits == 41
+
+
+def test_other_edges_move_who_is_under_way() -> None:
+    tree = CausalTree(Shape(least=1))
+    tree.learn(0, 0, [SIGNALS[0]], [0], 9_000)
+    queues = Cmlfq(tree, EDGES)
+    queues.started(1, 0)
+    assert queues.returned(1, SIGNALS[0], 0) == 1
+    queues.rebucket((20_000,))
+    queues.started(2, 0)
+    assert queues.returned(2, SIGNALS[0], 0) == 0
+    with pytest.raises(InvalidInput, match="edges"):
+        queues.rebucket((5, 5))
+
+
+def test_drift_is_followed_within_an_epoch_that_has_enough() -> None:
+    tree = CausalTree(Shape(enough=50))
+    for epoch, length in enumerate((1_000, 3_000, 9_000)):
+        for _ in range(60):
+            tree.learn(0, epoch, [SIGNALS[0]], [0], length)
+    belief = tree.belief(0, [SIGNALS[0]], [0])
+    assert belief is not None and belief.mean == 9_000
+
+
+# ---- laws of the tree ----------------------------------------------------------------------------
+
+
+@given(histories, histories, histories)
+@settings(max_examples=40, deadline=None)
+def test_merging_commutes_and_associates_and_equals_learning_all(a: list, b: list, c: list
+                                                                  ) -> None:
+    shape = Shape(epochs=3)
+    x, y, z = (grown(h, shape) for h in (a, b, c))
+    assert told(x.merged(y)) == told(y.merged(x))
+    assert told(x.merged(y).merged(z)) == told(x.merged(y.merged(z)))
+    # forgotten epochs are forgotten wherever they were learned
+    assert told(x.merged(y)) == told(grown([*a, *b], shape))
+    x.merged(y).check()
+    assert told(x) == told(grown(a, shape))  # neither was changed
+
+
+@given(histories)
+@settings(max_examples=60, deadline=None)
+def test_memory_is_bounded_whatever_is_learned(history: list) -> None:
+    shape = Shape(nodes_max=16, epochs=2)
+    tree = grown(history, shape)
+    tree.check()
+    other = grown(history[::2], shape)
+    tree.merged(other).check()
+    assert told(tree.merged(other)) == told(other.merged(tree))
+
+
+@given(histories)
+@settings(max_examples=40, deadline=None)
+def test_saved_is_loaded(history: list) -> None:
+    tree = grown(history, Shape(epochs=4))
+    back = CausalTree.from_plain(json.loads(told(tree)))
+    assert told(back) == told(tree) and back.nodes == tree.nodes
+    tree.learn(0, 5, SIGNALS[:2], [5, 6], 100)
+    back.learn(0, 5, SIGNALS[:2], [5, 6], 100)
+    assert told(back) == told(tree)  # and it learns on as the other
+
+
+def test_pruning_keeps_what_is_new_and_often_seen() -> None:
+    tree = CausalTree(Shape(nodes_max=40))
+    for i in range(40):
+        tree.learn(1_000 + i, 0, [Signal("rare", 0, i % 3)], [1], 10)
+        tree.learn(1, 1, [SIGNALS[0]], [1], 10)
+    tree.check()
+    assert 1 in tree.prompts and SIGNALS[0] in tree.root.children
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trees() -> Iterator[list[CausalTree]]:
+    source = Source(three_phases(0.1, 8), 3)
+    found = []
+    for rank in range(3):
+        queues = Cmlfq(CausalTree(), EDGES)
+        teach(queues, [source.trajectory(p, rank * 4 + s, 0.5) for p in range(8)
+                       for s in range(4)])
+        found.append(queues.tree)
+    yield found
+
+
+def test_trees_of_ranks_are_kept_and_merged(trees: list[CausalTree], tmp_path: Path) -> None:
+    folder = tmp_path / "trees"
+    assert load_all(folder) is None
+    for rank, tree in enumerate(trees):
+        assert told(load(save(folder, rank, tree))) == told(tree)
+    merged = load_all(folder)
+    assert merged is not None
+    assert told(merged) == told(trees[0].merged(trees[1]).merged(trees[2]))
+    save(folder, 1, trees[0])  # replaced in one step, nothing else left
+    assert sorted(os.listdir(folder)) == [f"{r}.cmlfq.json" for r in range(3)]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "other"}', "\x00",
+                                  '{"format": "tangram-cmlfq/1", "shape": {}, "newest": 0, '
+                                  '"nodes": [[false, 0, [["a"]], []]]}'])
+def test_a_bad_file_is_one_clear_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "0.cmlfq.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=r"0\.cmlfq\.json.*remove it") as error:
+        load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_settings_and_folders_are_one_clear_line(tmp_path: Path) -> None:
+    for wrong in ({"payload_edges": (5, 1)}, {"payload_edges": (1, 2, 3)}, {"depth": 0},
+                  {"nodes_max": 3}):
+        with pytest.raises(InvalidInput, match=f"cmlfq: {next(iter(wrong))}"):
+            Shape(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="different shapes"):
+        CausalTree().merged(CausalTree(Shape(depth=3)))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match="name a folder"):
+        save(tmp_path / "file", 0, CausalTree())
+
+
+# ---- how often it is right -----------------------------------------------------------------------
+
+
+def blind(ones: list[Trajectory]) -> list[Trajectory]:
+    return [replace(one, turns=tuple(t._replace(tool="tool", chars=1, status=SUCCESS)
+                                     for t in one.turns)) for one in ones]
+
+
+def test_it_is_right_nine_times_in_ten_and_no_better_than_blind_when_shuffled() -> None:
+    source = Source(three_phases(0.06, 64), 7)
+    train = [source.trajectory(p, s, 0.5) for s in range(16) for p in range(64)]
+    test = [source.trajectory(p, s, 0.5) for s in range(16, 20) for p in range(64)]
+
+    def right(make, taught: list[Trajectory], held_aside: list[Trajectory]) -> float:
+        policy = make()
+        teach(policy, taught, 4)
+        return play(policy, held_aside, 4, learn=False).right
+
+    def ours() -> Cmlfq:
+        return Cmlfq(CausalTree(), EDGES)
+
+    accuracy = right(ours, train, test)
+    assert accuracy >= 0.9
+    assert accuracy > right(lambda: Mlfq(EDGES), train, test) + 0.2
+    assert accuracy > right(lambda: LengthPredictor(EDGES), train, test) + 0.2
+    without = right(ours, blind(train), blind(test))
+    assert right(ours, shuffled(train, 1), shuffled(test, 2)) < without + 0.05 < accuracy - 0.15
+
+
+def test_the_generator_is_its_seeds_and_shuffling_keeps_lengths() -> None:
+    source, again = (Source(three_phases(0.1, 8), 5) for _ in range(2))
+    ones = [source.trajectory(p, s, 0.3) for p in range(8) for s in range(3)]
+    assert ones == [again.trajectory(p, s, 0.3) for p in range(8) for s in range(3)]
+    mixed = shuffled(ones, 1)
+    assert [o.generated for o in ones] == [o.generated for o in mixed]
+    assert sorted(t.chars for o in ones for t in o.turns) == sorted(
+        t.chars for o in mixed for t in o.turns)
+    assert all(0 < o.generated <= source.causes.generated_max for o in ones)
+    assert bucket_of(EDGES, 4_000) == 0 and bucket_of(EDGES, 4_001) == 1

@@ -1,0 +1,237 @@
+"""The asynchronous RL pipeline on paper: the engine, the rollouts, the stages, what is printed."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tangram_hpc.cli import main
+from tangram_hpc.core.planner.rollout_cost import RolloutCost
+from tangram_hpc.errors import InvalidInput
+from tangram_hpc.sim.rl_engine import Engine, Work
+from tangram_hpc.sim.rl_lengths import Source
+from tangram_hpc.sim.rl_pipeline import Pipeline, Played
+from tangram_hpc.sim.rl_report import panels
+from tangram_hpc.sim.rl_scenario import Scenario, read_scenario, with_run
+from tangram_hpc.sim.rl_systems import ABLATION, BASELINES, SYSTEMS, System
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "tangram_hpc" / "sim" / "examples"
+SECOND = 10**9
+WHOLE = read_scenario(EXAMPLES / "rl-48.toml")
+COST = RolloutCost(WHOLE.model, WHOLE.hardware, WHOLE.rollout)
+
+
+@pytest.fixture(scope="module")
+def small() -> Scenario:
+    """The shipped scenario with fewer and smaller batches."""
+    few = replace(WHOLE, training=replace(WHOLE.training, batch=48))
+    return with_run(few, replace(few.run, iterations=3, prompts=3, train_steps=3))
+
+
+def system(name: str) -> System:
+    return next(s for s in SYSTEMS if s.name == name)
+
+
+@pytest.fixture(scope="module")
+def played(small: Scenario) -> dict[str, Played]:
+    return {one.name: Pipeline(small, one).play() for one in SYSTEMS}
+
+
+# ---- the engine ----------------------------------------------------------------------------------
+
+
+def run_down(engine: Engine) -> list[tuple[int, int]]:
+    """(request, when) of all that it serves."""
+    ends = []
+    while (due := engine.due()) is not None:
+        ends.append((engine.finish(due), due))
+    return ends
+
+
+def test_an_engine_alone_takes_what_the_cost_model_says() -> None:
+    for degree in (1, 8):
+        engine = Engine(COST, degree, 256)
+        engine.add(0, Work(1, 1_000, 5_000, 1_000))
+        said = COST.alone_s(degree, 1_000, 5_000)
+        [(_, ended)] = run_down(engine)
+        assert ended / SECOND == pytest.approx(float(said), rel=0.01)
+
+
+def test_who_comes_later_slows_who_is_there_and_neither_is_lost() -> None:
+    alone, shared = Engine(COST, 2, 256), Engine(COST, 2, 256)
+    for engine in (alone, shared):
+        engine.add(0, Work(1, 2_000, 3_000, 0))
+    for i in range(2, 30):
+        shared.add(SECOND, Work(i, 2_000, 3_000, 2_000))
+    [(_, first)] = run_down(alone)
+    ends = dict(run_down(shared))
+    assert sorted(ends) == list(range(1, 30)) and ends[1] > first * 1.2
+    assert shared.load == 0
+
+
+turns = st.lists(st.tuples(st.integers(0, 3 * SECOND), st.integers(1, 400), st.integers(0, 60_000),
+                           st.booleans()), min_size=1, max_size=25)
+
+
+@given(turns)
+@settings(max_examples=40, deadline=None)
+def test_every_turn_ends_once_and_the_cache_never_overflows(asked: list) -> None:
+    engine = Engine(COST, 1, 8)
+    now, ended, taken = 0, [], []
+    for request, (pause, tokens, context, off) in enumerate(asked):
+        now += pause
+        while (due := engine.due()) is not None and due <= now:
+            ended.append(engine.finish(due))
+        engine.add(now, Work(request, context, tokens, context))
+        assert engine.running <= 8 and (engine.reserved <= engine.room or engine.running == 1)
+        if off:
+            left = engine.remove(now, request)
+            assert 1 <= left <= tokens
+            taken.append(request)
+    last = now
+    for request, due in run_down(engine):
+        assert due >= last
+        last = due
+        ended.append(request)
+    assert sorted(ended + taken) == list(range(len(asked)))
+
+
+# ---- the pipeline --------------------------------------------------------------------------------
+
+
+def test_every_batch_is_trained_once_and_in_order(played: dict[str, Played],
+                                                  small: Scenario) -> None:
+    for run in played.values():
+        assert [s.batch for s in run.steps] == [0, 1, 2]
+        ends = [s.trained_at_s for s in run.steps]
+        assert ends == sorted(ends) and ends[0] > 0
+        tokens = [s.generated for s in run.steps]
+        assert tokens == [s.generated for s in played["colocated"].steps]  # all play the same
+        assert all(0 < s.p90_share <= 1 and s.rollout_s > 0 and s.train_s > 0 for s in run.steps)
+        assert 0 < run.gpu_busy <= 1
+
+
+def test_no_gpu_is_in_two_stages(played: dict[str, Played], small: Scenario) -> None:
+    for name, run in played.items():
+        for s in run.steps:
+            both = s.train_gpus + s.rollout_gpus
+            assert both == (96 if name.startswith("colocated") else small.run.gpus)
+            degrees = sum(int(n) * int(d) for n, d in re.findall(r"(\d+)xTP(\d+)", s.degrees))
+            assert degrees <= s.rollout_gpus
+            assert s.lent_gpu_s <= s.rollout_gpus * s.train_s
+            assert s.lent_gpu_s == 0 or name == "+ elastic"
+
+
+def test_a_step_takes_the_longer_stage_and_colocated_the_sum(played: dict[str, Played],
+                                                             small: Scenario) -> None:
+    for name, run in played.items():
+        for before, s in pairwise(run.steps):
+            took = s.trained_at_s - before.trained_at_s
+            if name.startswith("colocated"):
+                p = small.pauses
+                pause = p.weights_s + p.to_rollout_s + p.to_train_s
+                assert took == pytest.approx(s.rollout_s + s.train_s + pause, abs=0.01)
+            else:
+                assert took >= s.train_s - 0.01
+
+
+def test_the_same_seed_plays_the_same_run(small: Scenario, played: dict[str, Played]) -> None:
+    again = Pipeline(small, system("+ elastic")).play()
+    assert again.steps == played["+ elastic"].steps
+    other = with_run(small, replace(small.run, seed=8))
+    assert Pipeline(other, system("+ elastic")).play().steps != again.steps
+
+
+def test_helpers_shorten_training(small: Scenario) -> None:
+    """One node trains for long, five have rolled out and are lent."""
+    slow = replace(small, training=replace(small.training, forward_passes=60))
+    slow = with_run(slow, replace(slow.run, slack=99.0, pool_slack=99.0))
+    lent, kept = (Pipeline(slow, replace(system("+ elastic"), elastic=e)).play()
+                  for e in (True, False))
+    assert lent.steps[0].train_gpus == 8
+    assert sum(s.lent_gpu_s for s in lent.steps) > 0 == sum(s.lent_gpu_s for s in kept.steps)
+    assert sum(s.train_s for s in lent.steps) < 0.8 * sum(s.train_s for s in kept.steps)
+    assert lent.tokens_per_s > kept.tokens_per_s
+
+
+def test_lengths_drift_as_in_the_measurements() -> None:
+    source = Source(WHOLE.lengths, WHOLE.run.seed)
+    for progress, low, high in ((0.0, 2_000, 3_000), (1.0, 10_500, 12_500)):
+        ones = [source.trajectory(p, s, progress).generated for p in range(256) for s in range(4)]
+        assert low < sum(ones) / len(ones) < high
+
+
+@pytest.mark.long
+def test_all_of_it_beats_the_baselines_and_the_tail_is_long() -> None:
+    """Less than what docs/LIBRA.md says of the shipped scenario; a minute or two."""
+    runs = {one.name: Pipeline(WHOLE, one).play() for one in SYSTEMS}
+    uniform = runs["static-uniform"].steps
+    # the longest tenth takes more than half of the rollout time
+    assert sum(s.p90_share for s in uniform) / len(uniform) < 0.5
+    whole = runs["+ elastic"].tokens_per_s
+    for one in BASELINES:
+        assert whole > 1.1 * runs[one.name].tokens_per_s
+    for before, after in pairwise(ABLATION[1:]):
+        assert runs[after.name].tokens_per_s >= 0.98 * runs[before.name].tokens_per_s
+
+
+# ---- files and words -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("was", "now", "told"), [
+    ('format = "tangram-rl/1"', 'format = "x"', "field `format`"),
+    ("gpus = 48", "gpus = 44", "field `run.gpus`: whole nodes of 8"),
+    ("gpus = 48", "gqus = 48", "field `run.gqus` is not known; did you mean `run.gpus`?"),
+    ("warmup = 1", "warmup = 500", "field `run.warmup`"),
+    ("weights_s = 2.0", 'weights_s = "x"', "field `pauses.weights_s`"),
+    ("uniform_degree = 2", "uniform_degree = 3", "field `baselines.uniform_degree`"),
+    ("granularity = 8", "granularity = 4", "field `planner.granularity`"),
+    ('model = "qwen3-14b"', 'model = "nobody"', "model 'nobody'"),
+    ("[run]", "[run", "scenario")])
+def test_a_bad_scenario_is_one_clear_line(was: str, now: str, told: str, tmp_path: Path) -> None:
+    text = (EXAMPLES / "rl-48.toml").read_text()
+    assert was in text
+    (tmp_path / "rl-a800.toml").write_text((EXAMPLES / "rl-a800.toml").read_text())
+    path = tmp_path / "s.toml"
+    path.write_text(text.replace(was, now, 1))
+    with pytest.raises(InvalidInput, match=re.escape(told)) as error:
+        read_scenario(path)
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_prints_figures_a_picture_and_that_it_is_simulated(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "rl.svg"
+    text = (EXAMPLES / "rl-48.toml").read_text()
+    text = re.sub(r"prompts = 15 .*", "prompts = 3", text)
+    scenario = tmp_path / "few.toml"
+    scenario.write_text(re.sub(r"train_steps = .*", "train_steps = 3", text))
+    (tmp_path / "rl-a800.toml").write_text((EXAMPLES / "rl-a800.toml").read_text())
+    words = ["sim", "rl", str(scenario), "--iterations", "2",
+             "--systems", "static-uniform,+ elastic"]
+    assert main([*words, "--plot", str(picture), "--steps"]) == 0
+    told = capsys.readouterr().out
+    assert "simulated" in told and "all of Libra over static-uniform" in told
+    assert "static-uniform" in picture.read_text() and "simulated" in picture.read_text()
+    assert main([*words, "--json"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert line["simulated"] is True and len(line["systems"]) == 2
+    assert line["ratios"]["static-uniform"] == pytest.approx(
+        line["systems"][1]["tokens_per_s"] / line["systems"][0]["tokens_per_s"], rel=1e-3)
+    assert main(["sim", "rl", "rl-48", "--systems", "nobody"]) == 2
+    assert "'nobody' is not one of" in capsys.readouterr().err
+    assert main(["sim", "rl", "rl-48", "--plot", "x.png"]) == 2
+    assert main(["sim", "rl", "no-such"]) == 2
+
+
+def test_panels_have_a_line_a_system(played: dict[str, Played]) -> None:
+    for panel in panels(list(played.values()), "small"):
+        assert [line.name for line in panel.lines] == [s.name for s in SYSTEMS]
+    assert {s.name for s in ABLATION} <= set(played)
