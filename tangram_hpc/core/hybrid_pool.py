@@ -202,7 +202,7 @@ class HybridPool:
     def _done(self, fact: MemberDone, now: int) -> bool:
         replica = self._home.get(fact.member)
         if (replica is None or not self._lives(fact.member, fact.life)
-                or fact.generation != replica.generation 
+                or fact.generation != replica.generation or fact.stage is not replica.state
                 or fact.member not in replica.waits_for):
             return False
         del replica.waits_for[fact.member]
