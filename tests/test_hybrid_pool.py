@@ -245,6 +245,37 @@ def test_one_that_was_cancelled_leaves_even_if_it_is_wanted() -> None:
     assert told == [(1, End.JOINED), (1, End.LEFT), (2, End.ROLLED_BACK)]
 
 
+@pytest.mark.parametrize("state", list(R))
+def test_a_stale_word_changes_nothing_in_any_state(state: R) -> None:
+    rig = Rig(retry_steps=0)
+    for gpu in (8, 10):
+        rig.tell(MemberLost(gpu, 0))
+    rig.begin()
+    rig.signal()
+    rig.tell(MemberFailed(6, 0, 1, "no"))  # the first join is over
+    rig.done(0, R.RETURNING)
+    rig.begin()
+    assert rig.pool.generation(0) == 2
+    if state in (R.ROLLOUT, R.RETURNING, R.LOST):
+        rig.signal(BACK)
+        rig.done(0, R.RETURNING) if state is not R.RETURNING else None
+        rig.tell(MemberLost(6, 0)) if state is R.LOST else None
+    else:
+        rig.to(0, state)
+    assert rig.pool.state(0) is state
+    words: list[AnyFact] = [
+        MemberDone(7, life, generation, stage) for life in (0, 1, 2) for generation in (1, 2, 3)
+        for stage in R if (life, generation, stage) != (0, 2, state)]
+    words += [MemberFailed(7, life, generation, "no") for life in (0, 1) for generation in (1, 2, 3)
+              if (life, generation) != (0, 2)]
+    words += [JoinCancelled(0, 1), JoinCancelled(0, 3), MemberLost(7, 1), MemberUp(7, 0),
+              StepBegins(rig.step, 9), Signal(rig.version, 9, *BACK)]
+    before, ignored = picture(rig.pool), rig.pool.ignored
+    for word in words:
+        assert rig.tell(word) == [] and picture(rig.pool) == before, word
+    assert rig.pool.ignored == ignored + len(words)
+
+
 # the signal
 
 
