@@ -19,7 +19,7 @@ ORDER = [
     ("version",), ("errors",), ("domain",), ("core", "accounting"),
     ("wire", "config", "services", "endpoints"), ("ports",),
     ("broker", "worker", "gateway", "client", "backends"), ("sim",), ("assemble",),
-    ("local",), ("demo", "replay"), ("cli",), ("__init__", "__main__"),
+    ("local",), ("hybrid",), ("hooks",), ("demo", "replay"), ("cli",), ("__init__", "__main__"),
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 
@@ -35,7 +35,7 @@ DOORS = {
     "tomllib": ("config.py",),
     "tomli": ("config.py",),
     "msgspec": ("domain/", "wire/", "backends/", "client/"),
-    "numpy": ("core/", "demo/", "wire/value.py"),
+    "numpy": ("core/", "demo/", "wire/value.py", "hybrid/", "hooks/reference"),
     "scipy": ("core/",),
     "cloudpickle": ("client/request.py", "backends/sandbox/runner.py"),
     "pickle": ("client/", "backends/sandbox/runner.py"),

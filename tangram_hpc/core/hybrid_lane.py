@@ -45,6 +45,13 @@ class Intake:
         """Replicas that were given samples and have not answered, nor been expelled."""
         return [n for n in self._open if self._samples[self._given[n]]]
 
+    def follow(self, seat: Seat) -> None:
+        """A seat that contributes zero, from here on; one that was given samples keeps them."""
+        if seat.replica not in self._given:
+            self._samples[seat] = 0
+            self._given[seat.replica] = seat
+            self._open[seat.replica] = None
+
     def expel(self, replica: int, generation: int) -> None:
         """Nothing of this seat is added any more."""
         seat = self._given.get(replica)
