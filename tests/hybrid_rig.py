@@ -22,7 +22,7 @@ import numpy as np
 
 INPUTS, HIDDEN = 5, 7
 SIZE = HIDDEN * INPUTS + HIDDEN + HIDDEN + 1
-PATIENT_S = 90.0  # a deadline that only ends a hang
+PATIENT_S = 30.0  # a deadline that only ends a hang
 Vector = np.ndarray
 
 
@@ -126,6 +126,7 @@ class Director:
         self._told, self._core, self._dice = told, core, random.Random(told["seed"])
         self.version, self.killed, self.trace = 0, [], []
         self._todo = list(told.get("kill_at", []))
+        self._struck: list[int] = []
         self._deadline = time.monotonic() + PATIENT_S
         self._active_for = 0
         self.in_step = ""  # what to do while the step's gradients are computed
@@ -136,10 +137,6 @@ class Director:
         self.version += 1
         ratio = (0, 1000) if planned == 0 else (1000, 1000)
         self._core.desk.signal(Signal(self.version, step, *ratio, planned=planned))
-
-    def kill(self, number: int = -1, sign: int = signal.SIGKILL) -> None:
-        number = self._told["replicas"][0][-1] if number < 0 else number
-        os.kill(int(Path(self._told["folder"], f"pid-{number}").read_text()), sign)
 
     def count(self, end: str) -> int:
         return sum(news.end.value == end for news in self._core.desk.news)
@@ -157,7 +154,7 @@ class Director:
             self.say(self._dice.randint(0, len(states)), step)
         elif self._dice.random() < 0.5:  # let those who are on their way come through
             time.sleep(0.05)
-        return step >= 30 and self.count("JOINED") >= 10 and self.count("LEFT") >= 8
+        return step >= 30 and self.count("JOINED") >= 6 and self.count("LEFT") >= 4
 
     def _kill(self, step: int, states: list[str]) -> bool:
         state = states[0]
@@ -187,8 +184,13 @@ class Director:
             self._strike()
 
     def _strike(self) -> None:
+        number = self._told["replicas"][0][-1]
+        pid = int(Path(self._told["folder"], f"pid-{number}").read_text())
+        if pid in self._struck:
+            return  # its end has not been noticed yet
+        self._struck.append(pid)
         self.killed.append(self._todo.pop(0))
-        self.kill(sign=signal.SIGSTOP if self._told["mode"] == "hang" else signal.SIGKILL)
+        os.kill(pid, signal.SIGSTOP if self._told["mode"] == "hang" else signal.SIGKILL)
 
     def computing(self) -> None:
         """The core computes, and so do the members."""
@@ -304,9 +306,9 @@ def run(folder: Path, mpiexec: str, ranks: int, **scenario: Any) -> dict[str, An
     for keeper in keepers:
         keeper.start()
     try:
-        done = subprocess.run([mpiexec, "-n", str(ranks), *me, "core", str(path)], env=environ,
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=2 * PATIENT_S, check=False)
+        done = subprocess.run([mpiexec, "-n", str(ranks), me[0], "-m", "mpi4py", me[1], "core",
+                               str(path)], env=environ, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=2 * PATIENT_S, check=False)
     finally:
         over.set()
     assert done.returncode == 0, done.stdout + done.stderr

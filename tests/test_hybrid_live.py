@@ -1,0 +1,251 @@
+"""The hybrid pool for real: an MPI world, member processes, sockets; and a lane on its own.
+
+Law: nothing is asserted of how long anything takes; what hangs ends by a generous deadline.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import hybrid_rig as rig
+from tangram_hpc.backends.transport.lane import LaneLink, dial_lane
+from tangram_hpc.domain.hybrid import Label, Seat, StepPlan
+from tangram_hpc.errors import AccessError, InvalidInput
+from tangram_hpc.hybrid.core import HybridCore
+from tangram_hpc.hybrid.lane import Lane
+from tangram_hpc.wire.lane import Enter, Gradient, Heard, Hello, Work
+from tangram_hpc.wire.value import decode_value
+
+EVERY_STATE = ["REQUESTED", "FETCHING_STATE", "ZERO_SYNC", "ACTIVATING", "ACTIVE",
+               "in-step ACTIVE", "LEAVING", "in-step LEAVING", "RETURNING"]
+
+
+@pytest.fixture
+def mpiexec() -> str:
+    if importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed")
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if not found:
+        pytest.skip("no mpiexec on this machine")
+    return found
+
+
+# ---- real processes ------------------------------------------------------------------------------
+
+
+def right(told: dict[str, Any], ranks: int, width: int = 1) -> None:
+    """Whatever happened, it is what plain accumulation gives, and nobody is left in between."""
+    assert rig.worst(told, ranks, width) < 1e-6
+    assert rig.worst({**told, "steps": told["steps"] - 1}, ranks, width) > 1e-6  # it can differ
+    assert sum(rank["added"] for rank in told["ranks"]) > 0  # some of it came over the lanes
+    joins: dict[tuple[int, int], list[str]] = {}
+    for replica, generation, end, _ in told["news"]:
+        joins.setdefault((replica, generation), []).append(end)
+    for ends in joins.values():
+        assert ends in (["JOINED"], ["ROLLED_BACK"], ["LOST"], ["JOINED", "LEFT"],
+                        ["JOINED", "LOST"])
+
+
+@pytest.mark.mpi
+def test_replicas_come_and_go_and_the_parameters_are_those_of_plain_accumulation(
+    tmp_path: Path, mpiexec: str
+) -> None:
+    told = rig.run(tmp_path, mpiexec, 2, mode="churn", replicas=[[10], [11], [12]])
+    right(told, 2)
+    ends = [end for _, _, end, _ in told["news"]]
+    assert ends.count("JOINED") >= 6 and ends.count("LEFT") >= 4 and told["epochs"] >= 5
+    assert told["ended"] == [0, 0, 0]
+    assert told["serving"] == ["serves-10", "serves-11", "serves-12"]  # rollout workers again
+
+
+def killed(told: dict[str, Any], states: list[str]) -> None:
+    assert told["killed"] == states
+    assert told["ended"] == [-9] * len(states) + [0]  # each time it rose again
+    assert [end for _, _, end, _ in told["news"]].count("LOST") == len(states)
+    assert told["states"] == ["ACTIVE"]  # its last life trains
+
+
+@pytest.mark.mpi
+def test_a_replica_is_killed_as_it_joins_and_while_its_gradient_is_awaited(
+    tmp_path: Path, mpiexec: str
+) -> None:
+    states = ["ZERO_SYNC", "in-step ACTIVE"]
+    told = rig.run(tmp_path, mpiexec, 2, mode="kill", replicas=[[10]], slow_s=0.05, kill_at=states)
+    right(told, 2)
+    killed(told, states)
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_replica_is_killed_in_every_state(tmp_path: Path, mpiexec: str) -> None:
+    told = rig.run(tmp_path, mpiexec, 2, mode="kill", replicas=[[10]], slow_s=0.05,
+                   kill_at=EVERY_STATE)
+    right(told, 2)
+    killed(told, EVERY_STATE)
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_of_a_replica_of_two_one_is_killed_in_every_state(tmp_path: Path, mpiexec: str) -> None:
+    """Its other half came through: nobody adds that alone."""
+    told = rig.run(tmp_path, mpiexec, 4, mode="kill", width=2, replicas=[[10, 11]], slow_s=0.05,
+                   kill_at=EVERY_STATE)
+    right(told, 4, 2)
+    assert told["killed"] == EVERY_STATE and told["states"] == ["ACTIVE"]
+    assert sorted(told["ended"]) == [-9] * len(EVERY_STATE) + [0, 0]
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_one_that_hangs_is_waited_for_once_and_then_ended(tmp_path: Path, mpiexec: str) -> None:
+    told = rig.run(tmp_path, mpiexec, 2, mode="hang", replicas=[[10]], slow_s=0.1, patience_s=1.0,
+                   stage_s=3.0, kill_at=["in-step ACTIVE"])
+    right(told, 2)
+    killed(told, ["in-step ACTIVE"])
+    assert told["heard"] == [10]  # the pool had it killed
+    assert any("no gradient of it came" in why for _, _, _, why in told["news"])
+
+
+# ---- a lane on its own ---------------------------------------------------------------------------
+
+KEY, JOB = b"k" * 32, "hybrid-test"
+PLAN = StepPlan(step=5, version=4, epoch=2, counting=(Seat(0, 3, 1), Seat(9, 1, 0)))
+PARAMS = np.arange(6, dtype=np.float64)
+
+
+class Guest:
+    """A member's end of a lane, as a test wants it."""
+
+    def __init__(self, lane: Lane, replica: int, generation: int) -> None:
+        self.link: LaneLink = dial_lane((lane.address,), KEY, JOB)
+        self.link.most = 1 << 30
+        self.link.send(Enter(replica, generation))
+
+    def work(self) -> tuple[Label, np.ndarray, list[Any]]:
+        got = self.link.receive()
+        assert got is not None and isinstance(got[0], Work)
+        label, payload = got[0].label, got[1]
+        return (label, np.frombuffer(payload, label.dtype, label.size),
+                decode_value(memoryview(payload)[label.size * 8 :]))
+
+    def say(self, label: Label, payload: np.ndarray) -> str:
+        self.link.send(Gradient(label), payload.data)
+        while (got := self.link.receive()) is not None:
+            if isinstance(got[0], Heard):
+                assert got[0].label == label
+                return got[0].refusal
+        return "the end"
+
+
+@pytest.fixture
+def lane() -> Iterator[Lane]:
+    one = Lane(1, "127.0.0.1", KEY, JOB)
+    yield one
+    one.close()
+
+
+def entered(lane: Lane, *replicas: int) -> None:
+    """Waits until these are at the lane."""
+    done = threading.Event()
+    for _ in range(2000):
+        if set(replicas) <= set(lane._guests):
+            return
+        done.wait(0.01)
+    raise AssertionError(f"{replicas} did not enter")
+
+
+def test_a_gradient_is_added_and_what_does_not_match_is_ignored_and_counted(lane: Lane) -> None:
+    guest = Guest(lane, 0, 3)
+    entered(lane, 0)
+    own, theirs = lane.begin(PLAN, PARAMS, ["a", "b", "c"])
+    assert (own, theirs) == ((0, 2), {0: (2, 3)})
+    label, params, samples = guest.work()
+    assert label == Label(0, 3, 2, 5, 4, 1, 6, "<f8") and samples == ["c"]
+    assert (params == PARAMS).all()
+    wrong = {"generation": 2, "step": 4, "version": 3, "epoch": 1, "samples": 2, "size": 5,
+             "dtype": "<f4", "replica": 1}
+    for field, value in wrong.items():
+        said = guest.say(msgspec.structs.replace(label, **{field: value}), PARAMS)
+        assert said == ("seat" if field in ("generation", "replica") else field)
+    assert guest.say(label, PARAMS[:5]) == "size"
+    assert guest.say(label, PARAMS * 2) == ""
+    assert guest.say(label, PARAMS * 3) == "again"
+    taken = lane.collect(60)
+    assert list(taken) == [0] and (taken[0] == PARAMS * 2).all()
+    assert guest.say(label, PARAMS) == "step"  # too late
+    assert lane.added == 1
+    assert lane.ignored == {"seat": 2, "step": 2, "version": 1, "epoch": 1, "samples": 1,
+                            "size": 2, "dtype": 1, "again": 1}
+
+
+def test_one_who_follows_is_given_nothing_and_adds_nothing(lane: Lane) -> None:
+    lane.begin(PLAN, PARAMS, ["a", "b", "c"])
+    guest = Guest(lane, 4, 1)  # it comes in the middle of a step
+    label, params, samples = guest.work()
+    assert (label.samples, samples) == (0, []) and (params == PARAMS).all()
+    assert guest.say(msgspec.structs.replace(label, samples=1), PARAMS) == "samples"
+    assert guest.say(label, np.zeros(6)) == ""
+    assert lane.collect(60) == {}
+
+
+def test_one_who_is_gone_is_not_waited_for(lane: Lane) -> None:
+    guest = Guest(lane, 0, 3)
+    entered(lane, 0)
+    lane.begin(PLAN, PARAMS, ["a", "b"])
+    guest.work()
+    guest.link.close()
+    assert lane.collect(3600) == {}
+    lane.begin(PLAN, PARAMS, ["a", "b"])  # nor one who never came
+    assert lane.collect(3600) == {}
+
+
+def test_an_older_generation_does_not_take_a_newer_one_s_place(lane: Lane) -> None:
+    new = Guest(lane, 0, 3)
+    entered(lane, 0)
+    old = Guest(lane, 0, 2)
+    assert old.link.receive() is None and lane.ignored == {"entrance": 1}
+    lane.begin(PLAN, PARAMS, ["a", "b"])
+    assert new.work()[0].samples == 1
+
+
+def test_a_slow_one_delays_nobody(lane: Lane) -> None:
+    """It does not read what it is sent, which is more than any buffer holds."""
+    guest = Guest(lane, 0, 3)
+    entered(lane, 0)
+    large = np.zeros(4 << 20)
+    for step in range(3):
+        lane.begin(msgspec.structs.replace(PLAN, step=step), large, ["a", "b"])
+        assert lane.collect(0.01) == {}
+    guest.link.close()
+
+
+def test_nobody_enters_without_the_key(lane: Lane) -> None:
+    with pytest.raises(AccessError, match="key is wrong"):
+        dial_lane((lane.address,), b"x" * 32, JOB)
+    with pytest.raises(AccessError):
+        dial_lane((lane.address,), KEY, "another-job")
+    first = dial_lane((lane.address,), KEY, JOB)
+    first.send(Hello(1, 1))  # the key, and then not the words of a lane
+    assert first.receive() is None and not lane._guests
+
+
+def test_a_wrong_size_of_the_core_is_named(tmp_path: Path) -> None:
+    class World:
+        size, rank = 3, 0
+
+    with pytest.raises(InvalidInput, match="2 cores of 1 GPUs are not the communicator's 3 ranks"):
+        HybridCore(World(), tmp_path / "a", [[0], [1]], [], [])
