@@ -22,7 +22,7 @@ import numpy as np
 
 INPUTS, HIDDEN = 5, 7
 SIZE = HIDDEN * INPUTS + HIDDEN + HIDDEN + 1
-PATIENT_S = 30.0  # a deadline that only ends a hang
+PATIENT_S = 150.0  # a deadline that only ends a hang
 Vector = np.ndarray
 
 
@@ -164,13 +164,12 @@ class Director:
             time.sleep(0.05)
         elif self._active_for >= 3:
             if not self._todo:
-                return True
-            if self._todo[0] in ("LEAVING", "RETURNING", "in-step LEAVING"):
-                if self._todo[0] == "in-step LEAVING":
-                    self.in_step = "leave"
-                else:
-                    self.say(0, step)
-                    self._at("LEAVING")
+                return self.count("LOST") >= len(self.killed)
+            if self._todo[0] == "in-step LEAVING":
+                self.in_step = "leave"
+            elif self._todo[0] not in ("ACTIVE", "in-step ACTIVE"):  # or it was passed too quickly
+                self.say(0, step)
+                self._at("LEAVING")
         else:
             self.say(1, step)
             time.sleep(0.02)
@@ -204,9 +203,9 @@ class Director:
     def news(self, order: Any) -> None:
         """An order is about to go out: what its stage is named for may be the end of the member."""
         stage = getattr(order, "stage", None)
-        if stage is not None and self._todo and self._todo[0] == stage.value:
-            if order.member == self._told["replicas"][0][-1]:
-                self._strike()
+        if (stage is not None and self._todo and self._todo[0] == stage.value
+                and order.member == self._told["replicas"][0][-1]):
+            self._strike()
 
 
 def core(told: dict[str, Any]) -> None:
@@ -265,11 +264,11 @@ def core(told: dict[str, Any]) -> None:
                           "ignored": dict(pool.lane.ignored)}, root=0)
     if director is not None:
         assert pool.desk is not None
-        states = [state.value for state in pool.desk.states()]
         told_ends = [[n.replica, n.generation, n.end.value, n.reason] for n in pool.desk.news]
         Path(told["out"]).write_text(json.dumps(
             {"steps": step, "ranks": every, "news": told_ends, "epochs": len(epochs),
-             "counted": counted, "killed": director.killed, "states": states, "heard": heard}))
+             "counted": counted, "killed": director.killed, "states": director.trace[-1],
+             "heard": heard}))
     pool.close()
     world.Barrier()
 

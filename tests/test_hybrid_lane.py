@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from tangram_hpc.core.hybrid_lane import Intake, crew, split
 from tangram_hpc.domain.hybrid import Label, Seat, StepPlan
 
-A, B, F = Seat(0, 3, 0), Seat(2, 1, 0), Seat(5, 7, 0)
+A, B, F = Seat(0, 3, 0), Seat(2, 1, 0), Seat(5, 7, 0)  # F only follows
 PLAN = StepPlan(step=9, version=8, epoch=4, counting=(A, Seat(1, 2, 1), B), following=(F,))
 GOOD = Label(replica=0, generation=3, epoch=4, step=9, version=8, samples=5, size=10,
              dtype="<f8")
 
 
 def intake() -> Intake:
-    return Intake(PLAN, {A: 5, B: 4}, [F], 10, "<f8")
+    return Intake(PLAN, {A: 5, B: 4}, 10, "<f8")
 
 
 def test_a_payload_is_added_once() -> None:
@@ -32,19 +32,12 @@ def test_a_payload_is_added_once() -> None:
 @pytest.mark.parametrize(("field", "value"), [
     ("generation", 2), ("generation", 4), ("step", 8), ("step", 10), ("epoch", 3), ("version", 7),
     ("samples", 4), ("samples", 0), ("size", 11), ("dtype", "<f4"), ("replica", 1),
-    ("replica", 99)])
+    ("replica", 5), ("replica", 99)])
 def test_what_was_computed_under_another_plan_is_told_apart(field: str, value: Any) -> None:
     it = intake()
     assert it.refusal(msgspec.structs.replace(GOOD, **{field: value})) == field
     assert it.missing == [0, 2]
     assert it.refusal(GOOD) == ""  # and has spoilt nothing
-
-
-def test_one_who_follows_gives_zero_and_is_not_waited_for() -> None:
-    it = intake()
-    label = msgspec.structs.replace(GOOD, replica=5, generation=7)
-    assert it.refusal(label) == "samples"
-    assert it.refusal(msgspec.structs.replace(label, samples=0)) == ""
 
 
 def test_of_one_who_was_expelled_nothing_is_added() -> None:
@@ -57,7 +50,7 @@ def test_of_one_who_was_expelled_nothing_is_added() -> None:
 
 
 def test_each_core_has_its_own_crew() -> None:
-    assert crew(PLAN, 0) == ([A, B], [F]) and crew(PLAN, 1) == ([Seat(1, 2, 1)], [])
+    assert crew(PLAN, 0) == [A, B] and crew(PLAN, 1) == [Seat(1, 2, 1)]
 
 
 @given(st.integers(0, 1000), st.integers(1, 40))

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hybrid_rig as rig
 import msgspec
 import numpy as np
 import pytest
 
-import hybrid_rig as rig
 from tangram_hpc.backends.transport.lane import LaneLink, dial_lane
 from tangram_hpc.domain.hybrid import Label, Seat, StepPlan
 from tangram_hpc.errors import AccessError, InvalidInput
@@ -180,7 +180,8 @@ def test_a_gradient_is_added_and_what_does_not_match_is_ignored_and_counted(lane
              "dtype": "<f4", "replica": 1}
     for field, value in wrong.items():
         said = guest.say(msgspec.structs.replace(label, **{field: value}), PARAMS)
-        assert said == ("seat" if field in ("generation", "replica") else field)
+        told = {"generation": "seat", "replica": "seat", "dtype": "size"}  # its bytes do not fit
+        assert said == told.get(field, field)
     assert guest.say(label, PARAMS[:5]) == "size"
     assert guest.say(label, PARAMS * 2) == ""
     assert guest.say(label, PARAMS * 3) == "again"
@@ -188,8 +189,11 @@ def test_a_gradient_is_added_and_what_does_not_match_is_ignored_and_counted(lane
     assert list(taken) == [0] and (taken[0] == PARAMS * 2).all()
     assert guest.say(label, PARAMS) == "step"  # too late
     assert lane.added == 1
+    half = msgspec.structs.replace(label, dtype="<f4")
+    lane.begin(PLAN, PARAMS, ["a", "b"])
+    assert guest.say(half, PARAMS.astype("<f4")) == "dtype"
     assert lane.ignored == {"seat": 2, "step": 2, "version": 1, "epoch": 1, "samples": 1,
-                            "size": 2, "dtype": 1, "again": 1}
+                            "size": 3, "dtype": 1, "again": 1}
 
 
 def test_one_who_follows_is_given_nothing_and_adds_nothing(lane: Lane) -> None:
@@ -197,9 +201,10 @@ def test_one_who_follows_is_given_nothing_and_adds_nothing(lane: Lane) -> None:
     guest = Guest(lane, 4, 1)  # it comes in the middle of a step
     label, params, samples = guest.work()
     assert (label.samples, samples) == (0, []) and (params == PARAMS).all()
-    assert guest.say(msgspec.structs.replace(label, samples=1), PARAMS) == "samples"
-    assert guest.say(label, np.zeros(6)) == ""
+    assert guest.say(msgspec.structs.replace(label, samples=1), PARAMS) == "replica"
     assert lane.collect(60) == {}
+    assert guest.say(label, np.zeros(6)) == ""  # after the step too: it adds nothing
+    assert guest.say(label, np.zeros(6)) == "step" and lane.added == 0
 
 
 def test_one_who_is_gone_is_not_waited_for(lane: Lane) -> None:

@@ -18,39 +18,29 @@ def split(samples: int, parts: int) -> list[tuple[int, int]]:
     return list(zip([0, *ends], ends, strict=False))
 
 
-def crew(plan: StepPlan, core: int) -> tuple[list[Seat], list[Seat]]:
-    """Of those whose gradients are added to this core: who counts, and who follows."""
-    return ([seat for seat in plan.counting if seat.core == core],
-            [seat for seat in plan.following if seat.core == core])
+def crew(plan: StepPlan, core: int) -> list[Seat]:
+    """Those whose gradients are added to this core."""
+    return [seat for seat in plan.counting if seat.core == core]
 
 
 class Intake:
     """What one core believes during one step.
 
     Args:
-        counting: its seats, with the number of samples that each one was given.
-        following: seats that contribute zero.
+        counting: its seats, with the number of samples that each one was given. Whoever else
+            sends anything contributes nothing.
         size, dtype: of the gradient.
     """
 
-    def __init__(self, plan: StepPlan, counting: dict[Seat, int], following: list[Seat],
-                 size: int, dtype: str) -> None:
-        self._plan, self._size, self._dtype = plan, size, dtype
-        self._samples = counting | dict.fromkeys(following, 0)
-        self._given = {seat.replica: seat for seat in self._samples}
+    def __init__(self, plan: StepPlan, counting: dict[Seat, int], size: int, dtype: str) -> None:
+        self._plan, self._size, self._dtype, self._samples = plan, size, dtype, counting
+        self._given = {seat.replica: seat for seat in counting}
         self._open = dict.fromkeys(self._given)
 
     @property
     def missing(self) -> list[int]:
         """Replicas that were given samples and have not answered, nor been expelled."""
         return [n for n in self._open if self._samples[self._given[n]]]
-
-    def follow(self, seat: Seat) -> None:
-        """A seat that contributes zero, from here on; one that was given samples keeps them."""
-        if seat.replica not in self._given:
-            self._samples[seat] = 0
-            self._given[seat.replica] = seat
-            self._open[seat.replica] = None
 
     def expel(self, replica: int, generation: int) -> None:
         """Nothing of this seat is added any more."""

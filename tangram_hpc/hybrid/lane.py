@@ -30,10 +30,11 @@ Vector = NDArray[Any]
 
 class _Guest:
     """A member's conversation; a thread of its own sends, so that a slow one delays nobody. Only
-    the newest work waits."""
+    the newest work waits. `zeros`: work that was sent without samples and is not answered yet."""
 
     def __init__(self, link: LaneLink, seat: Seat) -> None:
         self.link, self.seat = link, seat
+        self.zeros: dict[Label, None] = {}
         self._work: tuple[Work, tuple[Buffer, ...]] | None = None
         self._wake = threading.Condition()
         self._ended = False
@@ -56,6 +57,8 @@ class _Guest:
                 if self._ended or self._work is None:
                     return
                 (work, payload), self._work = self._work, None
+            if not work.label.samples:
+                self.zeros[work.label] = None
             try:
                 self.link.send(work, *payload)
             except OSError:
@@ -105,10 +108,10 @@ class Lane:
         """Gives out a step's work; returns the range of samples that is this core's own, and those
         of the replicas that count here. When `params` change before all have been sent, only such
         gradients are spoilt as come too late to be added."""
-        counting, _ = crew(plan, self._core)
+        counting = crew(plan, self._core)
         own, *others = split(len(samples), 1 + len(counting))
         given = dict(zip(counting, others, strict=True))
-        intake = Intake(plan, {seat: end - begin for seat, (begin, end) in given.items()}, [],
+        intake = Intake(plan, {seat: end - begin for seat, (begin, end) in given.items()},
                         params.size, params.dtype.str)
         with self._lock:
             self._step = _Step(plan, params, intake)
@@ -142,8 +145,6 @@ class Lane:
         plan, seat = step.plan, guest.seat
         label = Label(seat.replica, seat.generation, plan.epoch, plan.step, plan.version,
                       len(samples), step.params.size, step.params.dtype.str)
-        if not samples:
-            step.intake.follow(seat)
         guest.link.most = step.params.nbytes
         guest.give(Work(label), step.params.data, encode_value(samples))
 
@@ -183,21 +184,29 @@ class Lane:
             guest.link.send(Heard(message.label, self._take(guest, message.label, payload)))
 
     def _take(self, guest: _Guest, label: Label, payload: bytearray) -> str:
+        size = label.size * np.dtype(label.dtype).itemsize if _is_float(label.dtype) else -1
         with self._lock:
             step = self._step
+            if label in guest.zeros and len(payload) == size:
+                del guest.zeros[label]  # adds nothing, in its step or after; but the lane works
+                return ""
             if (label.replica, label.generation) != (guest.seat.replica, guest.seat.generation):
                 refusal = "seat"
             elif step is None:
                 refusal = "step"
-            elif len(payload) != step.params.nbytes:
+            elif len(payload) != size:
                 refusal = "size"
             else:
                 refusal = step.intake.refusal(label)
             if refusal or step is None:
                 self.ignored[refusal] += 1
                 return refusal
-            if label.samples:
-                step.taken[label.replica] = np.frombuffer(payload, step.params.dtype)
-                self.added += 1
+            step.taken[label.replica] = np.frombuffer(payload, step.params.dtype)
+            self.added += 1
             self._lock.notify_all()
             return ""
+
+
+def _is_float(dtype: str) -> bool:
+    """Whether it is numpy's name of a type that gradients have."""
+    return dtype in ("<f2", "<f4", "<f8", ">f2", ">f4", ">f8")
