@@ -160,12 +160,14 @@ class HybridPool:
         for replica in self._replicas:
             if not replica.deadline or now < replica.deadline:
                 continue
-            late = ", ".join(map(str, replica.waits_for)) or "the next step"
             if replica.state is R.RETURNING:
                 for member in list(replica.waits_for):
-                    self._kill(member, "did not come back in time", now)
+                    late = "did not come back in time"
+                    self._order(Kill(member, self._members[member].life, late))
+                    self._lose(member, late, now)
             else:
-                self._roll_back(replica, f"{replica.state.value} timed out waiting for {late}", now)
+                whom = ", ".join(map(str, replica.waits_for)) or "the next step"
+                self._roll_back(replica, f"{replica.state.value} timed out waiting for {whom}", now)
         return self._taken()
 
     # ---- members ----
@@ -217,17 +219,10 @@ class HybridPool:
         if (replica is None or not self._lives(fact.member, fact.life)
                 or fact.generation != replica.generation):
             return False
-        if replica.state is R.RETURNING and fact.member in replica.waits_for:
-            self._kill(fact.member, f"cannot come back: {fact.reason}", now)
-            return True
         if replica.state not in _JOINING | _COUNTS:
-            return False
+            return False  # said before it heard that it may go
         self._roll_back(replica, f"member {fact.member}: {fact.reason}", now)
         return True
-
-    def _kill(self, member: int, reason: str, now: int) -> None:
-        self._order(Kill(member, self._members[member].life, reason))
-        self._lose(member, reason, now)
 
     # ---- moving a replica ----
 

@@ -44,6 +44,14 @@ class Port(Protocol):
         """Hands an order on; never blocks for long."""
         ...
 
+    def attach(self, link: LaneLink) -> bool:
+        """A process says that it is this life of it; False if it is not."""
+        ...
+
+    def detached(self) -> None:
+        """The conversation that was attached has ended."""
+        ...
+
     def end(self) -> None:
         """The pool has given this life of it up."""
         ...
@@ -60,6 +68,12 @@ class _LinkPort:
             self._link.send(Told(order, lane))
         except OSError:
             pass  # its reader sees the end and says so
+
+    def attach(self, link: LaneLink) -> bool:
+        return False
+
+    def detached(self) -> None:
+        pass
 
     def end(self) -> None:
         self._link.close()
@@ -173,18 +187,24 @@ class Desk:
         member, life = first[0].member, first[0].life
         with self._lock:
             known = self._ports.get(member)
-            if known is not None and known[0] >= life:
+            attached = known is not None and known[0] == life and known[1].attach(link)
+            if known is not None and known[0] >= life and not attached:
                 return  # another life of it is at the desk
             self._liveness.hear(member, self._clock.now_ns())
-            self.adopt(member, life, _LinkPort(link))
-            if known is not None:
-                known[1].end()
+            if not attached:
+                self.adopt(member, life, _LinkPort(link))
+                if known is not None:
+                    known[1].end()
         try:
             self._listen(link, member, life)
             why = "its conversation ended"
         except ProtocolError as error:
             why = str(error)
-        self.lost(member, life, why)
+        if known is not None and attached:
+            self._liveness.forget(member)
+            known[1].detached()
+        else:
+            self.lost(member, life, why)
 
     def _listen(self, link: LaneLink, member: int, life: int) -> None:
         while (got := link.receive()) is not None:
