@@ -206,9 +206,11 @@ class _Skills:
 
 
 def serve_member(access: str, number: int, life: int, model: str, device: str) -> None:
-    """A replica, for as long as it is lent; runs as an action that holds its GPU."""
+    """A replica, for as long as it is lent; runs as an action that holds its GPU. Its process is
+    named beside the access file, for whoever wants to look at it."""
     import torch
 
+    Path(access).with_name("replica.pid").write_text(str(os.getpid()))
     torch.set_num_threads(1)
     Member(read_access(Path(access)), number, life, _Skills(Policy(Path(model), device))).run()
 
