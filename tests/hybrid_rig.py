@@ -106,13 +106,14 @@ class Skills:
         return gradient(params, samples, self._shard)
 
 
-def member(told: dict[str, Any], number: int) -> None:
+def member(told: dict[str, Any], number: int, life: int = -1) -> None:
     """A member's process."""
     from tangram_hpc.backends.access import read_access
     from tangram_hpc.hybrid.member import Member
 
     Path(told["folder"], f"pid-{number}").write_text(str(os.getpid()))
-    Member(read_access(Path(told["access"])), number, time.time_ns(), Skills(told, number)).run()
+    life = time.time_ns() if life < 0 else life
+    Member(read_access(Path(told["access"])), number, life, Skills(told, number)).run()
 
 
 # ---- the core ------------------------------------------------------------------------------------
@@ -238,6 +239,7 @@ def core(told: dict[str, Any]) -> None:
                       patience_s=told["patience_s"], on_news=news, on_kill=on_kill)
     if world.rank == 0:
         director = Director(told, pool)
+    client = borrow(told, pool) if world.rank == 0 and told.get("cluster") else None
     params, adam, step, epochs = begin_with(shard), Adam(), 0, set()
     counted = 0
 
@@ -271,6 +273,20 @@ def core(told: dict[str, Any]) -> None:
              "heard": heard}))
     pool.close()
     world.Barrier()
+    if client is not None:
+        client.close()
+
+
+def borrow(told: dict[str, Any], pool: Any) -> Any:
+    """The members are actions of a broker, and their GPUs lent."""
+    from tangram_hpc import connect
+    from tangram_hpc.hybrid.lend import lend
+
+    client = connect(Path(told["cluster"]))
+    for number in (number for replica in told["replicas"] for number in replica):
+        lend(pool.desk, number, 0,
+             lambda number, life: client.submit(member, told, number, life, gpus=1, retries=0))
+    return client
 
 
 # ---- from a test ---------------------------------------------------------------------------------
@@ -300,7 +316,7 @@ def run(folder: Path, mpiexec: str, ranks: int, **scenario: Any) -> dict[str, An
             if ended[-1] == 0:
                 return
 
-    numbers = [number for replica in told["replicas"] for number in replica]
+    numbers = [] if told.get("cluster") else [n for members in told["replicas"] for n in members]
     keepers = [threading.Thread(target=keep, args=(number,), daemon=True) for number in numbers]
     for keeper in keepers:
         keeper.start()

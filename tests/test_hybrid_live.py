@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tangram_hpc import LocalCluster
 from tangram_hpc.backends.transport.lane import LaneLink, dial_lane
 from tangram_hpc.domain.hybrid import Label, Seat, StepPlan
 from tangram_hpc.errors import AccessError, InvalidInput
@@ -118,6 +119,24 @@ def test_one_that_hangs_is_waited_for_once_and_then_ended(tmp_path: Path, mpiexe
     killed(told, ["in-step ACTIVE"])
     assert told["heard"] == [10]  # the pool had it killed
     assert any("no gradient of it came" in why for _, _, _, why in told["news"])
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_replica_whose_gpu_the_broker_lends_is_killed_in_every_state(
+    tmp_path: Path, mpiexec: str
+) -> None:
+    """Its action ends, its GPU is free, and the next life of it is lent one again."""
+    with LocalCluster(2, devices="fake:2", mem_mib=2048, home=tmp_path / "home") as cluster:
+        states = [state for state in EVERY_STATE if state != "REQUESTED"]  # no process is there yet
+        told = rig.run(tmp_path, mpiexec, 2, mode="kill", replicas=[[10]], slow_s=0.05,
+                       kill_at=states, cluster=str(cluster.access))
+        right(told, 2)
+        assert told["killed"] == states and told["states"] == ["ACTIVE"]
+        lost = [end for _, _, end, _ in told["news"]].count("LOST")
+        assert lost >= len(states) - 1  # one that dies on its way home is at home
+        assert cluster.submit(["true"], gpus=2).result(60).ok  # nobody holds any
 
 
 # ---- a lane on its own ---------------------------------------------------------------------------

@@ -47,7 +47,7 @@ DOORS = {
     "transformers": ("backends/services/", "hooks/reference"),
     "safetensors": ("backends/services/", "hooks/reference"),
     "tokenizers": ("backends/services/", "hooks/reference"),
-    "subprocess": ("backends/", "local.py", "demo/", "cli/"),
+    "subprocess": ("backends/", "local.py", "demo/", "hooks/reference", "cli/"),
     "multiprocessing": (),
 }
 # a pure room does no I/O, has no clock and no randomness of its own

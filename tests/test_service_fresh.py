@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from backend_rig import NEEDS_TORCH, request, tiny, value
 
 from tangram_hpc.backends.services.registry import make_backend

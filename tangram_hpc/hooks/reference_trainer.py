@@ -34,7 +34,7 @@ from ..core.hybrid_signal import PoolRules
 from ..demo.grpo import group_advantages
 from ..demo.job import mpiexec
 from ..demo.rank import settle
-from ..domain.hybrid import End, Signal
+from ..domain.hybrid import End, ReplicaState, Signal
 from ..errors import InvalidInput, TangramError
 from ..hybrid.core import HybridCore
 from ..hybrid.lend import lend
@@ -56,6 +56,8 @@ class Plan:
         prompts, group: prompts of a rank in a step, and completions of each.
         stale: steps by which the weights that draw a completion may lag behind those it trains.
         lend: from which step to which the plan has one replica in training; empty: the pool is off.
+        patience_s: how long the step before waits for the replica's process, which in a real
+            training starts well within a step and in a tiny one does not; 0: not at all.
         slots: devices that the services and the replica share.
         device: of the core's ranks and the replica.
     """
@@ -69,6 +71,7 @@ class Plan:
     lr: float = 0.004
     stale: int = 2
     lend: tuple[int, ...] = ()
+    patience_s: float = 240.0
     slots: int = 3
     sandboxes: int = 4
     device: str = "cpu"
@@ -116,7 +119,7 @@ class Trainer:
         self._core = HybridCore(
             comm, access, [[rank] for rank in range(comm.size)],
             [LOAN + 1 + n for n in range(plan.slots - len(lent))], lent,
-            rules=PoolRules(reserved_gpus=1), patience_s=120.0)
+            rules=PoolRules(reserved_gpus=1), patience_s=120.0, silence_s=120.0)
         if self._core.desk is not None and lent:
             lend(self._core.desk, LOAN, 0, lambda number, life: self._client.submit(
                 serve_member, str(access), number, life, model, plan.device, gpus=1, retries=0,
@@ -174,9 +177,12 @@ class Trainer:
         """What was measured, and what the plan has: with none of it the ratio would decide."""
         if self._core.desk is None or not self._plan.lend:
             return
-        begin, end = self._plan.lend
-        self._core.desk.signal(Signal(step + 1, step, round(train_s * 1e9), round(rollout_s * 1e9),
-                                      planned=int(begin <= step + 1 < end)))
+        desk, (begin, end) = self._core.desk, self._plan.lend
+        desk.signal(Signal(step + 1, step, round(train_s * 1e9), round(rollout_s * 1e9),
+                           planned=int(begin <= step + 1 < end)))
+        until = time.monotonic() + self._plan.patience_s
+        while desk.states()[0] is ReplicaState.REQUESTED and time.monotonic() < until:
+            time.sleep(0.05)
 
 
 def _samples(batch: Batch) -> list[dict[str, Any]]:
@@ -285,6 +291,7 @@ def main() -> None:
     p.add_argument("--rank", help=argparse.SUPPRESS)
     for name in ("steps", "ranks", "prompts", "group", "seed", "slots", "stale"):
         p.add_argument(f"--{name}", type=int, default=getattr(Plan, name))
+    p.add_argument("--patience_s", type=float, default=Plan.patience_s, help="see Plan")
     p.add_argument("--lend", default="", help="FROM:TO, the steps for which a replica is lent")
     p.add_argument("--device", default=Plan.device, help="of the ranks: cpu or cuda")
     args = vars(p.parse_args())

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ..backends.access import Access, mark_ended, write_access
@@ -24,6 +23,7 @@ from ..core.hybrid_pool import HybridPool
 from ..core.hybrid_signal import PoolRules
 from ..domain.hybrid import AnyOrder, StepPlan
 from ..errors import InvalidInput
+from ..wire.lane import pack_plan, unpack_plan
 from .desk import Desk
 from .lane import Lane, Vector
 
@@ -114,12 +114,12 @@ class HybridCore:
     def _plan(self, step: int, version: int) -> StepPlan:
         data = b""
         if self.desk is not None:
-            data = msgspec.msgpack.encode(self.desk.begin(step, version))
+            data = pack_plan(self.desk.begin(step, version))
         size = np.array([len(data)], dtype=np.int64)
         self._wait(self._comm.Ibcast(size, root=0))
         buffer = bytearray(data) if data else bytearray(int(size[0]))
         self._wait(self._comm.Ibcast(buffer, root=0))
-        return msgspec.msgpack.decode(bytes(buffer), type=StepPlan)
+        return unpack_plan(bytes(buffer))
 
     def _agree(self, missing: list[int]) -> np.ndarray:
         """Of each replica, how many ranks miss its payload."""

@@ -232,7 +232,9 @@ class Desk:
             with self._lock:
                 now = self._clock.now_ns()
                 for member in self._liveness.silent(now):
-                    life, port = self._ports[member]
-                    self.lost(member, life, "was silent for too long")
-                    port.end()
+                    self._liveness.forget(member)
+                    if member in self._ports:
+                        life, port = self._ports[member]
+                        self.lost(member, life, "was silent for too long")
+                        port.end()
                 self._carry_out(self._pool.tick(now))

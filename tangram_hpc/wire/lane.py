@@ -15,7 +15,7 @@ from typing import Union
 
 import msgspec
 
-from ..domain.hybrid import Ask, Label, MemberDone, MemberFailed
+from ..domain.hybrid import Ask, Label, MemberDone, MemberFailed, StepPlan
 from ..errors import ProtocolError
 
 HEAD = struct.Struct("<IQ")
@@ -81,6 +81,7 @@ class Heard(LaneMessage, frozen=True, tag="heard"):
 AnyLaneMessage = Union[Hello, Alive, Told, Word, Enter, Work, Gradient, Heard]  # noqa: UP007
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyLaneMessage)
+_plans = msgspec.msgpack.Decoder(StepPlan)
 
 
 def pack(message: LaneMessage, payload: int = 0) -> bytes:
@@ -112,3 +113,13 @@ def unpack(body: bytes) -> AnyLaneMessage:
     except msgspec.DecodeError as error:
         raise ProtocolError(f"a message is not in the protocol: {error}") from None
     return message
+
+
+def pack_plan(plan: StepPlan) -> bytes:
+    """A plan as rank 0 tells it to the core."""
+    return _encoder.encode(plan)
+
+
+def unpack_plan(data: bytes) -> StepPlan:
+    """The plan in these bytes, which come from the core's own rank 0."""
+    return _plans.decode(data)
