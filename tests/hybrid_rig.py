@@ -165,7 +165,8 @@ class Director:
             time.sleep(0.05)
         elif self._active_for >= 3:
             if not self._todo:
-                return self.count("LOST") >= len(self.killed)
+                return (self.count("LOST") >= len(self.killed)
+                        or bool(self._told.get("cluster")))  # there one dies on its way home
             if self._todo[0] == "in-step LEAVING":
                 self.in_step = "leave"
             elif self._todo[0] not in ("ACTIVE", "in-step ACTIVE"):  # or it was passed too quickly
