@@ -221,6 +221,7 @@ def core(told: dict[str, Any]) -> None:
     width = told["width"]
     shard = world.rank % width
     peers = world.Split(shard, world.rank)  # once, before anybody joins
+    own = world.Split(world.rank // width, world.rank)  # a core's ranks: they compute together
     before = world.Get_group()
     heard: list[Any] = []
     director: Director | None = None
@@ -247,6 +248,9 @@ def core(told: dict[str, Any]) -> None:
     def compute(at: Vector, samples: list[Any]) -> Vector:
         if director is not None:
             director.computing()
+        together = np.array([len(samples)])
+        own.Allreduce(MPI.IN_PLACE, together)
+        assert together[0] == width * len(samples), "a core's ranks compute different samples"
         return gradient(at, samples, shard)
 
     while True:

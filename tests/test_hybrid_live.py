@@ -19,12 +19,26 @@ import numpy as np
 import pytest
 
 from tangram_hpc import LocalCluster
+from tangram_hpc.backends.clock import SystemClock
 from tangram_hpc.backends.transport.lane import LaneLink, dial_lane
-from tangram_hpc.domain.hybrid import Label, Seat, StepPlan
+from tangram_hpc.core.hybrid_pool import HybridPool
+from tangram_hpc.core.hybrid_signal import PoolRules
+from tangram_hpc.domain.hybrid import (
+    End,
+    Label,
+    MemberDone,
+    MemberFailed,
+    Role,
+    Seat,
+    Signal,
+    StepPlan,
+)
+from tangram_hpc.domain.hybrid import ReplicaState as R
 from tangram_hpc.errors import AccessError, InvalidInput
 from tangram_hpc.hybrid.core import HybridCore
+from tangram_hpc.hybrid.desk import Desk
 from tangram_hpc.hybrid.lane import Lane
-from tangram_hpc.wire.lane import Enter, Gradient, Heard, Hello, Work
+from tangram_hpc.wire.lane import Enter, Gradient, Heard, Hello, Told, Word, Work
 from tangram_hpc.wire.value import decode_value
 
 EVERY_STATE = ["REQUESTED", "FETCHING_STATE", "ZERO_SYNC", "ACTIVATING", "ACTIVE",
@@ -265,6 +279,95 @@ def test_nobody_enters_without_the_key(lane: Lane) -> None:
     first = dial_lane((lane.address,), KEY, JOB)
     first.send(Hello(1, 1))  # the key, and then not the words of a lane
     assert first.receive() is None and not lane._guests
+
+
+# ---- a desk on its own ---------------------------------------------------------------------------
+
+
+class AtDesk:
+    """A member's end of a desk conversation."""
+
+    def __init__(self, desk: Desk, member: int, life: int) -> None:
+        self.member, self.life = member, life
+        self.link = dial_lane((desk.address,), KEY, JOB)
+        self.link.send(Hello(member, life))
+
+    def say(self, fact: Any) -> None:
+        self.link.send(Word(fact))
+
+    def order(self) -> Told:
+        got = self.link.receive()
+        assert got is not None and isinstance(got[0], Told)
+        return got[0]
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    pool = HybridPool(PoolRules(), [[0]], [1], [[6], [7]])
+    one = Desk(pool, SystemClock(), [["tcp:nowhere:1"]], "127.0.0.1", KEY, JOB)
+    yield one
+    one.close()
+
+
+def becomes(desk: Desk, role: Role, member: int = 6) -> None:
+    """Waits until a member is so."""
+    nap = threading.Event()
+    for _ in range(3000):
+        if desk.roles()[member] is role:
+            return
+        nap.wait(0.01)
+    raise AssertionError(f"member {member} is {desk.roles()[member]}, not {role}")
+
+
+def test_a_member_gets_orders_and_is_lost_with_its_conversation(desk: Desk) -> None:
+    one = AtDesk(desk, 6, 5)
+    becomes(desk, Role.HYBRID_ROLLOUT)
+    desk.begin(0, 0)
+    desk.signal(Signal(1, 0, 2000, 1000))
+    told = one.order()
+    assert (told.order.stage, told.order.life) == (R.REQUESTED, 5)
+    one.say(MemberDone(6, 5, told.order.generation, R.REQUESTED))
+    told = one.order()
+    assert told.order.stage is R.FETCHING_STATE and told.lane == ("tcp:nowhere:1",)
+    one.link.close()
+    becomes(desk, Role.LOST)
+    assert desk.states() == [R.LOST, R.LOST] and desk.news[-1].end is End.LOST
+
+
+def test_a_newer_life_takes_an_older_one_s_place_and_not_the_other_way(desk: Desk) -> None:
+    old = AtDesk(desk, 6, 5)
+    becomes(desk, Role.HYBRID_ROLLOUT)
+    new = AtDesk(desk, 6, 9)
+    assert old.link.receive() is None  # hung up
+    late = AtDesk(desk, 6, 7)
+    assert late.link.receive() is None
+    desk.begin(0, 0)
+    desk.signal(Signal(1, 0, 2000, 1000))
+    assert new.order().order.life == 9
+
+
+def test_who_speaks_for_another_is_hung_up_on(desk: Desk) -> None:
+    one, other = AtDesk(desk, 6, 5), AtDesk(desk, 7, 5)
+    becomes(desk, Role.HYBRID_ROLLOUT)
+    becomes(desk, Role.HYBRID_ROLLOUT, 7)
+    one.say(MemberFailed(7, 5, 1, "not mine to say"))
+    assert one.link.receive() is None
+    becomes(desk, Role.LOST)
+    assert desk.roles()[7] is Role.HYBRID_ROLLOUT
+    other.link.close()
+
+
+def test_a_member_nobody_knows_is_not_spoken_to(desk: Desk) -> None:
+    assert AtDesk(desk, 99, 5).link.receive() is None
+
+
+def test_one_that_is_silent_for_too_long_is_lost() -> None:
+    pool = HybridPool(PoolRules(), [[0]], [], [[6]])
+    desk = Desk(pool, SystemClock(), [["x"]], "127.0.0.1", KEY, JOB, silence_s=0.5)
+    quiet = AtDesk(desk, 6, 1)
+    assert quiet.link.receive() is None
+    becomes(desk, Role.LOST)
+    desk.close()
 
 
 def test_a_wrong_size_of_the_core_is_named(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from .lane import Lane, Vector
 
 _PAUSE_S = 0.0005
 _SLOT = 128  # bytes of an address
+_KEY = 32
 Compute = Callable[[Vector, list[Any]], Vector]
 
 
@@ -58,18 +59,18 @@ class HybridCore:
         self._comm, self._width, self._patience_s = comm, width, patience_s
         self._replicas = len(replicas)
         pool = HybridPool(rules or PoolRules(), core_training, core_rollout, replicas)
-        key = bytearray(secrets.token_bytes(32) if comm.rank == 0 else 32)
-        comm.Bcast(key, root=0)
-        job = f"hybrid-{bytes(key[:4]).hex()}"
-        self.lane = Lane(comm.rank // width, host, bytes(key), job)
+        drawn = bytearray(secrets.token_bytes(_KEY + 4) if comm.rank == 0 else _KEY + 4)
+        comm.Bcast(drawn, root=0)
+        key, job = bytes(drawn[:_KEY]), f"hybrid-{bytes(drawn[_KEY:]).hex()}"
+        self.lane = Lane(comm.rank // width, host, key, job)
         lanes = _gathered(comm, self.lane.address)
         self.desk: Desk | None = None
         self._access, self._job = Path(access), job
         if comm.rank == 0:
             by_core = [lanes[n : n + width] for n in range(0, comm.size, width)]
-            self.desk = Desk(pool, SystemClock(), by_core, host, bytes(key), job,
+            self.desk = Desk(pool, SystemClock(), by_core, host, key, job,
                              silence_s=silence_s, on_kill=on_kill, on_news=on_news)
-            write_access(self._access, Access(job, (self.desk.address,), bytes(key), "", host,
+            write_access(self._access, Access(job, (self.desk.address,), key, "", host,
                                               os.getpid()))
 
     def step(self, step: int, version: int, params: Vector, samples: Sequence[Any],
@@ -82,9 +83,9 @@ class HybridCore:
             samples: of this rank, each a value that `wire.value` can carry.
             compute: the sum of some samples' gradients, of `params`' shape and dtype.
         """
+        if not params.flags.c_contiguous or params.ndim != 1 or params.dtype.kind != "f":
+            raise InvalidInput("params: must be one contiguous vector of float numbers")
         plan = self._plan(step, version)
-        if not params.flags.c_contiguous or params.ndim != 1:
-            raise InvalidInput("params: must be one contiguous vector of numbers")
         todo = list(samples)
         (begin, end), theirs = self.lane.begin(plan, params, todo)
         total = compute(params, todo[begin:end]).copy()
