@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from tangram_hpc.errors import AccessError, InvalidInput
 from tangram_hpc.hybrid.core import HybridCore
 from tangram_hpc.hybrid.desk import Desk
 from tangram_hpc.hybrid.lane import Lane
+from tangram_hpc.hybrid.lend import lend
 from tangram_hpc.wire.lane import Enter, Gradient, Heard, Hello, Told, Word, Work
 from tangram_hpc.wire.value import decode_value
 
@@ -368,6 +370,70 @@ def test_one_that_is_silent_for_too_long_is_lost() -> None:
     assert quiet.link.receive() is None
     becomes(desk, Role.LOST)
     desk.close()
+
+
+# ---- loans on their own: what the broker might say -----------------------------------------------
+
+
+def loaned(desk: Desk, start: Any) -> None:
+    """Member 6 is a loan that was just asked to join."""
+    lend(desk, 6, 0, start)
+    desk.begin(0, 0)
+    desk.signal(Signal(1, 0, 2000, 1000))
+
+
+def ended(desk: Desk, end: End) -> str:
+    """Waits until the first join has ended so; why."""
+    nap = threading.Event()
+    for _ in range(3000):
+        if desk.news:
+            assert desk.news[0].end is end
+            return desk.news[0].reason
+        nap.wait(0.01)
+    raise AssertionError(desk.states())
+
+
+def test_a_loan_that_is_refused_does_not_stop_the_trainer(desk: Desk) -> None:
+    def refuse(number: int, life: int) -> Future[Any]:
+        raise InvalidInput("gpus: no")
+
+    loaned(desk, refuse)
+    assert ended(desk, End.ROLLED_BACK) == "member 6: gpus: no"
+    assert desk.states()[0] is R.ROLLOUT
+
+
+def test_an_action_that_ends_by_itself_is_a_life_and_another_is_lent(desk: Desk) -> None:
+    lives: list[tuple[int, Future[Any]]] = []
+
+    def start(number: int, life: int) -> Future[Any]:
+        lives.append((life, Future()))
+        return lives[-1][1]
+
+    loaned(desk, start)
+    lives[0][1].set_exception(InvalidInput("its node is gone"))
+    assert "its node is gone" in ended(desk, End.LOST)
+    becomes(desk, Role.HYBRID_ROLLOUT)
+    for step in range(1, 8):  # asked again after `retry_steps`
+        desk.begin(step, step)
+    assert [life for life, _ in lives] == [0, 1]
+    stranger = AtDesk(desk, 6, 0)  # a process of the life before
+    assert stranger.link.receive() is None
+    process = AtDesk(desk, 6, 1)
+    assert process.order().order.stage is R.REQUESTED
+    process.say(MemberDone(6, 1, 2, R.REQUESTED))
+    assert process.order().order.stage is R.FETCHING_STATE
+    desk.signal(Signal(2, 7, 500, 1000))
+    assert process.link.receive() is None and desk.states()[0] is R.RETURNING
+    lives[1][1].set_result(None)
+    becomes(desk, Role.HYBRID_ROLLOUT)
+
+
+def test_a_loan_that_has_not_begun_is_given_back(desk: Desk) -> None:
+    waiting: Future[Any] = Future()
+    loaned(desk, lambda number, life: waiting)
+    desk.signal(Signal(2, 0, 500, 1000, 900))
+    ended(desk, End.ROLLED_BACK)
+    assert waiting.cancelled()
 
 
 def test_a_wrong_size_of_the_core_is_named(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from ..backends.transport.lane import LaneLink
-from ..domain.hybrid import Ask, MemberDone
+from ..domain.hybrid import AnyFact, Ask, MemberDone, MemberFailed
 from ..domain.hybrid import ReplicaState as R
+from ..errors import TangramError
 from ..wire.lane import Told
 from .desk import Desk
 
@@ -49,9 +50,14 @@ class Loan:
             self._waiting.append(Told(order, lane))
             if order.stage is R.REQUESTED:
                 self._going = 0
-                self._action = self._start(self._number, self.life)
+                try:
+                    self._action = self._start(self._number, self.life)
+                except TangramError as error:
+                    return self._later(MemberFailed(self._number, self.life, order.generation,
+                                                    str(error)))
                 self._action.add_done_callback(self._ended)
             self._pass_on()
+            return None
 
     def attach(self, link: LaneLink) -> bool:
         """Its process has dialled in."""
@@ -90,7 +96,7 @@ class Loan:
         elif self._action is not None:
             self._action.cancel()
         if self._action is None:  # it is at home
-            threading.Thread(target=self._home, args=(self._going,), daemon=True).start()
+            self._later(MemberDone(self._number, self.life, self._going, R.RETURNING))
 
     def _ended(self, action: Future[Any]) -> None:
         """The action is over and its GPU lent back. From the client's thread, or from `cancel`."""
@@ -101,14 +107,14 @@ class Loan:
             self._action, self._link, going, over = None, None, self._going, self._over
             self._waiting.clear()
         if going and not over:
-            self._home(going)
+            self._desk.fact(MemberDone(self._number, self.life, going, R.RETURNING))
             return
         why = "was cancelled" if action.cancelled() else str(action.exception() or "left by itself")
         self._desk.lost(self._number, self.life, why)
         lend(self._desk, self._number, self.life + 1, self._start)
 
-    def _home(self, generation: int) -> None:
-        self._desk.fact(MemberDone(self._number, self.life, generation, R.RETURNING))
+    def _later(self, fact: AnyFact) -> None:
+        threading.Thread(target=self._desk.fact, args=(fact,), daemon=True).start()
 
 
 def lend(desk: Desk, number: int, life: int, start: Start) -> None:
