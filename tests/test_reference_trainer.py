@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from importlib.util import find_spec
@@ -35,6 +36,26 @@ def test_a_completion_is_worth_what_it_does(completion: str, worth: float) -> No
 
 def test_everybody_is_asked_the_same() -> None:
     assert task.prompts(3, 8, 1) == task.prompts(3, 8, 1) != task.prompts(4, 8, 1)
+
+
+def program(*words: str) -> subprocess.CompletedProcess[str]:
+    told = subprocess.run([sys.executable, "-m", "tangram_hpc.hooks.reference_trainer", *words],
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert told.returncode == 2 and told.stdout == "" and told.stderr.count("\n") == 1
+    return told
+
+
+@pytest.mark.parametrize(("words", "why"), [
+    (["--lend", "4"], "--lend: '4' is not FROM:TO"), (["--steps", "1"], "steps: 1 must be at"),
+    (["--lend", "1:2", "--slots", "1"], "slots: 1 must be at least 2"),
+    (["--device", "tpu"], "device: 'tpu'")])
+def test_a_wrong_word_is_one_line(words: list[str], why: str) -> None:
+    assert program(*words).stderr.startswith(f"tangram: error: {why}")
+
+
+@pytest.mark.skipif(bool(find_spec("torch")), reason="torch is installed")
+def test_without_torch_one_line_says_what_to_install() -> None:
+    assert program().stderr.endswith("pip install 'tangram-hpc[torch,mpi]'\n")
 
 
 @needs_all

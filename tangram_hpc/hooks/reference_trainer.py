@@ -1,13 +1,10 @@
-"""The reference trainer: small but real asynchronous GRPO that uses all of tangram_hpc. Read it as
-an example of how a trainer does.
+"""The reference trainer: small but real asynchronous GRPO that uses all of tangram_hpc. What one
+rank does is `reference_rank.py`: read that as an example of how a trainer does.
 
     python -m tangram_hpc.hooks.reference_trainer --steps 24 --lend 4:18
 
-Law: one step after the other, each of: begin the next step's rollouts (services, two buckets), work
-this step's out (sandboxes), compute gradients (the core over MPI, and the replica that the hybrid
-pool has lent), all-reduce, Adam, publish the new weights. Nothing here knows how any of that is
-done; what is trained is the same with the pool and without, but for rounding and the order in which
-copies take new weights up.
+Owns: what is trained, on what, and the figures of a run. Must not import torch: without it one line
+says what to install.
 """
 
 from __future__ import annotations
@@ -19,33 +16,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-import tangram_hpc
-
-from ..backends.access import read_access
-from ..backends.services.torch_fresh import publish
-from ..core.hybrid_signal import PoolRules
-from ..demo.grpo import group_advantages
 from ..demo.job import mpiexec
-from ..demo.rank import settle
-from ..domain.hybrid import End, ReplicaState, Signal
-from ..errors import InvalidInput, TangramError
-from ..hybrid.core import HybridCore
-from ..hybrid.lend import lend
-from ..hybrid.member import Member
-from . import reference_task as task
-from .reference_model import Policy, make_policy, token_of
-from .reference_rollouts import Batch, Rollouts
+from ..domain.hybrid import End
+from ..errors import InvalidInput, MissingExtra, TangramError
+from ..local import LocalCluster
 
-_ME = "tangram_hpc.hooks.reference_trainer"
-LOAN = 1000  # the number of the one member that may be lent
-BUCKETS = {"rollout-1": 1, "rollout-2": 2}  # services of the policy, and the degree of each
+_RANK = "tangram_hpc.hooks.reference_rank"
+_NEEDED = ("torch", "transformers", "safetensors", "tokenizers", "mpi4py")
 
 
 @dataclass(frozen=True)
@@ -76,152 +58,15 @@ class Plan:
     sandboxes: int = 4
     device: str = "cpu"
 
-
-class Adam:
-    """The optimizer, on one vector; the same on each rank of the core, as is what it is told."""
-
-    def __init__(self, lr: float) -> None:
-        self._lr, self._t = lr, 0
-        self._m: Any = 0.0
-        self._v: Any = 0.0
-
-    def step(self, params: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-        """The next parameters."""
-        self._t += 1
-        self._m = 0.9 * self._m + 0.1 * gradient
-        self._v = 0.99 * self._v + 0.01 * gradient**2
-        m, v = self._m / (1 - 0.9**self._t), self._v / (1 - 0.99**self._t)
-        moved: np.ndarray = (params - self._lr * m / (np.sqrt(v) + 1e-8)).astype(params.dtype)
-        return moved
-
-
-# ---- a rank of the core --------------------------------------------------------------------------
-
-
-class Trainer:
-    """One rank."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._client = tangram_hpc.connect(name="trainer")
-        comm = self._comm = tangram_hpc.comm
-        self._fresh = Path(plan.folder, "fresh")
-        model = str(Path(plan.folder, "model"))
-        self._policy = Policy(Path(model), plan.device)
-        self._params, self._adam = self._policy.vector(), Adam(plan.lr)
-        for name, degree in BUCKETS.items():  # the same from each rank: harmless
-            self._client.register_service(name, {
-                "backend": "torch", "model": model, "fresh": str(self._fresh), "threads": degree,
-                "batch": 4, "max_len": 32, "batch_wait_ms": 5})
-        self._rollouts = Rollouts(self._client, BUCKETS, plan.sandboxes, plan.group, plan.seed)
-        access = Path(plan.folder, "hybrid.json")
-        lent = [[LOAN]] if plan.lend else []
-        self._core = HybridCore(
-            comm, access, [[rank] for rank in range(comm.size)],
-            [LOAN + 1 + n for n in range(plan.slots - len(lent))], lent,
-            rules=PoolRules(reserved_gpus=1), patience_s=120.0, silence_s=120.0)
-        if self._core.desk is not None and lent:
-            lend(self._core.desk, LOAN, 0, lambda number, life: self._client.submit(
-                serve_member, str(access), number, life, model, plan.device, gpus=1, retries=0,
-                name="replica"))
-
-    def run(self) -> list[dict[str, Any]]:
-        """All steps; what each was like, on rank 0."""
-        plan, told = self._plan, []
-        coming = self._begin(0)
-        for step in range(plan.steps):
-            began = time.monotonic()
-            batch, coming = coming, self._begin(step + 1)
-            self._rollouts.finish(batch)
-            rolled = time.monotonic()
-            samples = _samples(batch)
-            total, counted = self._core.step(step, step, self._params, samples,
-                                             self._policy.gradient)
-            sums = self._reduced(total, [len(samples), sum(sum(g.rewards) for g in batch.groups)])
-            self._params = self._adam.step(self._params, sums[:-2] / max(1.0, sums[-2]))
-            if self._comm.rank == 0:
-                publish(self._fresh, step + 1, self._policy.named(self._params))
-            now = time.monotonic()
-            self._signal(step, now - rolled, batch.rollout_s)
-            told.append({"step": step, "reward": sums[-1] / max(1.0, sums[-2]),
-                         "step_s": now - began, "train_s": now - rolled,
-                         "rollout_s": batch.rollout_s, "stale": batch.oldest,
-                         "replicas": len(counted.counting),
-                         "buckets": sorted({g.bucket for g in batch.groups})})
-        self._rollouts.finish(coming)
-        return told
-
-    def close(self) -> dict[str, Any]:
-        """Ends it in order; what the pool did."""
-        desk, lane = self._core.desk, self._core.lane
-        news = [[n.generation, n.end.value, n.reason] for n in desk.news] if desk else []
-        told = {"news": news, "added": lane.added, "ignored": dict(lane.ignored)}
-        settle(self._comm.Ibarrier())  # others may still be at work
-        self._rollouts.close()
-        self._core.close()
-        self._client.close()
-        return told
-
-    def _begin(self, step: int) -> Batch:
-        plan, rank = self._plan, self._comm.rank
-        every = task.prompts(step, plan.prompts * self._comm.size, plan.seed)
-        mine = [(n, prompt) for n, prompt in enumerate(every) if n % self._comm.size == rank]
-        return self._rollouts.begin(step, mine, max(0, step - plan.stale))
-
-    def _reduced(self, total: np.ndarray, more: list[float]) -> np.ndarray:
-        sums = np.concatenate([total.astype(np.float64), more])
-        self._comm.Allreduce(sums.copy(), sums)
-        return sums
-
-    def _signal(self, step: int, train_s: float, rollout_s: float) -> None:
-        """What was measured, and what the plan has: with none of it the ratio would decide."""
-        if self._core.desk is None or not self._plan.lend:
-            return
-        desk, (begin, end) = self._core.desk, self._plan.lend
-        desk.signal(Signal(step + 1, step, round(train_s * 1e9), round(rollout_s * 1e9),
-                           planned=int(begin <= step + 1 < end)))
-        until = time.monotonic() + self._plan.patience_s
-        while desk.states()[0] is ReplicaState.REQUESTED and time.monotonic() < until:
-            time.sleep(0.05)
-
-
-def _samples(batch: Batch) -> list[dict[str, Any]]:
-    """What is learnt from; groups in which all are alike teach nothing and count all the same."""
-    told = []
-    for group in batch.groups:
-        worth = group_advantages([group.rewards])[0]
-        for row, advantage in zip(group.rows, worth, strict=True):
-            prompt = [1, *map(token_of, group.prompt)]
-            told.append({"tokens": prompt + [int(t) for t in row["tokens"]], "begin": len(prompt),
-                         "logprobs": row["logprobs"], "advantage": float(advantage)})
-    return told
-
-
-class _Skills:
-    """What a replica's member can do. Its GPU is lent by the broker, which has stopped the rollouts
-    there before this process begins and lets them go on when it ends."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.gradient = policy.gradient
-
-    def stop_rollouts(self) -> None:
-        """Nothing serves here."""
-
-    def start_rollouts(self) -> None:
-        """Nothing serves here."""
-
-
-def serve_member(access: str, number: int, life: int, model: str, device: str) -> None:
-    """A replica, for as long as it is lent; runs as an action that holds its GPU. Its process is
-    named beside the access file, for whoever wants to look at it."""
-    import torch
-
-    Path(access).with_name("replica.pid").write_text(str(os.getpid()))
-    torch.set_num_threads(1)
-    Member(read_access(Path(access)), number, life, _Skills(Policy(Path(model), device))).run()
-
-
-# ---- all of it, on this machine ------------------------------------------------------------------
+    def __post_init__(self) -> None:
+        """Raises InvalidInput: a field makes no sense; names it."""
+        least = {"steps": 2, "ranks": 1, "prompts": 1, "group": 2, "stale": 1, "sandboxes": 1,
+                 "slots": 2 if self.lend else 1}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise InvalidInput(f"{name}: {getattr(self, name)} must be at least {low}")
+        if self.device not in ("cpu", "cuda"):
+            raise InvalidInput(f"device: {self.device!r} is neither cpu nor cuda")
 
 
 def run(plan: Plan) -> dict[str, Any]:
@@ -230,15 +75,20 @@ def run(plan: Plan) -> dict[str, Any]:
     Raises:
         TangramError: a rank failed; the message holds the end of its words.
     """
+    if missing := [name for name in _NEEDED if find_spec(name) is None]:
+        raise MissingExtra(f"the reference trainer needs {', '.join(missing)}; "
+                           "pip install 'tangram-hpc[torch,mpi]'")
+    from .reference_model import make_policy
+
     folder = Path(plan.folder)
     make_policy(folder / "model", plan.seed)
     (folder / "plan.json").write_text(json.dumps(asdict(plan)))
-    with tangram_hpc.LocalCluster(max(4, plan.ranks * 2), devices=f"cpu:{plan.slots}",
-                                  mem_mib=8192, home=folder / "home") as cluster:
+    with LocalCluster(max(4, plan.ranks * 2), devices=f"cpu:{plan.slots}", mem_mib=8192,
+                      home=folder / "home") as cluster:
         environ = {**os.environ, "TANGRAM_ACCESS": str(cluster.access), "TANGRAM_GATEWAY": "1",
                    "TANGRAM_WORLD_SIZE": str(plan.ranks + 1), "OMP_NUM_THREADS": "1"}
         python = [sys.executable, "-m"]
-        words = [mpiexec(), "-n", str(plan.ranks), *python, _ME, "--rank",
+        words = [mpiexec(), "-n", str(plan.ranks), *python, _RANK,
                  str(folder / "plan.json"), ":", "-n", "1", *python, "tangram_hpc", "gateway"]
         log = folder / "ranks.log"
         with open(log, "wb") as file:
@@ -253,12 +103,12 @@ def run(plan: Plan) -> dict[str, Any]:
 
 def figures(plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
     """What a run was like, from what rank 0 told."""
-    steps, tenth = told["steps"], max(1, plan.steps // 4)
+    steps, part = told["steps"], max(1, plan.steps // 4)
     rewards = [step["reward"] for step in steps]
     return {
         "pool": bool(plan.lend), "steps": len(steps),
-        "reward_first": statistics.fmean(rewards[:tenth]),
-        "reward_last": statistics.fmean(rewards[-tenth:]),
+        "reward_first": statistics.fmean(rewards[:part]),
+        "reward_last": statistics.fmean(rewards[-part:]),
         "step_s": statistics.median(step["step_s"] for step in steps[1:]),
         "train_s": statistics.median(step["train_s"] for step in steps[1:]),
         "rollout_s": statistics.median(step["rollout_s"] for step in steps[1:]),
@@ -270,34 +120,16 @@ def figures(plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
         "rewards": [round(reward, 3) for reward in rewards]}
 
 
-def _rank(path: Path) -> None:
-    fields = json.loads(path.read_text())
-    plan = Plan(**{**fields, "lend": tuple(fields["lend"])})
-    if plan.device == "cpu":
-        import torch
-
-        torch.set_num_threads(1)
-    trainer = Trainer(plan)
-    steps = trainer.run()
-    rank = tangram_hpc.comm.rank
-    told = trainer.close()
-    if rank == 0:
-        (path.parent / "out.json").write_text(json.dumps({"steps": steps, **told}))
-
-
 def main() -> None:
     """One run; prints its figures as one JSON line."""
     p = argparse.ArgumentParser(prog="python -m tangram_hpc.hooks.reference_trainer")
-    p.add_argument("--rank", help=argparse.SUPPRESS)
     for name in ("steps", "ranks", "prompts", "group", "seed", "slots", "stale"):
         p.add_argument(f"--{name}", type=int, default=getattr(Plan, name))
     p.add_argument("--patience_s", type=float, default=Plan.patience_s, help="see Plan")
     p.add_argument("--lend", default="", help="FROM:TO, the steps for which a replica is lent")
     p.add_argument("--device", default=Plan.device, help="of the ranks: cpu or cuda")
     args = vars(p.parse_args())
-    rank, lend_text = args.pop("rank"), args.pop("lend")
-    if rank:
-        return _rank(Path(rank))
+    lend_text = args.pop("lend")
     try:
         lent = tuple(int(part) for part in lend_text.split(":")) if lend_text else ()
         if len(lent) not in (0, 2):
@@ -306,8 +138,11 @@ def main() -> None:
         raise InvalidInput(f"--lend: {lend_text!r} is not FROM:TO, as 4:18") from None
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(run(Plan(folder=folder, lend=lent, **args))))
-    return None
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except TangramError as error:
+        print(f"tangram: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
