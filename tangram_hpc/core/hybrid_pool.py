@@ -1,309 +1,374 @@
-"""Pure. The elastic hybrid pool: rollout GPUs that join training as whole replicas and go back.
+"""Pure. The elastic hybrid pool: rollout GPUs that join training as one complete data-parallel
+replica and go back (Libra, arXiv 2606.03077, elastic hybrid pool).
 
-Law: a replica is one complete data-parallel copy (all its ranks) and changes its role as a whole;
-it trains only after every rank has passed every stage of one generation, and from the next train
-step on; a rank that fails, a deadline that passes or an order to stop rolls all of it back to
-rollout. Words of an old generation are ignored; a payload counts only if its replica trains, and
-generation, step, state version and membership epoch all match. Core groups are not known here.
-(Libra, arXiv 2606.03077, its elastic hybrid pool; orders and reports are our words.)
+Law: facts in, orders out, `now` handed in (ns). A replica moves as a whole and only when all of its
+members have said so; whatever fails, ends too late or is cancelled brings the whole replica back to
+rollout. It begins and ceases to count between two steps; only `Expel` ends it sooner. What is of
+another generation, stage or life than is asked for changes nothing. The core is given once: no
+order ever names one of its GPUs.
+
+Waiting for the members' word at REQUESTED and RETURNING is what keeps a GPU in one role: it leaves
+rollout when its server says so, and serves again when its trainer says so or is dead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import NamedTuple
 
+from ..domain.hybrid import (
+    AnyFact,
+    AnyOrder,
+    Ask,
+    End,
+    Expel,
+    JoinCancelled,
+    Kill,
+    MemberDone,
+    MemberFailed,
+    MemberLost,
+    MemberUp,
+    Role,
+    Seat,
+    Settled,
+    Signal,
+    StepBegins,
+    StepPlan,
+)
+from ..domain.hybrid import ReplicaState as R
 from ..errors import InvalidInput
-from .transitions import move
+from .hybrid_signal import PoolRules, Wish
+from .transitions import REPLICA_MOVES, move
+
+# what members are asked to do, and what follows when all have done it
+_NEXT = {R.REQUESTED: R.FETCHING_STATE, R.FETCHING_STATE: R.ZERO_SYNC, R.ZERO_SYNC: R.ACTIVATING}
+_JOINING = frozenset({*_NEXT, R.ACTIVATING})
+_COUNTS = frozenset({R.ACTIVE, R.LEAVING})
+_ROLES = {R.ROLLOUT: Role.HYBRID_ROLLOUT, R.LOST: Role.HYBRID_ROLLOUT,
+          R.ACTIVE: Role.HYBRID_TRAINING, R.LEAVING: Role.HYBRID_TRAINING}
 
 
-class Role(Enum):
-    """What a replica's GPUs do."""
+@dataclass(slots=True)
+class _Member:
+    """One GPU's process: its last known life, and whether that is going on."""
 
-    ROLLOUT = "rollout"
-    JOINING = "joining"  # rolls out no more, trains not yet: counts as zero
-    TRAINING = "training"
-    LEAVING = "leaving"  # trains no more, rolls out not yet
-
-
-class Stage(Enum):
-    """How far a joining rank has come, in this order."""
-
-    REQUESTED = "requested"
-    FETCHING_STATE = "fetching_state"
-    ZERO_SYNC = "zero_sync"
-    ACTIVATING = "activating"
-    ACTIVE = "active"
+    life: int = -1
+    alive: bool = False
 
 
-STAGES = tuple(Stage)
-ROLE_MOVES: dict[Enum, set[Enum]] = {
-    Role.ROLLOUT: {Role.JOINING},
-    Role.JOINING: {Role.TRAINING, Role.LEAVING},
-    Role.TRAINING: {Role.LEAVING},
-    Role.LEAVING: {Role.ROLLOUT},
-}
+@dataclass(slots=True)
+class _Replica:
+    """One replica; `waits_for`: the members that have not done the stage yet, in order."""
 
-
-@dataclass(frozen=True)
-class PoolRules:
-    """When to lend. Ratios and pressure in 1/1000, times in ns."""
-
-    borrow_ratio: int = 1150  # T_train / T_rollout from which all that is spare joins
-    release_ratio: int = 900  # and up to which none stays
-    pressure_max: int = 800  # of rollout; from here on none stays
-    ttl_steps: int = 20  # a signal is believed for so many train steps
-    join_timeout_ns: int = 180 * 10**9
-    leave_timeout_ns: int = 180 * 10**9
-    cooldown_steps: int = 1  # a replica stays so many train steps in its role
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.release_ratio < self.borrow_ratio:
-            raise InvalidInput(f"hybrid pool: release_ratio {self.release_ratio} must lie below "
-                               f"borrow_ratio {self.borrow_ratio}")
-        for name in ("pressure_max", "ttl_steps", "join_timeout_ns", "leave_timeout_ns"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"hybrid pool: {name} {getattr(self, name)}: at least 1")
-
-
-class PoolSignal(NamedTuple):
-    """What is known at a train step: `version` ascends; `planned` are the replicas that the plan
-    wants training to get besides its core, 0 for none, None without a plan."""
-
-    version: int
-    step: int
-    train_ns: int
-    rollout_ns: int
-    pressure: int
-    planned: int | None = None
-
-
-def wanted(signal: PoolSignal, spare: int, held: int, rules: PoolRules) -> int:
-    """How many replicas should train: pressure first, then the plan, then the ratio of the stages;
-    between the thresholds those that do. At most `spare`. O(1)."""
-    if signal.pressure >= rules.pressure_max:
-        return 0
-    if signal.planned:
-        return min(signal.planned, spare)
-    ratio = 1000 * signal.train_ns // max(1, signal.rollout_ns)
-    if ratio >= rules.borrow_ratio:
-        return spare
-    if ratio <= rules.release_ratio:
-        return 0
-    return min(held, spare)
-
-
-class Join(NamedTuple):
-    """Order: this replica joins training, under this generation."""
-
-    replica: int
-    generation: int
-
-
-class Leave(NamedTuple):
-    """Order: this replica goes back to rollout; also the order to give up a join."""
-
-    replica: int
-    generation: int
-
-
-class Payload(NamedTuple):
-    """What a joined replica's gradients say of themselves."""
-
-    replica: int
-    generation: int
-    step: int
-    state_version: int
-    epoch: int
-
-
-@dataclass
-class Replica:
-    """One that may be lent: its GPUs, and whom it would help."""
-
-    id: int
-    gpus: tuple[int, ...]
-    ranks: int
-    core: int  # the core replica to whose gradients it adds
-    role: Role = Role.ROLLOUT
+    number: int
+    members: tuple[int, ...]
+    state: R = R.LOST
     generation: int = 0
-    stages: list[Stage] = field(default_factory=list)
-    back: set[int] = field(default_factory=set)  # ranks that are rollout again
-    deadline: int = 0
-    since_step: int = -1 << 30
-    counts: bool = False  # its gradients are awaited in the present step
-    lost: bool = False
+    core: int = 0
+    joined: bool = False
+    reason: str = ""
+    deadline: int = 0  # 0: none
+    not_before: int = 0  # the step from which it may be asked again
+    waits_for: dict[int, None] = field(default_factory=dict)
+
+    @property
+    def seat(self) -> Seat:
+        return Seat(self.number, self.generation, self.core)
 
 
 class HybridPool:
-    """All replicas that may be lent. Time is handed in; every change is an order or a report.
+    """The pool's state; O(replicas + members) an event at most.
 
-    Memory and each call: O(replicas).
+    Args:
+        core_training: for each core its GPUs; their number is the training's core width.
+        core_rollout: GPUs that serve rollouts always.
+        replicas: for each hybrid replica its members' GPUs. All are LOST until `MemberUp` says
+            that they live.
+
+    Raises:
+        InvalidInput: a GPU has two places, or replicas are not all of a core's size.
     """
 
-    def __init__(self, rules: PoolRules, replicas: Iterable[tuple[Sequence[int], int]],
-                 cores: int, reserved: int = 0) -> None:
-        """`replicas`: GPUs and ranks of each; `cores`: replicas of the core, which are helped in
-        turn; `reserved`: so many of `replicas` always stay with rollout.
+    def __init__(self, rules: PoolRules, core_training: Sequence[Sequence[int]],
+                 core_rollout: Sequence[int], replicas: Sequence[Sequence[int]]) -> None:
+        self._rules, self._wish = rules, Wish(rules)
+        self.core_training = tuple(tuple(gpus) for gpus in core_training)
+        self.core_rollout = tuple(core_rollout)
+        self.replicas = tuple(tuple(gpus) for gpus in replicas)
+        _check_places(self.core_training, self.core_rollout, self.replicas)
+        self._replicas = [_Replica(n, gpus) for n, gpus in enumerate(self.replicas)]
+        self._home = {gpu: replica for replica in self._replicas for gpu in replica.members}
+        self._members = {gpu: _Member() for gpu in self._home}
+        self._counting: tuple[Seat, ...] = ()
+        self._step, self.epoch, self.ignored = -1, 0, 0
+        self._orders: list[AnyOrder] = []
 
-        Raises:
-            InvalidInput: a GPU is in two replicas, or there is nobody to help.
-        """
-        self.rules, self.reserved = rules, reserved
-        if cores < 1:
-            raise InvalidInput(f"hybrid pool: cores {cores}: training needs a core replica")
-        self.replicas = {i: Replica(i, tuple(gpus), ranks, i % cores)
-                         for i, (gpus, ranks) in enumerate(replicas)}
-        every = [g for r in self.replicas.values() for g in r.gpus]
-        twice = next((g for g in every if every.count(g) > 1), None)
-        if twice is not None:
-            raise InvalidInput(f"hybrid pool: GPU {twice} is in two replicas")
-        self.epoch = 0  # of membership: grows whenever who trains changes
-        self.step = -1
-        self._signal: PoolSignal | None = None
+    # ---- questions ----
 
-    # ---- what is told ------------------------------------------------------------------------
+    def roles(self) -> dict[int, Role]:
+        """Whose each GPU is."""
+        told = {gpu: Role.CORE_TRAINING for gpus in self.core_training for gpu in gpus}
+        told |= dict.fromkeys(self.core_rollout, Role.CORE_ROLLOUT)
+        for replica in self._replicas:
+            role = _ROLES.get(replica.state, Role.HYBRID_JOINING)
+            for gpu in replica.members:
+                told[gpu] = role if self._members[gpu].alive else Role.LOST
+        return told
 
-    def signalled(self, signal: PoolSignal) -> bool:
-        """A signal; False and ignored if it is not newer than the last."""
-        if self._signal is not None and signal.version <= self._signal.version:
+    def state(self, replica: int) -> R:
+        """Where a replica is on its way."""
+        return self._replicas[replica].state
+
+    def generation(self, replica: int) -> int:
+        """The number of its last join."""
+        return self._replicas[replica].generation
+
+    def next_deadline(self) -> int | None:
+        """When `tick` has something to do if nothing happens until then."""
+        return min((r.deadline for r in self._replicas if r.deadline), default=None)
+
+    # ---- facts ----
+
+    def handle(self, fact: AnyFact, now: int) -> list[AnyOrder]:
+        """Takes one fact in; what is to be done about it, in order."""
+        match fact:
+            case MemberDone():
+                known = self._done(fact, now)
+            case MemberFailed():
+                known = self._failed(fact, now)
+            case MemberLost(member=member, life=life, reason=reason):
+                known = self._lives(member, life)
+                if known:
+                    self._lose(member, reason or "died", now)
+            case MemberUp(member=member, life=life):
+                known = self._up(member, life, now)
+            case JoinCancelled(replica=number, generation=generation, reason=reason):
+                known = self._cancel(number, generation, reason or "cancelled", now)
+            case StepBegins(step=step, version=version):
+                known = step > self._step
+                if known:
+                    self._begin(step, version, now)
+            case Signal():
+                known = self._wish.hear(fact)
+                if known:
+                    self._follow_wish(now)
+        self.ignored += not known
+        return self._taken()
+
+    def tick(self, now: int) -> list[AnyOrder]:
+        """Ends what has taken too long by now."""
+        for replica in self._replicas:
+            if not replica.deadline or now < replica.deadline:
+                continue
+            if replica.state is R.RETURNING:
+                for member in list(replica.waits_for):
+                    late = "did not come back in time"
+                    self._order(Kill(member, self._members[member].life, late))
+                    self._lose(member, late, now)
+            else:
+                whom = ", ".join(map(str, replica.waits_for)) or "the next step"
+                self._roll_back(replica, f"{replica.state.value} timed out waiting for {whom}", now)
+        return self._taken()
+
+    # ---- members ----
+
+    def _lives(self, member: int, life: int) -> bool:
+        known = self._members.get(member)
+        return known is not None and known.alive and known.life == life
+
+    def _up(self, number: int, life: int, now: int) -> bool:
+        member = self._members.get(number)
+        if member is None or life <= member.life:
             return False
-        self._signal = signal
+        if member.alive:  # the news of its death is still on its way
+            self._lose(number, "began a new life", now)
+        member.life, member.alive = life, True
+        replica = self._home[number]
+        if replica.state is R.LOST and all(self._members[m].alive for m in replica.members):
+            self._to(replica, R.ROLLOUT, 0)
+            self._follow_wish(now)
         return True
 
-    def began_step(self, step: int) -> list[Replica]:
-        """A train step begins: who counts in it, fixed until the next. A replica that became
-        active since joins here, and only here."""
-        assert step > self.step, f"train step {step} after {self.step}"
-        self.step = step
-        for replica in self.replicas.values():
-            ready = (replica.role is Role.JOINING
-                     and all(s is Stage.ACTIVE for s in replica.stages))
-            if ready:
-                self._move(replica, Role.TRAINING)
-                replica.since_step, replica.counts = step, True
-                self.epoch += 1
-        return self.training()
+    def _lose(self, number: int, reason: str, now: int) -> None:
+        """A member's life is over."""
+        replica = self._home[number]
+        self._members[number].alive = False
+        replica.waits_for.pop(number, None)
+        if replica.state is R.RETURNING:
+            self._maybe_home(replica, now)
+        elif replica.state is R.ROLLOUT:
+            self._to(replica, R.LOST, 0)
+        elif replica.state is not R.LOST:
+            self._roll_back(replica, f"member {number} {reason}", now)
 
-    def reached(self, replica: int, generation: int, rank: int, stage: Stage) -> bool:
-        """A joining rank reports a stage; False if that is stale or out of order."""
-        one = self.replicas[replica]
-        if one.role is not Role.JOINING or one.generation != generation:
+    def _done(self, fact: MemberDone, now: int) -> bool:
+        replica = self._home.get(fact.member)
+        if (replica is None or not self._lives(fact.member, fact.life)
+                or fact.generation != replica.generation or fact.stage is not replica.state
+                or fact.member not in replica.waits_for):
             return False
-        if STAGES.index(stage) != STAGES.index(one.stages[rank]) + 1:
-            return False
-        one.stages[rank] = stage
+        del replica.waits_for[fact.member]
+        if replica.state is R.RETURNING:
+            self._maybe_home(replica, now)
+        elif not replica.waits_for:
+            self._stage(replica, _NEXT[replica.state], now)
         return True
 
-    def returned(self, replica: int, generation: int, rank: int) -> bool:
-        """A rank serves rollout again; with the last one the replica does."""
-        one = self.replicas[replica]
-        if one.role is not Role.LEAVING or one.generation != generation:
+    def _failed(self, fact: MemberFailed, now: int) -> bool:
+        replica = self._home.get(fact.member)
+        if (replica is None or not self._lives(fact.member, fact.life)
+                or fact.generation != replica.generation):
             return False
-        one.back.add(rank)
-        if len(one.back) == one.ranks:
-            self._move(one, Role.ROLLOUT)
-            one.since_step, one.lost = self.step, False
+        if replica.state not in _JOINING | _COUNTS:
+            return False  # said before it heard that it may go
+        self._roll_back(replica, f"member {fact.member}: {fact.reason}", now)
         return True
 
-    def failed(self, now: int, replica: int, generation: int) -> list[Leave]:
-        """A rank of it failed or is gone: the whole replica goes back. The orders."""
-        one = self.replicas[replica]
-        if one.generation != generation or one.role not in (Role.JOINING, Role.TRAINING):
-            return []
-        return [self._leave(now, one)]
+    # ---- moving a replica ----
 
-    def accepts(self, payload: Payload, state_version: int) -> bool:
-        """Whether these gradients are added to those of the present step."""
-        one = self.replicas.get(payload.replica)
-        return (one is not None and one.role is Role.TRAINING and one.counts
-                and payload.generation == one.generation and payload.step == self.step
-                and payload.state_version == state_version and payload.epoch == self.epoch)
+    def _to(self, replica: _Replica, state: R, deadline: int) -> None:
+        replica.state = move(REPLICA_MOVES, replica.state, state, replica)
+        replica.deadline = deadline
 
-    # ---- what is ordered ---------------------------------------------------------------------
+    def _stage(self, replica: _Replica, state: R, now: int) -> None:
+        """Enters a stage of a join; what its members have to do in it is asked of them."""
+        if state is R.ACTIVATING:
+            self._to(replica, state, now + self._rules.boundary_timeout_ns)
+            return
+        self._to(replica, state, now + self._rules.stage_timeout_ns)
+        self._ask(replica)
 
-    def plan(self, now: int) -> list[Join | Leave]:
-        """Orders for now: what has run out of time goes back, then as many join or leave as the
-        signal wants. A signal that is too old wants none."""
-        orders: list[Join | Leave] = []
-        for one in self.replicas.values():
-            if one.role is Role.JOINING and now >= one.deadline:
-                orders.append(self._leave(now, one))
-            elif one.role is Role.LEAVING and now >= one.deadline and not one.lost:
-                one.lost = True  # reported; not lent again unless it comes back
-        held = [r for r in self.replicas.values() if r.role in (Role.JOINING, Role.TRAINING)]
-        want = self._want(len(held))
-        for i in range(len(held) - 1, want - 1, -1):
-            one = held[i]
-            if (one.role is Role.JOINING or self._settled(one) or self._expired()
-                    or i >= self.spare()):
-                orders.append(self._leave(now, one))
-        for one in self.replicas.values():
-            if len(held) >= want:
-                break
-            if one.role is Role.ROLLOUT and not one.lost and self._settled(one):
-                held.append(one)
-                orders.append(self._join(now, one))
+    def _ask(self, replica: _Replica) -> None:
+        alive = [m for m in replica.members if self._members[m].alive]
+        replica.waits_for = dict.fromkeys(alive)
+        for member in alive:
+            self._order(Ask(member, self._members[member].life, replica.number,
+                            replica.generation, replica.state, replica.core))
+
+    def _roll_back(self, replica: _Replica, reason: str, now: int) -> None:
+        """Off to rollout with all that live, at once."""
+        replica.not_before = self._step + 1 + self._rules.retry_steps
+        self._return(replica, reason, now)
+
+    def _return(self, replica: _Replica, reason: str, now: int) -> None:
+        if replica.state is not R.REQUESTED and replica.state is not R.FETCHING_STATE:
+            self._order(Expel(replica.number, replica.generation, reason))
+        replica.reason = reason
+        self._to(replica, R.RETURNING, now + self._rules.stage_timeout_ns)
+        self._ask(replica)
+        self._maybe_home(replica, now)
+
+    def _maybe_home(self, replica: _Replica, now: int) -> None:
+        """Ends the return when nobody is waited for."""
+        if replica.waits_for:
+            return
+        whole = all(self._members[m].alive for m in replica.members)
+        self._to(replica, R.ROLLOUT if whole else R.LOST, 0)
+        end = End.LOST if not whole else End.LEFT if replica.joined else End.ROLLED_BACK
+        self._order(Settled(replica.number, replica.generation, end, replica.reason))
+        replica.joined, replica.reason = False, ""
+        self._follow_wish(now)
+
+    def _cancel(self, number: int, generation: int, reason: str, now: int) -> bool:
+        replica = self._replicas[number] if 0 <= number < len(self._replicas) else None
+        if replica is None or replica.generation != generation:
+            return False
+        if replica.state in _JOINING:
+            self._roll_back(replica, reason, now)
+        elif replica.state is R.ACTIVE:
+            replica.not_before = self._step + 1 + self._rules.retry_steps
+            self._leave(replica, reason, now)
+        else:
+            return False
+        return True
+
+    def _leave(self, replica: _Replica, reason: str, now: int) -> None:
+        """It counts to the end of the running step."""
+        replica.reason = reason
+        self._to(replica, R.LEAVING, now + self._rules.boundary_timeout_ns)
+
+    # ---- steps and wishes ----
+
+    def _begin(self, step: int, version: int, now: int) -> None:
+        self._step = step
+        for replica in self._replicas:
+            if replica.state is R.LEAVING:  # whatever is wanted from here on
+                self._return(replica, replica.reason, now)
+        self._follow_wish(now)
+        for replica in self._replicas:
+            if replica.state is R.LEAVING:  # it counted until here, and no longer
+                self._return(replica, replica.reason, now)
+            elif replica.state is R.ACTIVATING:
+                self._to(replica, R.ACTIVE, 0)
+                replica.joined = True
+                self._order(Settled(replica.number, replica.generation, End.JOINED))
+        counting = tuple(r.seat for r in self._replicas if r.state is R.ACTIVE)
+        if counting != self._counting:
+            self._counting, self.epoch = counting, self.epoch + 1
+        following = tuple(r.seat for r in self._replicas if r.state is R.ZERO_SYNC)
+        self._order(StepPlan(step, version, self.epoch, counting, following))
+
+    def _follow_wish(self, now: int) -> None:
+        """Asks replicas to join, or has them go, until as many are in training as are wanted."""
+        wanted = self._wish.settle(self._step, self._spare())
+        inside = [r for r in self._replicas if r.state in _JOINING or r.state is R.ACTIVE]
+        for replica in self._replicas:  # those who were about to leave cost nothing to keep
+            if (len(inside) < wanted and replica.state is R.LEAVING
+                    and self._step >= replica.not_before):
+                self._to(replica, R.ACTIVE, 0)
+                replica.reason = ""
+                inside.append(replica)
+        for replica in self._replicas:
+            if (len(inside) < wanted and replica.state is R.ROLLOUT
+                    and self._step >= replica.not_before):
+                self._request(replica, now)
+                inside.append(replica)
+        # those on their way go first, and of each the last one
+        leaving = sorted(inside, key=lambda r: (r.state is R.ACTIVE, -r.number))
+        for replica in leaving[: max(0, len(inside) - wanted)]:
+            if replica.state is R.ACTIVE:
+                self._leave(replica, "not wanted any more", now)
+            else:
+                self._return(replica, "not wanted any more", now)
+
+    def _request(self, replica: _Replica, now: int) -> None:
+        taken = [r.core for r in self._replicas if r.state in _JOINING | _COUNTS]
+        replica.generation += 1
+        replica.core = min(range(len(self.core_training)), key=lambda c: (taken.count(c), c))
+        self._stage(replica, R.REQUESTED, now)
+
+    def _spare(self) -> int:
+        """Replicas that may be in training at once (Libra: (rollout GPUs - reserved) / size), of
+        those that are whole."""
+        whole = [r for r in self._replicas if all(self._members[m].alive for m in r.members)]
+        if not whole:
+            return 0
+        alive = sum(member.alive for member in self._members.values())
+        room = len(self.core_rollout) + alive - self._rules.reserved_gpus
+        return max(0, min(len(whole), room // len(whole[0].members)))
+
+    # ---- orders ----
+
+    def _order(self, order: AnyOrder) -> None:
+        self._orders.append(order)
+
+    def _taken(self) -> list[AnyOrder]:
+        orders, self._orders = self._orders, []
         return orders
 
-    def recall(self, now: int) -> list[Leave]:
-        """Training has nothing to do, or another split comes: everybody goes back, whatever the
-        cooldown."""
-        return [self._leave(now, r) for r in self.replicas.values()
-                if r.role in (Role.JOINING, Role.TRAINING)]
 
-    def spare(self) -> int:
-        """Replicas that may train at all: those alive, less the reserved."""
-        return max(0, sum(1 for r in self.replicas.values() if not r.lost) - self.reserved)
-
-    def training(self) -> list[Replica]:
-        """Those whose gradients are awaited in this step."""
-        return [r for r in self.replicas.values() if r.role is Role.TRAINING and r.counts]
-
-    def rolling(self) -> list[Replica]:
-        """Those whose GPUs serve rollout."""
-        return [r for r in self.replicas.values() if r.role is Role.ROLLOUT and not r.lost]
-
-    def check(self) -> None:
-        """The laws: no GPU in two roles, none trains by halves, the reserve is kept."""
-        held = 0
-        for one in self.replicas.values():
-            held += one.role in (Role.JOINING, Role.TRAINING)
-            assert one.counts == (one.role is Role.TRAINING), f"{one}: counts without training"
-            assert one.role is not Role.TRAINING or all(s is Stage.ACTIVE for s in one.stages)
-            assert len(one.stages) in (0, one.ranks) and len(one.back) <= one.ranks
-        assert held <= self.spare(), "the reserve was lent"
-
-    # ---- within ------------------------------------------------------------------------------
-
-    def _expired(self) -> bool:
-        return self._signal is None or self.step - self._signal.step >= self.rules.ttl_steps
-
-    def _want(self, held: int) -> int:
-        if self._signal is None or self._expired():
-            return 0
-        return wanted(self._signal, self.spare(), held, self.rules)
-
-    def _settled(self, one: Replica) -> bool:
-        return self.step - one.since_step >= self.rules.cooldown_steps
-
-    def _join(self, now: int, one: Replica) -> Join:
-        self._move(one, Role.JOINING)
-        one.generation += 1
-        one.stages = [Stage.REQUESTED] * one.ranks
-        one.deadline = now + self.rules.join_timeout_ns
-        return Join(one.id, one.generation)
-
-    def _leave(self, now: int, one: Replica) -> Leave:
-        if one.role is Role.TRAINING:
-            self.epoch += 1
-        self._move(one, Role.LEAVING)
-        one.stages, one.back, one.counts = [], set(), False
-        one.deadline = now + self.rules.leave_timeout_ns
-        return Leave(one.id, one.generation)
-
-    @staticmethod
-    def _move(one: Replica, role: Role) -> None:
-        one.role = move(ROLE_MOVES, one.role, role, one)
+def _check_places(cores: tuple[tuple[int, ...], ...], rollout: tuple[int, ...],
+                  replicas: tuple[tuple[int, ...], ...]) -> None:
+    seen: dict[int, None] = {}
+    for gpu in [gpu for group in (*cores, rollout, *replicas) for gpu in group]:
+        if gpu in seen:
+            raise InvalidInput(f"hybrid pool: GPU {gpu} is named twice; each has one place")
+        seen[gpu] = None
+    if not cores or not all(cores):
+        raise InvalidInput("hybrid pool: core_training: at least one core with a GPU must train")
+    for gpus in replicas:
+        if len(gpus) != len(cores[0]):
+            raise InvalidInput(f"hybrid pool: a replica of {len(gpus)} GPUs {list(gpus)} is not a "
+                               f"complete replica: a core has {len(cores[0])}")
+    if any(len(gpus) != len(cores[0]) for gpus in cores):
+        raise InvalidInput("hybrid pool: core_training: all cores must have as many GPUs")

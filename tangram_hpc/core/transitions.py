@@ -1,4 +1,5 @@
-"""Pure. Every legal move of actions, leases, sessions and nodes, as one table each.
+"""Pure. Every legal move of actions, leases, sessions, nodes and hybrid replicas, as one table
+each.
 
 Law: nothing else decides whether a move is legal; docs/STATES.md is drawn from these tables.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TypeVar
 
+from ..domain.hybrid import ReplicaState as R
 from ..domain.states import ActionState as A
 from ..domain.states import AllocState as C
 from ..domain.states import LeaseState as L
@@ -38,6 +40,17 @@ NODE_MOVES: dict[Enum, set[Enum]] = {
     N.UP: {N.DRAINING, N.DOWN},
     N.DRAINING: {N.DRAINED, N.UP, N.DOWN},
     N.DRAINED: {N.UP, N.DOWN},
+}
+REPLICA_MOVES: dict[Enum, set[Enum]] = {
+    R.ROLLOUT: {R.REQUESTED, R.LOST},
+    R.REQUESTED: {R.FETCHING_STATE, R.RETURNING},
+    R.FETCHING_STATE: {R.ZERO_SYNC, R.RETURNING},
+    R.ZERO_SYNC: {R.ACTIVATING, R.RETURNING},
+    R.ACTIVATING: {R.ACTIVE, R.RETURNING},
+    R.ACTIVE: {R.LEAVING, R.RETURNING},
+    R.LEAVING: {R.ACTIVE, R.RETURNING},
+    R.RETURNING: {R.ROLLOUT, R.LOST},
+    R.LOST: {R.ROLLOUT},
 }
 
 ALLOC_MOVES: dict[Enum, set[Enum]] = {

@@ -92,11 +92,10 @@ def warm(cluster: LocalCluster, cpus: int) -> None:
 
 def _launch(plan: DemoPlan, access: Path, out: Path, log: Path, program: str, *more: str
             ) -> subprocess.Popen[bytes]:
-    mpiexec = _mpiexec()
     python = [sys.executable, "-m"]
     rank = [*python, f"tangram_hpc.demo.{program}", "--problems", str(plan.problems), "--seed",
             str(plan.seed), "--scale", str(plan.scale), "--out", str(out), *more]
-    command = [mpiexec, "-n", str(TRAINERS), *rank,
+    command = [mpiexec(), "-n", str(TRAINERS), *rank,
                ":", "-n", "1", *python, "tangram_hpc", "gateway"]
     environ = {**os.environ, "TANGRAM_ACCESS": str(access), "TANGRAM_GATEWAY": "1",
                "TANGRAM_WORLD_SIZE": str(TRAINERS + 1)}
@@ -105,7 +104,12 @@ def _launch(plan: DemoPlan, access: Path, out: Path, log: Path, program: str, *m
                                 stderr=file)
 
 
-def _mpiexec() -> str:
+def mpiexec() -> str:
+    """The launcher of this interpreter's MPI.
+
+    Raises:
+        MissingExtra: there is none.
+    """
     beside = Path(sys.executable).with_name("mpiexec")
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:

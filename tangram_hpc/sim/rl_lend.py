@@ -1,21 +1,36 @@
-"""Lending rollout nodes to training on paper: drives the core's `HybridPool` as workers would.
+"""Lending rollout nodes to training on paper: drives the core's `HybridPool` as desk and members
+would. A member is a node here, so a replica has one; a core is as much of the trainer as a node is.
 
-Law: a node's engines close when its replica is told to join and open again when it has come back;
-stages and returns are reported after the scenario's times. Orders are asked for at the beginning of
-an optimizer step and when training has nothing to do, so no step loses a helper in its middle.
+Law: a node's engines close when it is asked to join and open again when it has come back; what is
+asked takes the scenario's times, and who follows says so when the step that it followed is over.
+Nobody counts or ceases to but between two optimizer steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
-from ..core.hybrid_pool import STAGES, HybridPool, Join, Leave, PoolSignal, Role
+from ..core.hybrid_pool import HybridPool
+from ..domain.hybrid import (
+    AnyFact,
+    Ask,
+    Kill,
+    MemberDone,
+    MemberUp,
+    ReplicaState,
+    Role,
+    Signal,
+    StepBegins,
+    StepPlan,
+)
 from .rl_rollout import After, Place, Rollouts
 from .rl_scenario import Scenario
 from .rl_systems import Shares
 
 _SECOND = 10**9
+_FULL = 1000  # permille of rollout: nobody may stay
 
 
 class Lending:
@@ -25,82 +40,102 @@ class Lending:
         self._s, self._after = scenario, after
         self._version = self._step = self._era = 0
         self._pool: HybridPool | None = None
+        self._unit = scenario.hardware.gpus_per_node
+        self._counting = 0
+        self._follow: list[Ask] = []  # who follows the running step, with zero
 
     def begin(self, now: int, shares: Shares, rollouts: Rollouts,
               opened: Sequence[tuple[Place, int]], mean_context: int,
               back: Callable[[int], None]) -> None:
         """Another split: its rollout nodes may be lent, those of small degrees first."""
-        node = self._s.hardware.gpus_per_node
-        replica = shares.layout.tp * shares.layout.pp
         self._era += 1
         self._rollouts, self._mean, self._back = rollouts, mean_context, back
-        self._places: list[list[Place]] = []
-        self._engines: list[list[int]] = []
-        nodes = sorted({p.node for p, _ in opened}, reverse=True)
-        for number in nodes:
-            there = [(p, e) for p, e in opened if p.node == number]
-            self._places.append([p for p, _ in there])
-            self._engines.append([e for _, e in there])
-        self._unit = node
-        lendable = len(nodes) if node % replica == 0 else 0
+        self._places: dict[int, list[Place]] = {}
+        self._engines: dict[int, list[int]] = {}
+        for place, engine in opened:
+            self._places.setdefault(place.node, []).append(place)
+            self._engines.setdefault(place.node, []).append(engine)
+        nodes = sorted(self._places, reverse=True)
+        whole = self._unit % (shares.layout.tp * shares.layout.pp) == 0
+        lendable = nodes if whole else []
+        others = range(max(nodes, default=0) + 1, max(nodes, default=0) + 1 + shares.layout.dp)
         self._pool = HybridPool(
-            self._s.pool, [(range(i * node, (i + 1) * node), 1) for i in range(lendable)],
-            cores=shares.layout.dp, reserved=self._s.planner.min_rollout // node)
-        self._pool.began_step(self._step)
+            replace(self._s.pool, reserved_gpus=self._s.planner.min_rollout // self._unit),
+            [[node] for node in others], [n for n in nodes if n not in lendable],
+            [[node] for node in lendable])
+        self._counting, self._follow = 0, []
+        for node in lendable:
+            self._tell(now, MemberUp(node, self._era))
 
     @property
     def out(self) -> bool:
         """Whether a node is not with rollout."""
         return self._pool is not None and any(
-            r.role is not Role.ROLLOUT for r in self._pool.replicas.values())
+            role in (Role.HYBRID_JOINING, Role.HYBRID_TRAINING)
+            for role in self._pool.roles().values())
 
     def boundary(self, now: int, train_left_ns: int, starting: bool) -> int:
         """An optimizer step begins: tells the pool what is left of both stages (of rollout what is
         believed), carries out its orders; the GPUs that help in this step. `starting`: a batch is
         about to begin."""
-        pool = self._pool
-        assert pool is not None, "a split comes first"
-        self._step += 1
-        self._signal(train_left_ns, self._rollouts.left_ns(), starting)
-        # who leaves does so before the step; who joins counts from a later one
-        self._carry_out(now, pool.plan(now))
-        return len(pool.began_step(self._step)) * self._unit
+        assert self._pool is not None, "a split comes first"
+        followed, self._follow = self._follow, []
+        for ask in followed:
+            self._tell(now, _done(ask))
+        pressure = _FULL if starting else 1000 * self._rollouts.under_way // self._s.batch
+        self._signal(now, train_left_ns, self._rollouts.left_ns(), pressure)
+        self._next_step(now)
+        return self._counting * self._unit
 
     def idle(self, now: int) -> None:
-        """Training has nothing to do: everybody goes back."""
-        if self._pool is not None:
-            self._carry_out(now, self._pool.recall(now))
+        """Training has nothing to do: everybody goes back, as between two steps."""
+        if self.out:
+            self._signal(now, 0, 0, _FULL)
+            self._next_step(now)
 
-    def _signal(self, train_ns: int, rollout_ns: int, starting: bool) -> None:
-        assert self._pool is not None
+    def _signal(self, now: int, train_ns: int, rollout_ns: int, pressure: int) -> None:
         self._version += 1
-        pressure = 1000 if starting else 1000 * self._rollouts.under_way // self._s.batch
-        self._pool.signalled(PoolSignal(self._version, self._step, train_ns, rollout_ns, pressure))
+        self._tell(now, Signal(self._version, self._step, train_ns, rollout_ns, pressure))
 
-    def _carry_out(self, now: int, orders: Sequence[Join | Leave]) -> None:
+    def _next_step(self, now: int) -> None:
+        self._step += 1
+        self._tell(now, StepBegins(self._step, self._step))
+
+    def _tell(self, now: int, fact: AnyFact) -> None:
         assert self._pool is not None
-        pauses, era = self._s.pauses, self._era
-        for order in orders:
-            if isinstance(order, Join):
-                for engine in self._engines[order.replica]:
-                    self._rollouts.close(now, engine)
-                self._engines[order.replica] = []
-                self._after(now + round(pauses.to_train_s * _SECOND),
-                            partial(self._arrived, era, order.replica, order.generation))
-            else:
-                self._after(now + round(pauses.to_rollout_s * _SECOND),
-                            partial(self._returned, era, order.replica, order.generation))
-        self._pool.check()
+        for order in [*self._pool.tick(now), *self._pool.handle(fact, now)]:
+            if isinstance(order, Ask):
+                self._asked(now, order)
+            elif isinstance(order, StepPlan):
+                self._counting = len(order.counting)
+            assert not isinstance(order, Kill), "the scenario's pauses are longer than is waited"
 
-    def _arrived(self, era: int, replica: int, generation: int, _now: int) -> None:
-        if era == self._era and self._pool is not None:
-            for stage in STAGES[1:]:
-                self._pool.reached(replica, generation, 0, stage)
+    def _asked(self, now: int, ask: Ask) -> None:
+        if ask.stage is ReplicaState.REQUESTED:
+            for engine in self._engines[ask.member]:
+                self._rollouts.close(now, engine)
+            self._engines[ask.member] = []
+            self._later(now, self._s.pauses.to_train_s, ask)
+        elif ask.stage is ReplicaState.RETURNING:
+            self._follow = [other for other in self._follow if other.member != ask.member]
+            self._later(now, self._s.pauses.to_rollout_s, ask)
+        elif ask.stage is ReplicaState.ZERO_SYNC:
+            self._follow.append(ask)
+        else:  # its time was counted when it was asked to join
+            self._later(now, 0.0, ask)
 
-    def _returned(self, era: int, replica: int, generation: int, now: int) -> None:
-        if era != self._era or self._pool is None:
-            return
-        if self._pool.returned(replica, generation, 0):
-            self._engines[replica] = [self._rollouts.open(now, place, self._mean)
-                                      for place in self._places[replica]]
+    def _later(self, now: int, seconds: float, ask: Ask) -> None:
+        self._after(now + round(seconds * _SECOND), partial(self._did, self._era, ask))
+
+    def _did(self, era: int, ask: Ask, now: int) -> None:
+        if era != self._era:
+            return  # of a split that is over
+        self._tell(now, _done(ask))
+        if ask.stage is ReplicaState.RETURNING:
+            self._engines[ask.member] = [self._rollouts.open(now, place, self._mean)
+                                         for place in self._places[ask.member]]
             self._back(now)
+
+
+def _done(ask: Ask) -> MemberDone:
+    return MemberDone(ask.member, ask.life, ask.generation, ask.stage)

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..config import read_toml
 from ..core.cmlfq import Shape
-from ..core.hybrid_pool import PoolRules
+from ..core.hybrid_signal import PoolRules
 from ..core.planner.shapes import Hardware, ModelShape, Rollout, Training
 from ..core.rollout_router import KvCost
 from ..errors import InvalidInput

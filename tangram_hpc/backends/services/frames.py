@@ -26,7 +26,8 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
 
 
 class Load(Frame, frozen=True, tag=1):
-    """First order: which model, and as what. `threads`: of CPU; `max_len` in tokens."""
+    """First order: which model, and as what. `threads`: of CPU; `max_len` in tokens; `fresh`: where
+    newer weights of it are published, if anywhere."""
 
     model: str
     task: str
@@ -34,6 +35,7 @@ class Load(Frame, frozen=True, tag=1):
     max_len: int
     device: str
     threads: int
+    fresh: str = ""
 
 
 class Wake(Frame, frozen=True, tag=2):

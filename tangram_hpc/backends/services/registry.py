@@ -50,5 +50,5 @@ def _torch(options: TorchService, place: ServicePlace) -> ServiceBackend:
 
     place = replace(place, threads=options.threads or place.threads)
     load = Load(options.model, options.task, options.dtype, options.max_len, place.device,
-                place.threads)
+                place.threads, options.fresh)
     return ProcessBackend(load, place, options.load_s)

@@ -7,6 +7,10 @@ where its weights come from, nor which call a row belongs to.
     generate(prompts,              each prompt's continuation: a list of str. Temperature 0 takes
         max_new_tokens=256,        the likeliest token, else it is drawn; a row's dice depend on the
         temperature=0, seed=0)     seed and its place in its request alone, not on its company
+    sample(prompts,                as `generate`, to be trained on: of each prompt a dict of its new
+        max_new_tokens=256,        `tokens`, their `logprobs` as they were drawn, and the `version`
+        temperature=1, seed=0,     of the weights, which is at least `min_version` or the request
+        min_version=0)             is refused
 
 Prompt and completion are tokenised each by itself. Rows are padded on the right, where a causal
 model's real tokens do not see it; `generate` pads on the left, as all rows go on at the same place.
@@ -19,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from .torch_request import Reader, Wrong
@@ -44,6 +49,7 @@ class Engine:
     def __init__(self, module: Any, tokenizer: Any, device: torch.device) -> None:
         self.module, self.tokenizer, self.device = module, tokenizer, device
         self.pad = tokenizer.pad_token_id or 0  # masked: any token does
+        self.version = 0  # of the weights, where newer ones are published
         self._takes = set(inspect.signature(module.forward).parameters)
         self._apart: bool | None = None  # the head can be used by itself
 
@@ -177,6 +183,9 @@ class Logprobs:
 class Generate:
     """Short answers, as of a judge."""
 
+    extra: tuple[str, ...] = ()  # fields beside its own
+    warmth = 0.0
+
     def __init__(self, engine: Engine, reader: Reader) -> None:
         self._engine, self._reader = engine, reader
         own = engine.module.generation_config
@@ -188,9 +197,9 @@ class Generate:
     def read(self, arguments: bytes) -> list[Asked]:
         """See `Method.read`."""
         fields = self._reader.fields(arguments, ("prompts",),
-                                     ("max_new_tokens", "temperature", "seed"))
+                                     ("max_new_tokens", "temperature", "seed", *self.extra))
         new, seed = fields.get("max_new_tokens", 256), fields.get("seed", 0)
-        warmth = fields.get("temperature", 0)
+        warmth = fields.get("temperature", self.warmth)
         if type(new) is not int or new < 1:
             raise Wrong(f"max_new_tokens: {new!r} must be a whole number, at least 1")
         seed = 0 if seed is None else seed
@@ -198,19 +207,30 @@ class Generate:
             raise Wrong(f"seed: {seed!r} must be a whole number from 0 to 2**63 - 1")
         if type(warmth) not in (int, float) or not 0 <= warmth < float("inf"):
             raise Wrong(f"temperature: {warmth!r} must be a number, at least 0")
+        self.also(fields)
         prompts = self._reader.sequences(fields, "prompts")
         for i, prompt in enumerate(prompts):
             self._reader.fits(f"prompts[{i}] with max_new_tokens", len(prompt) + new)
         return [Asked(prompt, 0, new, float(warmth), (seed + i) % (1 << 63))
                 for i, prompt in enumerate(prompts)]
 
-    def run(self, asked: Sequence[Asked]) -> list[str]:
-        """See `Method.run`. All rows go on until the last has ended."""
+    def also(self, fields: dict[str, Any]) -> None:
+        """Reads the fields beside its own. Raises Wrong."""
+
+    def run(self, asked: Sequence[Asked]) -> list[Any]:
+        """See `Method.run`."""
+        told = [[token for token, _ in row] for row in self._go(asked, False)]
+        texts: list[str] = self._engine.tokenizer.batch_decode(told, skip_special_tokens=True)
+        return texts
+
+    def _go(self, asked: Sequence[Asked], opinions: bool) -> list[list[tuple[int, float]]]:
+        """New tokens, each with its log-probability where those are wanted. All rows go on until
+        the last has ended."""
         engine = self._engine
         ids, mask = engine.rows([each.tokens for each in asked], left=True)
         places = (mask.cumsum(1) - 1).clamp(min=0)
         dice = [torch.Generator().manual_seed(each.seed) for each in asked]
-        told: list[list[int]] = [[] for _ in asked]
+        told: list[list[tuple[int, float]]] = [[] for _ in asked]
         cache = None
         going = set(range(len(asked)))
         while going:
@@ -223,18 +243,39 @@ class Generate:
             for i in sorted(going):
                 warmth = asked[i].temperature
                 token = _draw(logits[i], warmth, dice[i]) if warmth else likeliest[i]
-                told[i].append(token)
+                told[i].append((token, _opinion(logits[i], warmth, token) if opinions else 0.0))
                 if token in self._ends or len(told[i]) == asked[i].new:
                     going.discard(i)
-            ids = torch.tensor([[row[-1]] for row in told], device=ids.device)
+            ids = torch.tensor([[row[-1][0]] for row in told], device=ids.device)
             mask = torch.cat([mask, mask.new_ones(len(asked), 1)], 1)
             places = places[:, -1:] + 1
-        texts: list[str] = engine.tokenizer.batch_decode(told, skip_special_tokens=True)
-        return texts
+        return told
+
+
+class Sample(Generate):
+    """Rollouts to be trained on: tokens, how likely each was, and which weights drew them."""
+
+    extra = ("min_version",)
+    warmth = 1.0
+
+    def also(self, fields: dict[str, Any]) -> None:
+        """See `Generate.also`."""
+        least = fields.get("min_version", 0)
+        if type(least) is not int or least < 0:
+            raise Wrong(f"min_version: {least!r} must be a whole number, at least 0")
+        if self._engine.version < least:
+            raise Wrong(f"min_version: {least}, and the newest weights are of version "
+                        f"{self._engine.version}")
+
+    def run(self, asked: Sequence[Asked]) -> list[Any]:
+        """See `Method.run`."""
+        return [{"tokens": np.array([token for token, _ in row], np.int64),
+                 "logprobs": np.array([opinion for _, opinion in row]),
+                 "version": self._engine.version} for row in self._go(asked, True)]
 
 
 METHODS: dict[str, dict[str, type[Method]]] = {
-    "causal": {"logprobs": Logprobs, "generate": Generate},
+    "causal": {"logprobs": Logprobs, "generate": Generate, "sample": Sample},
     "classifier": {"score": Score},
 }
 
@@ -250,3 +291,8 @@ def _draw(logits: torch.Tensor, temperature: float, dice: torch.Generator) -> in
     """A token drawn on the host, where a generator draws alike for every device."""
     chances = (logits.double().cpu() / temperature).softmax(0)
     return int(torch.multinomial(chances, 1, generator=dice))
+
+
+def _opinion(logits: torch.Tensor, temperature: float, token: int) -> float:
+    """The log-probability with which `_draw` draws this token; as it is without a temperature."""
+    return float((logits.double().cpu() / (temperature or 1.0)).log_softmax(0)[token])

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 
 from ...wire.value import encode_value
 from . import frames
+from .torch_fresh import newest
 from .torch_meter import Meter
 from .torch_methods import METHODS, Asked, Engine, Method
 from .torch_request import Reader, Wrong
@@ -54,7 +55,8 @@ class Model:
         self._meter = _meter(order.device)
         folder = Path(order.model)
         module, tokenizer = _open(folder, order)
-        self._weights = Weights(module, folder, self._device)
+        self._fresh = Path(order.fresh) if order.fresh else None
+        self._weights = Weights(module, folder, self._device, mapped=self._fresh is None)
         self.host_mib = -(-self._weights.host_bytes >> 20)
         engine = self._engine = Engine(module, tokenizer, self._device)
         reader = Reader(tokenizer, module.get_input_embeddings().num_embeddings,
@@ -85,6 +87,8 @@ class Model:
         """
         assert self._weights.awake, "it is called on its device only"
         replies: list[tuple[bytes, str]] = [(b"", "")] * len(requests)
+        if why := self._renew():
+            return [(b"", why)] * len(requests)
         asked: dict[str, list[tuple[int, list[Asked]]]] = {}
         for i, (name, arguments) in enumerate(requests):
             try:
@@ -101,6 +105,20 @@ class Model:
                 for i, rows in batch:
                     replies[i] = (encode_value([next(told) for _ in rows]), "")
         return replies
+
+    def _renew(self) -> str:
+        """Takes the newest weights up, if any are published; what is wrong with them, or nothing.
+        They stay here until then."""
+        found = newest(self._fresh, self._engine.version) if self._fresh is not None else None
+        if found is None:
+            return ""
+        version, weights = found
+        try:
+            self._weights.replace(weights)
+        except ValueError as error:
+            return f"fresh: version {version} in {self._fresh}: {error}"
+        self._engine.version = version
+        return ""
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:

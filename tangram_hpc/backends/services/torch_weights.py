@@ -1,5 +1,5 @@
 """Owns: where the weights of one model are - parked on the host, or on the device as well. Must not
-compute with them, and takes it that nobody changes them: parking copies nothing back.
+compute with them, and takes it that nobody else changes them: parking copies nothing back.
 
 On the host lies one copy of each parameter and buffer. What the model's safetensors files hold as
 it is used (same name, dtype, shape and values) is not read into memory but mapped: the copies and
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +47,8 @@ class _Spot:
 
 
 class Weights:
-    """The weights of `module`, which was loaded from the folder `model` onto the host; parked.
+    """The weights of `module`, which was loaded from the folder `model` onto the host; parked. Not
+    `mapped`: they may be replaced, and are this process's own.
 
     Attributes:
         bytes: what they take on the device.
@@ -55,7 +56,8 @@ class Weights:
         mapped_bytes: of these, what is mapped from files.
     """
 
-    def __init__(self, module: torch.nn.Module, model: Path, device: torch.device) -> None:
+    def __init__(self, module: torch.nn.Module, model: Path, device: torch.device,
+                 mapped: bool = True) -> None:
         self._device = device
         self._pieces: list[torch.Tensor] = []
         self._runs: list[_Run] = []
@@ -63,11 +65,13 @@ class Weights:
         self._flat: torch.Tensor | None = None
         self.bytes = 0
         named = _named(module)
-        for path in sorted(model.glob("*.safetensors")):
+        names = {id(tensor): name for name, tensor in named.items()}
+        for path in sorted(model.glob("*.safetensors")) if mapped else ():
             self._map(path, named)
         self.mapped_bytes = sum(len(run.host) for run in self._runs)
         self._keep(list(named.values()))
         self.host_bytes = sum(len(run.host) for run in self._runs)
+        self._by_name = {names[id(spot.tensor)]: spot for spot in self._spots}
         self._put_on_host()
         if device.type == "cuda":
             torch.zeros(1, device=device)  # the driver has a context from here on
@@ -105,6 +109,22 @@ class Weights:
         self._put_on_host()
         self._flat = None
         release(self._device)
+
+    def replace(self, newer: Mapping[str, torch.Tensor]) -> None:
+        """Takes these values for the tensors of these names, wherever they are now.
+
+        Raises:
+            ValueError: one is not the model's, or of another shape; nothing is replaced.
+        """
+        for name, tensor in newer.items():
+            spot = self._by_name.get(name)
+            if spot is None or spot.host.shape != tensor.shape:
+                raise ValueError(f"{name} {tuple(tensor.shape)} is no tensor of this model")
+        for name, tensor in newer.items():
+            spot = self._by_name[name]
+            spot.host.copy_(tensor)
+            if self.awake:
+                spot.tensor.data.copy_(spot.host)
 
     def _put_on_host(self) -> None:
         for spot in self._spots:

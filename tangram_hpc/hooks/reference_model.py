@@ -1,0 +1,119 @@
+"""The reference trainer's policy: a tiny causal language model, its parameters as one vector, and
+the gradient of GRPO's clipped objective.
+
+Law: what is learnt from is what `Sample` (a service) told: tokens, and how likely the weights that
+drew them held them to be. A gradient is a sum over samples, so that whoever computes a part of them
+gives a part of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+LETTERS = "0123456789+-*="
+_SPECIAL = ("<pad>", "<s>", "</s>")
+_LONGEST = 32
+CLIP = 0.2
+
+
+def token_of(letter: str) -> int:
+    """The number of a letter."""
+    return len(_SPECIAL) + LETTERS.index(letter)
+
+
+def text_of(tokens: list[int]) -> str:
+    """What these tokens say, up to their end; `?` for a special one in between."""
+    said = tokens[: tokens.index(2)] if 2 in tokens else tokens
+    return "".join(LETTERS[t - len(_SPECIAL)] if t >= len(_SPECIAL) else "?" for t in said)
+
+
+def make_policy(folder: Path, seed: int, hidden: int = 64) -> Path:
+    """Writes the untrained model, whole in every way, for the runner of services to load."""
+    logging.disable_progress_bar()
+    folder.mkdir(parents=True, exist_ok=True)
+    letters = {letter: n for n, letter in enumerate((*_SPECIAL, *LETTERS))}
+    core = Tokenizer(models.BPE(letters, []))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    core.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", bos_token="<s>",
+                            eos_token="</s>", model_max_length=_LONGEST).save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(letters), hidden_size=hidden, intermediate_size=2 * hidden,
+        num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=_LONGEST, initializer_range=0.1, tie_word_embeddings=True,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+    return folder
+
+
+class Policy:
+    """The model where it is trained: by the core, and by members of hybrid replicas."""
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        self._device = torch.device(device)
+        self._module: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, local_files_only=True,
+            trust_remote_code=False).to(self._device).eval()
+        self._params = dict(self._module.named_parameters())
+
+    def vector(self) -> NDArray[Any]:
+        """All parameters, in their order."""
+        flat = torch.cat([p.detach().reshape(-1) for p in self._params.values()])
+        return np.ascontiguousarray(flat.cpu().numpy())
+
+    def named(self, vector: NDArray[Any]) -> dict[str, torch.Tensor]:
+        """Such a vector as tensors, by the names that a service knows them by."""
+        flat, at, told = torch.from_numpy(np.array(vector)), 0, {}
+        for name, p in self._params.items():
+            told[name] = flat[at : at + p.numel()].view(p.shape)
+            at += p.numel()
+        return told
+
+    def gradient(self, vector: NDArray[Any], samples: list[Any]) -> NDArray[Any]:
+        """The sum over samples of the gradient of the loss at these parameters. A sample is a dict:
+        `tokens` (prompt and completion), `begin` (of the completion), `logprobs` (of its tokens,
+        by the weights that drew them), `advantage`."""
+        if not samples:
+            return np.zeros_like(vector)
+        with torch.no_grad():
+            for name, tensor in self.named(vector).items():
+                self._params[name].copy_(tensor)
+        self._module.zero_grad(set_to_none=True)
+        _loss(self._module, samples, self._device).backward()
+        parts = [p.grad if p.grad is not None else torch.zeros_like(p)
+                 for p in self._params.values()]
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        return np.ascontiguousarray(flat.cpu().numpy())
+
+
+def _loss(module: Any, samples: list[Any], device: torch.device) -> torch.Tensor:
+    """-sum over samples of the mean over tokens of min(r A, clip(r) A), r = new / old likelihood
+    (GRPO, arXiv 2402.03300, without its KL term)."""
+    width = max(len(sample["tokens"]) for sample in samples)
+    ids = torch.zeros(len(samples), width, dtype=torch.long)
+    seen = torch.zeros(len(samples), width)
+    old, learnt = torch.zeros(len(samples), width), torch.zeros(len(samples), width)
+    for row, sample in enumerate(samples):
+        tokens, begin = sample["tokens"], sample["begin"]
+        ids[row, : len(tokens)] = torch.as_tensor(tokens)
+        seen[row, : len(tokens)] = 1
+        learnt[row, begin : len(tokens)] = 1.0 / (len(tokens) - begin)
+        old[row, begin : len(tokens)] = torch.as_tensor(np.array(sample["logprobs"]))
+    ids, seen, old, learnt = (t.to(device) for t in (ids, seen, old, learnt))
+    logits = module(input_ids=ids, attention_mask=seen.long(), use_cache=False).logits
+    said = logits[:, :-1].float().log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
+    advantage = torch.tensor([s["advantage"] for s in samples], device=device)[:, None]
+    ratio = (said - old[:, 1:]).exp()
+    better = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
+    return -(better * learnt[:, 1:]).sum()

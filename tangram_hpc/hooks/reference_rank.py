@@ -1,0 +1,202 @@
+"""One rank of the reference trainer, and the replica that may help: the living example of how a
+trainer uses tangram_hpc.
+
+    mpiexec -n 2 python -m tangram_hpc.hooks.reference_rank PLAN.json : -n 1 tangram gateway
+
+Law: one step after the other, each of: begin the next step's rollouts (services, two buckets), work
+this step's out (sandboxes), compute gradients (the core over MPI, and the replica that the hybrid
+pool has lent), all-reduce, Adam, publish the new weights. Nothing here knows how any of that is
+done; what is trained is the same with the pool and without, but for rounding and the order in which
+copies take new weights up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import tangram_hpc
+
+from ..backends.access import read_access
+from ..backends.services.torch_fresh import publish
+from ..core.hybrid_signal import PoolRules
+from ..demo.grpo import group_advantages
+from ..demo.rank import settle
+from ..domain.hybrid import ReplicaState, Signal
+from ..hybrid.core import HybridCore
+from ..hybrid.lend import lend
+from ..hybrid.member import Member
+from . import reference_task as task
+from .reference_model import Policy, token_of
+from .reference_rollouts import Batch, Rollouts
+from .reference_trainer import Plan
+
+LOAN = 1000  # the number of the one member that may be lent
+BUCKETS = {"rollout-1": 1, "rollout-2": 2}  # services of the policy, and the degree of each
+
+
+class Adam:
+    """The optimizer, on one vector; the same on each rank of the core, as is what it is told."""
+
+    def __init__(self, lr: float) -> None:
+        self._lr, self._t = lr, 0
+        self._m: Any = 0.0
+        self._v: Any = 0.0
+
+    def step(self, params: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+        """The next parameters."""
+        self._t += 1
+        self._m = 0.9 * self._m + 0.1 * gradient
+        self._v = 0.99 * self._v + 0.01 * gradient**2
+        m, v = self._m / (1 - 0.9**self._t), self._v / (1 - 0.99**self._t)
+        moved: np.ndarray = (params - self._lr * m / (np.sqrt(v) + 1e-8)).astype(params.dtype)
+        return moved
+
+
+# ---- a rank of the core --------------------------------------------------------------------------
+
+
+class Trainer:
+    """One rank."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._client = tangram_hpc.connect(name="trainer")
+        comm = self._comm = tangram_hpc.comm
+        self._fresh = Path(plan.folder, "fresh")
+        model = str(Path(plan.folder, "model"))
+        self._policy = Policy(Path(model), plan.device)
+        self._params, self._adam = self._policy.vector(), Adam(plan.lr)
+        for name, degree in BUCKETS.items():  # the same from each rank: harmless
+            self._client.register_service(name, {
+                "backend": "torch", "model": model, "fresh": str(self._fresh), "threads": degree,
+                "batch": 4, "max_len": 32, "batch_wait_ms": 5})
+        self._rollouts = Rollouts(self._client, BUCKETS, plan.sandboxes, plan.group, plan.seed)
+        access = Path(plan.folder, "hybrid.json")
+        lent = [[LOAN]] if plan.lend else []
+        self._core = HybridCore(
+            comm, access, [[rank] for rank in range(comm.size)],
+            [LOAN + 1 + n for n in range(plan.slots - len(lent))], lent,
+            rules=PoolRules(reserved_gpus=1), patience_s=120.0, silence_s=120.0)
+        if self._core.desk is not None and lent:
+            lend(self._core.desk, LOAN, 0, lambda number, life: self._client.submit(
+                serve_member, str(access), number, life, model, plan.device, gpus=1, retries=0,
+                name="replica"))
+
+    def run(self) -> list[dict[str, Any]]:
+        """All steps; what each was like, on rank 0."""
+        plan, told = self._plan, []
+        coming = self._begin(0)
+        for step in range(plan.steps):
+            began = time.monotonic()
+            batch, coming = coming, self._begin(step + 1)
+            self._rollouts.finish(batch)
+            rolled = time.monotonic()
+            samples = _samples(batch)
+            total, counted = self._core.step(step, step, self._params, samples,
+                                             self._policy.gradient)
+            sums = self._reduced(total, [len(samples), sum(sum(g.rewards) for g in batch.groups)])
+            self._params = self._adam.step(self._params, sums[:-2] / max(1.0, sums[-2]))
+            if self._comm.rank == 0:
+                publish(self._fresh, step + 1, self._policy.named(self._params))
+            now = time.monotonic()
+            self._signal(step, now - rolled, batch.rollout_s)
+            told.append({"step": step, "reward": sums[-1] / max(1.0, sums[-2]),
+                         "step_s": now - began, "train_s": now - rolled,
+                         "rollout_s": batch.rollout_s, "stale": batch.oldest,
+                         "replicas": len(counted.counting),
+                         "buckets": sorted({g.bucket for g in batch.groups})})
+        self._rollouts.finish(coming)
+        return told
+
+    def close(self) -> dict[str, Any]:
+        """Ends it in order; what the pool did."""
+        desk, lane = self._core.desk, self._core.lane
+        news = [[n.generation, n.end.value, n.reason] for n in desk.news] if desk else []
+        told = {"news": news, "added": lane.added, "ignored": dict(lane.ignored)}
+        settle(self._comm.Ibarrier())  # others may still be at work
+        self._rollouts.close()
+        self._core.close()
+        self._client.close()
+        return told
+
+    def _begin(self, step: int) -> Batch:
+        plan, rank = self._plan, self._comm.rank
+        every = task.prompts(step, plan.prompts * self._comm.size, plan.seed)
+        mine = [(n, prompt) for n, prompt in enumerate(every) if n % self._comm.size == rank]
+        return self._rollouts.begin(step, mine, max(0, step - plan.stale))
+
+    def _reduced(self, total: np.ndarray, more: list[float]) -> np.ndarray:
+        sums = np.concatenate([total.astype(np.float64), more])
+        self._comm.Allreduce(sums.copy(), sums)
+        return sums
+
+    def _signal(self, step: int, train_s: float, rollout_s: float) -> None:
+        """What was measured, and what the plan has: with none of it the ratio would decide."""
+        if self._core.desk is None or not self._plan.lend:
+            return
+        desk, (begin, end) = self._core.desk, self._plan.lend
+        desk.signal(Signal(step + 1, step, round(train_s * 1e9), round(rollout_s * 1e9),
+                           planned=int(begin <= step + 1 < end)))
+        until = time.monotonic() + self._plan.patience_s
+        while desk.states()[0] is ReplicaState.REQUESTED and time.monotonic() < until:
+            time.sleep(0.05)
+
+
+def _samples(batch: Batch) -> list[dict[str, Any]]:
+    """What is learnt from; groups in which all are alike teach nothing and count all the same."""
+    told = []
+    for group in batch.groups:
+        worth = group_advantages([group.rewards])[0]
+        for row, advantage in zip(group.rows, worth, strict=True):
+            prompt = [1, *map(token_of, group.prompt)]
+            told.append({"tokens": prompt + [int(t) for t in row["tokens"]], "begin": len(prompt),
+                         "logprobs": row["logprobs"], "advantage": float(advantage)})
+    return told
+
+
+class _Skills:
+    """What a replica's member can do. Its GPU is lent by the broker, which has stopped the rollouts
+    there before this process begins and lets them go on when it ends."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.gradient = policy.gradient
+
+    def stop_rollouts(self) -> None:
+        """Nothing serves here."""
+
+    def start_rollouts(self) -> None:
+        """Nothing serves here."""
+
+
+def serve_member(access: str, number: int, life: int, model: str, device: str) -> None:
+    """A replica, for as long as it is lent; runs as an action that holds its GPU. Its process is
+    named beside the access file, for whoever wants to look at it."""
+    Path(access).with_name("replica.pid").write_text(str(os.getpid()))
+    torch.set_num_threads(1)
+    Member(read_access(Path(access)), number, life, _Skills(Policy(Path(model), device))).run()
+
+
+def main(path: Path) -> None:
+    """Trains as the plan in this file says; rank 0 leaves what it was like beside it."""
+    fields = json.loads(path.read_text())
+    plan = Plan(**{**fields, "lend": tuple(fields["lend"])})
+    if plan.device == "cpu":
+        torch.set_num_threads(1)
+    trainer = Trainer(plan)
+    steps = trainer.run()
+    rank = tangram_hpc.comm.rank
+    told = trainer.close()
+    if rank == 0:
+        (path.parent / "out.json").write_text(json.dumps({"steps": steps, **told}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

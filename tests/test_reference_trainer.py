@@ -1,0 +1,118 @@
+"""The reference trainer: its parts by themselves, and that it learns, with the pool and without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from backend_rig import NEEDS_TORCH
+
+from tangram_hpc.hooks import reference_task as task
+
+NEEDED = [*NEEDS_TORCH, pytest.mark.skipif(not find_spec("mpi4py"), reason="needs the extra: mpi")]
+
+
+def needs_all(test: Any) -> Any:
+    for mark in NEEDED:
+        test = mark(test)
+    return test
+
+
+@pytest.mark.parametrize(("completion", "worth"), [
+    ("3+4", 1.0), ("9-2", 1.0), ("7*1", 1.0), ("4+4", 0.45), ("9*9", 0.0), ("7", 0.0), ("", 0.0),
+    ("=7", 0.0), ("+", 0.0), ("08+1", 0.0), ("3+", 0.0), ("2+5+", 0.0), ("1+2*3", 1.0)])
+def test_a_completion_is_worth_what_it_does(completion: str, worth: float) -> None:
+    ran = subprocess.run(task.check(completion), capture_output=True, check=False)
+    assert task.reward("7=", ran.returncode, ran.stdout) == pytest.approx(worth)
+
+
+def test_everybody_is_asked_the_same() -> None:
+    assert task.prompts(3, 8, 1) == task.prompts(3, 8, 1) != task.prompts(4, 8, 1)
+
+
+def program(*words: str) -> subprocess.CompletedProcess[str]:
+    told = subprocess.run([sys.executable, "-m", "tangram_hpc.hooks.reference_trainer", *words],
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert told.returncode == 2 and told.stdout == "" and told.stderr.count("\n") == 1
+    return told
+
+
+@pytest.mark.parametrize(("words", "why"), [
+    (["--lend", "4"], "--lend: '4' is not FROM:TO"), (["--steps", "1"], "steps: 1 must be at"),
+    (["--lend", "1:2", "--slots", "1"], "slots: 1 must be at least 2"),
+    (["--device", "tpu"], "device: 'tpu'")])
+def test_a_wrong_word_is_one_line(words: list[str], why: str) -> None:
+    assert program(*words).stderr.startswith(f"tangram: error: {why}")
+
+
+@pytest.mark.skipif(bool(find_spec("torch")), reason="torch is installed")
+def test_without_torch_one_line_says_what_to_install() -> None:
+    assert program().stderr.endswith("pip install 'tangram-hpc[torch,mpi]'\n")
+
+
+@needs_all
+def test_a_gradient_is_a_sum_over_samples(tmp_path: Path) -> None:
+    from tangram_hpc.hooks import reference_model as model
+
+    policy = model.Policy(model.make_policy(tmp_path / "m", 3))
+    vector = policy.vector()
+    samples = [{"tokens": [1, 5, 16, 4 + n, 14, 7][: 5 + n % 2], "begin": 3,
+                "logprobs": np.full(2 + n % 2, -2.5), "advantage": 0.5 - n} for n in range(6)]
+    whole = policy.gradient(vector, samples)
+    parts = policy.gradient(vector, samples[:2]) + policy.gradient(vector, samples[2:])
+    assert np.abs(whole - parts).max() < 1e-4 * np.abs(whole).max() and np.abs(whole).max() > 0
+    assert not policy.gradient(vector, []).any()
+    assert model.text_of([model.token_of(c) for c in "3+4"] + [2, 9]) == "3+4"
+    names = policy.named(vector)
+    assert sum(t.numel() for t in names.values()) == len(vector)
+
+
+def rising(told: dict[str, Any]) -> None:
+    assert told["reward_last"] > 2 * told["reward_first"] + 0.05, told["rewards"]
+    assert told["stale_max"] <= 2
+    assert told["buckets"] == ["rollout-1", "rollout-2"]
+
+
+@needs_all
+@pytest.mark.timeout(900)
+def test_it_learns_without_the_pool_and_with_it(tmp_path: Path) -> None:
+    from tangram_hpc.hooks.reference_trainer import Plan, run
+
+    off = run(Plan(str(tmp_path / "off"), steps=20))
+    rising(off)
+    assert off["steps_with_a_replica"] == 0 and off["added"] == 0
+    on = run(Plan(str(tmp_path / "on"), steps=20, lend=(1, 16)))
+    rising(on)
+    assert on["joined"] >= 1 and on["steps_with_a_replica"] >= 1 and on["added"] >= 1
+    print({key: (off[key], on[key]) for key in ("step_s", "train_s", "reward_last")})
+
+
+@needs_all
+@pytest.mark.timeout(900)
+def test_its_replica_is_killed_and_the_training_goes_on(tmp_path: Path) -> None:
+    """The action ends with its process, its GPU serves rollouts again, and another life is lent."""
+    from tangram_hpc.hooks.reference_trainer import Plan, run
+
+    named = tmp_path / "replica.pid"
+    killed: list[int] = []
+
+    def kill() -> None:
+        for _ in range(16_000):
+            if named.exists() and (text := named.read_text()):
+                os.kill(int(text), 9)
+                killed.append(int(text))
+                return
+            time.sleep(0.05)
+
+    threading.Thread(target=kill, daemon=True).start()
+    told = run(Plan(str(tmp_path), steps=16, lend=(1, 16)))
+    rising(told)
+    assert killed and "LOST" in [end for _, end, _ in told["news"]], told["news"]
