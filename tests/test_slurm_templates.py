@@ -224,6 +224,7 @@ def test_a_preempted_satellite_leaves_and_comes_back(site: Site) -> None:
 def test_at_its_limit_it_saves_and_starts_again(site: Site) -> None:
     """Two minutes for more than that of work: warned (by Slurm, up to a minute early), saved,
     requeued, gone on with, finished; each start has its log."""
+    (site.cluster.home / "limit.state").unlink(missing_ok=True)
     job = site.sbatch("limit", "python trainer_resumes.py 120 1 limit.state", "trainer_resumes.py",
                       template="single-node", time="2", warn="20", requeues="5", partition="cpu",
                       cpus_lent="2", gateway="off", mpi="none", ranks=1)

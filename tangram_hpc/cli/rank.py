@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from ..backends.trainer_rank import Rank
 
+_SHARED_FS_S = 10.0  # a shared file system may show a new access file so much later
+
 
 def add(verbs: Any) -> None:
     """Adds the verb."""
@@ -80,7 +82,7 @@ def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
     from ..backends.trainer_rank import affinity_complaint, environment, meet, wants_master
 
     path = Path(args.access) if args.access else find_access(environ, args.job)
-    access = await_access(path, 10.0)
+    access = await_access(path, _SHARED_FS_S)
     master = None
     if wants_master(environ, found):
         master = meet(environ, found, Path(access.store).parent, own_address())
