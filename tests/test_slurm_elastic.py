@@ -12,7 +12,7 @@ import pytest
 from devcluster_fixture import RunningCluster, running_cluster
 from slurm_site import Site, install_for
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(1500)]
 
 IDLE_S = 15
 ELASTIC = f"""
