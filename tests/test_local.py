@@ -330,3 +330,9 @@ def test_a_dead_brokers_access_file_is_told(cluster: LocalCluster, tmp_path: Pat
                                b"x" * 32, ""))
     told = tangram(cluster, "run", "--", "true", TANGRAM_ACCESS=str(stale))
     one_line(told, "job 77", "ended")
+
+
+def test_info_names_what_an_action_is_really_held_by(cluster: LocalCluster) -> None:
+    record = cluster.submit(["true"], trusted=True).result().details
+    row = tangram(cluster, "info").stdout.splitlines()[-1].split()
+    assert record.enforcement in row and record.enforcement

@@ -159,6 +159,8 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     spec = node_spec(config, environ, backends, plan.component, plan.name, devices,
                      plan.het_group)
     enforce.sweep()  # what workers that were killed here left; `make_scratch` does so for its own
+    enforcer = enforce.probe(spec.pinned, config.enforcement)
+    spec = spec.held_by(enforcer.name)
     scratch = make_scratch(environ, config.scratch, "worker")
     ended: asyncio.Future[str] = loop.create_future()
     timer = LoopTimer(loop)
@@ -170,7 +172,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         store = FolderStore(welcome.store)
         sandboxes = SandboxExecutor(reports, store, scratch, spec.cores,
                                     sandbox_settings(config, welcome), backends=backends,
-                                    pinned=spec.pinned, gpus=meter)
+                                    pinned=spec.pinned, gpus=meter, enforcer=enforcer)
         make = service_maker(spec, devices, scratch / "services")
         node = NodeExecutor(sandboxes, ServiceExecutor(reports, store, make, spec.mem_mib,
                                                        meter))
@@ -201,7 +203,9 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         reason = await ended
     finally:
         if node is not None:
-            await node.closed()
+            await node.closed()  # and its enforcer
+        else:
+            enforcer.close()
         meter.close()
         shutil.rmtree(scratch, ignore_errors=True)
     if told:

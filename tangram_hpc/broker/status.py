@@ -75,7 +75,7 @@ def nodes(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
                 "cpus_free": n.cores.free if n.state is NodeState.UP else 0,
                 "gpus": len(n.gpus.units), "devices": n.spec.devices, "mem_mib": n.spec.mem_mib,
                 "sessions": len(n.sessions), "leases": len(n.leases),
-                "enforcement": "affinity" if n.spec.pinned else "counted",
+                "enforcement": n.spec.enforcement,
                 "backends": list(n.spec.backends), "untrusted": list(n.spec.untrusted),
             }
             for n in scheduler.ledger.nodes.values()

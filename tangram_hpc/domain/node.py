@@ -22,6 +22,8 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
         ahead: how many short leases it takes on one unit before those in front of them have ended.
         allocation: the job, or `LEADER+N` for a het component, that its node is of; empty without
             Slurm.
+        enforcement: what holds an action to its cores and memory here ("cgroup2", "cgroup1",
+            "affinity" or "counted").
         devices: what the GPUs that it lends are, for people ("2 x NVIDIA H200 140 GiB (cuda)").
     """
 
@@ -38,3 +40,8 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     ahead: int = 0
     devices: str = ""
     allocation: str = ""
+    enforcement: str = ""
+
+    def held_by(self, enforcement: str) -> NodeSpec:
+        """The same, with this enforcement."""
+        return msgspec.structs.replace(self, enforcement=enforcement)

@@ -19,7 +19,7 @@ from ...ports import Reports, SandboxSettings, Store
 from ...wire.message import INLINE_MAX, Start
 from ...wire.payload import ErrorReturn, FunctionCall, decode, encode
 from ..cpu import affinity
-from ..cpu.enforce import probe
+from ..cpu.enforce import Enforcer, probe
 from ..gpu.devices import Devices
 from ..gpu.meter import GpuMeter
 from .backends import Backends
@@ -66,6 +66,7 @@ class SandboxExecutor:
         backends: Backends | None = None,
         pinned: bool | None = None,
         gpus: GpuMeter | None = None,
+        enforcer: Enforcer | None = None,
     ) -> None:
         self.pinned = pinned = affinity.describe(cores) == "affinity" if pinned is None else pinned
         self._gpus = gpus or GpuMeter(Devices())
@@ -74,7 +75,7 @@ class SandboxExecutor:
         self._vault, self._closed = Vault(store), False
         self._jobs: dict[int, Job] = {}
         backends = backends or Backends.probed(settings.isolation, settings.read_paths)
-        self._enforcer = enforcer = probe(pinned, settings.enforcement)
+        self._enforcer = enforcer = enforcer or probe(pinned, settings.enforcement)
         self._counts_ooms = "memory" in enforcer.limits
         units = max(1, len(cores))
         self._lodging = Lodging(self, Path(scratch), units, settings, backends, enforcer, pinned)
