@@ -333,6 +333,7 @@ def test_a_dead_brokers_access_file_is_told(cluster: LocalCluster, tmp_path: Pat
 
 
 def test_info_names_what_an_action_is_really_held_by(cluster: LocalCluster) -> None:
-    record = cluster.submit(["true"], trusted=True).result().details
+    future = cluster.submit(["true"], trusted=True)
+    assert future.result().ok and future.details is not None
     row = tangram(cluster, "info").stdout.splitlines()[-1].split()
-    assert record.enforcement in row and record.enforcement
+    assert future.details.enforcement and future.details.enforcement in row

@@ -36,8 +36,8 @@ class Plan:
 
     Attributes:
         prompts, group: prompts of a rank in a step, and completions of each.
-        stale: steps by which the weights that draw a completion may lag behind those it trains; 2
-            at least, as the next step's are asked for before this step's weights are published.
+        stale: steps by which the weights that draw a completion may lag behind those it trains;
+            at least 2, as the next step's are asked for before this step's weights are published.
         lend: from which step to which the plan has one replica in training; empty: the pool is off.
         patience_s: how long the step before waits for the replica's process, which in a real
             training starts well within a step and in a tiny one does not; 0: not at all.
