@@ -44,12 +44,13 @@ def test_two_thousand_actions_are_a_handful_of_steps(site: Site) -> None:
     assert all("COMPLETED" in step for step in steps), steps
 
 
-def test_mpi_in_earnest(site: Site) -> None:
-    """8 trainer ranks, 10,000 actions, 64 KiB each way, all answers right."""
-    job = site.sbatch("echo", "python trainer_echo.py 10000", "trainer_echo.py", ranks=8)
+@pytest.mark.parametrize("count", [2000, pytest.param(10_000, marks=pytest.mark.long)])
+def test_mpi_in_earnest(site: Site, count: int) -> None:
+    """8 trainer ranks, 64 KiB each way, all answers right."""
+    job = site.sbatch("echo", f"python trainer_echo.py {count}", "trainer_echo.py", ranks=8)
     said = site.finish("echo", job)
-    assert "echo: 10000 right, 0 wrong, 8 ranks by mpi" in said, said
-    assert len([r for r in site.acct(job) if r["name"] == "flip"]) == 10000
+    assert f"echo: {count} right, 0 wrong, 8 ranks by mpi" in said, said
+    assert len([r for r in site.acct(job) if r["name"] == "flip"]) == count
 
 
 def test_scancel_in_mid_step_leaves_nothing(site: Site) -> None:
