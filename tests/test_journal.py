@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 
@@ -98,3 +100,25 @@ def test_events_of_an_older_version_read_as_what_they_meant() -> None:
     joined = read("node-joined", 3, 1, ["n", "h", [0, 1], 64])
     assert joined.spec.backends == joined.spec.untrusted == ()
     assert not read("action-submitted", 4, [7, "x", "exec", [1]]).action.trusted
+
+
+def test_a_sync_that_fails_is_the_loops_to_know(tmp_path: Path) -> None:
+    """Else whoever waits for it would wait for ever."""
+    woken: list = []
+    arrived = threading.Semaphore(0)
+
+    def wake(call) -> None:
+        woken.append(call)
+        arrived.release()
+
+    def full() -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    journal = FileJournal(tmp_path / "journal", "batch", wake, full)
+    done: list[int] = []
+    journal.append(events(1))
+    journal.commit(lambda: done.append(1))
+    assert arrived.acquire(timeout=30)
+    with pytest.raises(OSError, match="quota"):
+        woken.pop()()
+    assert done == []

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import random
+import zlib
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tangram_hpc.accounting.record import fold
@@ -25,6 +27,7 @@ from tangram_hpc.domain.ids import mint
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.errors import InvalidInput
 from tangram_hpc.wire import message as ms
 
 JOB = "7"
@@ -300,3 +303,15 @@ def test_forgetting_frees_room(tmp_path: Path) -> None:
     again.broker.stop("test")
     again.spool.close(remove=True)
     assert not (tmp_path / "once").exists()
+
+
+def test_a_spool_of_another_release_is_one_line_and_strangers_files_stay(tmp_path: Path) -> None:
+    spool = FileSpool(tmp_path, 1 << 20)
+    (tmp_path / "notes").write_text("a user's")
+    spool.close(remove=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["notes"]
+    body = msgspec.msgpack.encode(["a kind that nobody knows", "x"])
+    (tmp_path / "0").write_bytes(len(body).to_bytes(4, "little")
+                                 + zlib.crc32(body).to_bytes(4, "little") + body)
+    with pytest.raises(InvalidInput, match="this release cannot read it"):
+        FileSpool(tmp_path, 1 << 20)

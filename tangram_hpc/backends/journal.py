@@ -89,9 +89,18 @@ class FileJournal:
         self._thread.submit(self._sync, covered)
 
     def _sync(self, covered: list[Callable[[], None]]) -> None:
-        self._first()
-        os.fdatasync(self._fd)
-        self._wake(lambda: self._synced(covered))
+        try:
+            self._first()
+            os.fdatasync(self._fd)
+        except OSError as error:  # a quota on a shared file system is often told only here
+            failed = error
+            self._wake(lambda: self._failed(failed))
+        else:
+            self._wake(lambda: self._synced(covered))
+
+    def _failed(self, error: OSError) -> None:
+        """On the loop, which ends the process: nothing that waits for this sync may be promised."""
+        raise error
 
     def _synced(self, covered: list[Callable[[], None]]) -> None:
         self._syncing = False
