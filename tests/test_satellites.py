@@ -297,6 +297,16 @@ def test_a_component_is_cancelled_by_its_offset() -> None:
     assert rig.state(component.alloc) is None
 
 
+def test_a_cancel_that_slurm_refuses_is_told_and_not_repeated() -> None:
+    rig = Rig()
+    rig.join("7+1")
+    rig.happen(ev.AllocationReleased(rig.now, 1, "idle"))
+    rig.slurm.cancelled[0][1](SlurmNever("Access/permission denied"))
+    for _ in range(20):
+        rig.watch(60)
+    assert len(rig.slurm.cancelled) == 1 and rig.sat.troubles == "Access/permission denied"
+
+
 def test_requests_that_wait_end_with_the_broker() -> None:
     rig = Rig()
     rig.asked()

@@ -160,7 +160,8 @@ class Satellites:
     def _cancel_told(self, allocs: list[int], failed: SlurmNever | SlurmNotNow | None) -> None:
         if failed is not None:
             self.troubles = str(failed)
-            self._cancelled -= set(allocs)  # again when it is next looked at
+            if isinstance(failed, SlurmNotNow):
+                self._cancelled -= set(allocs)  # again when it is next looked at
             return
         for alloc in allocs:  # a component is gone when Slurm was told; a job is seen to end
             entry = self._ledger.allocs.entries.get(alloc)
