@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -61,6 +62,16 @@ def test_damage_in_the_middle_is_told(tmp_path: Path) -> None:
         list(read_journal(path))
     with pytest.raises(InvalidInput, match="No such file"):
         list(read_journal(tmp_path / "none"))
+
+
+def test_an_event_that_nobody_knows_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    write(path, [events(1)])
+    body = msgspec.msgpack.encode([["SomethingNew", 7]])
+    path.write_bytes(path.read_bytes() + len(body).to_bytes(4, "little")
+                     + zlib.crc32(body).to_bytes(4, "little") + body)
+    with pytest.raises(InvalidInput, match="this release cannot read it"):
+        list(read_journal(path))
 
 
 def test_batch_promises_only_after_the_sync_and_in_order(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def read_journal(path: Path) -> Iterator[Event]:
     """The events of a journal, oldest first.
 
     Raises:
-        InvalidInput: it is missing, of another version, or damaged before its end.
+        InvalidInput: it is missing, of another version or release, or damaged before its end.
     """
     try:
         data = memoryview(path.read_bytes())
@@ -171,5 +171,10 @@ def read_journal(path: Path) -> Iterator[Event]:
             if last:
                 return
             raise InvalidInput(f"journal {path}: damaged at byte {at}")
-        yield from _decoder.decode(body)
+        try:
+            events = _decoder.decode(body)
+        except msgspec.DecodeError as error:
+            raise InvalidInput(f"journal {path}: this release cannot read it ({error}); use the "
+                               "one that wrote it") from None
+        yield from events
         at += 8 + size
