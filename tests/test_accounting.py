@@ -6,9 +6,12 @@ import pytest
 from builders import World
 
 from tangram_hpc.accounting.fields import FIELDS, as_json, choose, duration
+from tangram_hpc.accounting.held import held
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.service import EndpointSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput
 
@@ -120,3 +123,27 @@ def test_what_is_open_when_a_broker_ends_for_good_has_an_end() -> None:
         assert told.outcome is not None and "signal SIGTERM" in told.outcome.reason
     again = fold([*events, ev.BrokerStopped(900, "x"), ev.BrokerStarted(950, "77", "a", "b", "c")])
     assert again.records[waiting].state is ActionState.PENDING
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_job_that_waits_to_be_requeued_holds_nothing(stopped: bool) -> None:
+    """Two CPUs for 600, then, after 5000 in the queue, three on another one for 300."""
+    w, started = World(), ("77", "elastic", "none", "me")
+    w.happen(ev.BrokerStarted(50, *started))
+    w.happen(ev.NodeJoined(100, 1, NodeSpec("a", "h", (0, 1), 99, allocation="77")))
+    w.now = 198
+    named = w.submit(once="work", trusted=True)
+    w.plan()  # 200
+    w.happen(ev.EndpointDeclared(700, EndpointSpec("any", 1)))  # its last word
+    if stopped:
+        w.happen(ev.BrokerStopped(700, "signal SIGTERM"))
+    w.happen(ev.BrokerStarted(5700, *started))
+    w.happen(ev.NodeJoined(5700, 2, NodeSpec("b", "h", (0, 1, 2), 99, allocation="77")))
+    w.now = 5799
+    w.plan()  # 5800
+    w.happen(ev.LeaseFinished(6000, w.lease_of(named), Outcome(ActionState.COMPLETED), True))
+    usage = fold(w.events).usage
+    assert usage.held_ns == 2 * 600 + 3 * 300
+    assert usage.lent_ns == 500 + 200
+    (row,) = held(w.events)
+    assert (row.held_ns, row.span_ns, row.used_ns, row.nodes) == (2100, 900, 700, ["b"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -61,6 +64,16 @@ def test_damage_in_the_middle_is_told(tmp_path: Path) -> None:
         list(read_journal(tmp_path / "none"))
 
 
+def test_an_event_that_nobody_knows_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    write(path, [events(1)])
+    body = msgspec.msgpack.encode([["SomethingNew", 7]])
+    path.write_bytes(path.read_bytes() + len(body).to_bytes(4, "little")
+                     + zlib.crc32(body).to_bytes(4, "little") + body)
+    with pytest.raises(InvalidInput, match="this release cannot read it"):
+        list(read_journal(path))
+
+
 def test_batch_promises_only_after_the_sync_and_in_order(tmp_path: Path) -> None:
     woken: list = []
     arrived = threading.Semaphore(0)
@@ -98,3 +111,25 @@ def test_events_of_an_older_version_read_as_what_they_meant() -> None:
     joined = read("node-joined", 3, 1, ["n", "h", [0, 1], 64])
     assert joined.spec.backends == joined.spec.untrusted == ()
     assert not read("action-submitted", 4, [7, "x", "exec", [1]]).action.trusted
+
+
+def test_a_sync_that_fails_is_the_loops_to_know(tmp_path: Path) -> None:
+    """Else whoever waits for it would wait for ever."""
+    woken: list = []
+    arrived = threading.Semaphore(0)
+
+    def wake(call) -> None:
+        woken.append(call)
+        arrived.release()
+
+    def full() -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    journal = FileJournal(tmp_path / "journal", "batch", wake, full)
+    done: list[int] = []
+    journal.append(events(1))
+    journal.commit(lambda: done.append(1))
+    assert arrived.acquire(timeout=30)
+    with pytest.raises(OSError, match="quota"):
+        woken.pop()()
+    assert done == []

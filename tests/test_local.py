@@ -337,3 +337,17 @@ def test_info_names_what_an_action_is_really_held_by(cluster: LocalCluster) -> N
     assert future.result().ok and future.details is not None
     row = tangram(cluster, "info").stdout.splitlines()[-1].split()
     assert future.details.enforcement and future.details.enforcement in row
+
+
+@pytest.mark.parametrize("field", ["bind", "scratch"])
+def test_a_broker_that_cannot_listen_says_why_and_leaves_nothing(tmp_path: Path, field: str
+                                                                 ) -> None:
+    scratch = tmp_path / ("x" * 110 if field == "scratch" else "x")  # too long for a socket
+    scratch.mkdir()
+    words = ["--bind", "203.0.113.7"] if field == "bind" else []  # nobody has this address
+    told = subprocess.run(
+        [*TANGRAM, "broker", "--job", "j", *words], capture_output=True, text=True, timeout=60,
+        check=False, env={**os.environ, "TANGRAM_HOME": str(tmp_path / "home"),
+                          "TANGRAM_SCRATCH": str(scratch)})
+    one_line(told, field)
+    assert not list(scratch.iterdir())

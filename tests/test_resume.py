@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import random
+import zlib
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tangram_hpc.accounting.record import fold
@@ -21,10 +23,12 @@ from tangram_hpc.broker.driver import Broker, Settings
 from tangram_hpc.core.placers.registry import make_placer
 from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain.action import Action
+from tangram_hpc.domain.allocation import AllocPolicy, SatelliteShape
 from tangram_hpc.domain.ids import mint
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.errors import InvalidInput
 from tangram_hpc.wire import message as ms
 
 JOB = "7"
@@ -51,7 +55,7 @@ class Rig:
     """One start of a broker in a folder, with workers and one trainer; time is a counter."""
 
     def __init__(self, folder: Path, start: int, seed: int = 0, limit: int = 1 << 20,
-                 segment: int = 1 << 20) -> None:
+                 segment: int = 1 << 20, policy: AllocPolicy | None = None) -> None:
         self.folder, self.rng, self.now = folder, random.Random(seed), start * 10**12
         self.due: list = []
         self.runs: list[tuple[ms.Start, bytes, Peer]] = []
@@ -65,8 +69,9 @@ class Rig:
         self.spool = FileSpool(folder / "once", limit, segment)
         self.path = next_journal(folder)
         self.journal = FileJournal(self.path, "none", lambda call: call(), self.spool.sync)
-        self.broker = Broker(scheduler, self.journal, self, self, Settings(JOB, "", 2),
-                             lambda: None, self.spool)
+        settings = Settings(JOB, "", 2, policy=policy)
+        self.broker = Broker(scheduler, self.journal, self, self, settings, lambda: None,
+                             self.spool)
         self.broker.start()
         self.workers = [self._join(n, ms.WorkerHello(ms.PROTOCOL_VERSION, JOB, NodeSpec(
             f"n{n}", "h", (0, 1), 1024, untrusted=("model",)))) for n in range(2)]
@@ -300,3 +305,33 @@ def test_forgetting_frees_room(tmp_path: Path) -> None:
     again.broker.stop("test")
     again.spool.close(remove=True)
     assert not (tmp_path / "once").exists()
+
+
+def test_a_spool_of_another_release_is_one_line_and_strangers_files_stay(tmp_path: Path) -> None:
+    spool = FileSpool(tmp_path, 1 << 20)
+    (tmp_path / "notes").write_text("a user's")
+    spool.close(remove=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["notes"]
+    body = msgspec.msgpack.encode(["a kind that nobody knows", "x"])
+    (tmp_path / "0").write_bytes(len(body).to_bytes(4, "little")
+                                 + zlib.crc32(body).to_bytes(4, "little") + body)
+    with pytest.raises(InvalidInput, match="this release cannot read it"):
+        FileSpool(tmp_path, 1 << 20)
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_broker_that_is_drained_asks_for_no_more_nodes(tmp_path: Path, drained: bool) -> None:
+    """Nothing is lent any more, so all that waits would be a reason to."""
+    rig = Rig(tmp_path, 1, policy=AllocPolicy(
+        max_nodes=4, max_core_ns=10**18, shapes=(SatelliteShape("spare", cpus=4),)))
+    for n in range(1000):
+        rig.submit(f"work{n}")
+    rig.turn()
+    if drained:
+        rig.broker.drain("the job is about to end")
+    for _ in range(30):
+        rig.now += 10**9
+        rig.say(ms.Ping(1))
+        rig.turn()
+    assert bool(rig.broker.scheduler.ledger.allocs.asks) is not drained
+    rig.close()

@@ -106,6 +106,25 @@ def test_a_worker_that_died_before_it_had_a_lock_is_known_by_its_age(tmp_path: P
     assert sweep_scratch(tmp_path) == [folder] and not folder.exists()
 
 
+def test_what_a_template_made_for_a_worker_goes_with_it(tmp_path: Path) -> None:
+    """Of jobs whose epilog never ran, by the worker of the next; never one in which somebody lives,
+    or is about to."""
+    dead, young, used, mine = (tmp_path / f"tangram-node-job{n}-x-n1" for n in (1, 2, 3, 4))
+    for folder in (dead, young, used, mine):
+        folder.mkdir(mode=0o700)
+    left(dead)
+    alive, kept = maker(used)
+    for folder in (dead, used):
+        os.utime(folder, (LONG_AGO, LONG_AGO))
+    try:
+        own = make_scratch({}, str(mine), "worker")
+        assert sorted(tmp_path.iterdir()) == sorted([young, used, mine])
+        assert kept.exists() and own.exists()
+    finally:
+        alive.kill()
+        alive.wait()
+
+
 def test_hostile_content_is_removed_and_leads_nowhere(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tangram_hpc.broker.satellites import LINGER_NS, Satellites, SatelliteScripts
 from tangram_hpc.core.placers.registry import make_placer
 from tangram_hpc.core.scheduler import Scheduler
@@ -56,13 +58,22 @@ class Rig:
         self.now, self.told_to_end = 1000 * S, []
         self.scheduler, self.slurm = Scheduler(make_placer("elastic")), FakeSlurm()
         self.allocs = self.scheduler.ledger.allocs
-        self.sat = Satellites(
-            "7", self.slurm, SatelliteScripts({"spare": "#!/bin/sh\n"}, {"A": "b"}, "/log/%j"),
-            self.scheduler.ledger, self, self, self.happen,
-            lambda node, why: self.told_to_end.append((node, why)))
+        self.sat = self.satellites()
         for fact in (ev.BrokerStarted(self.now, "7", "elastic", "none"),
                      ev.AllocationsAllowed(self.now, POLICY)):
             self.happen(fact)
+
+    def satellites(self) -> Satellites:
+        return Satellites(
+            "7", self.slurm, SatelliteScripts({"spare": "#!/bin/sh\n"}, {"A": "b"}, "/log/%j"),
+            self.scheduler.ledger, self, self, self.happen,
+            lambda node, why: self.told_to_end.append((node, why)))
+
+    def begin_again(self) -> None:
+        """The broker of the next start, with what the journal knows."""
+        self.sat = self.satellites()
+        self.happen(ev.BrokerStarted(self.now, "7", "elastic", "none"))
+        self.sat.start()
 
     def now_ns(self) -> int:
         return self.now
@@ -160,6 +171,47 @@ def test_withdrawn_before_slurm_answered() -> None:
     assert rig.slurm.cancelled[0][0] == (JobRef(62),)
 
 
+@pytest.mark.parametrize("unsure", [False, True])
+def test_withdrawn_while_under_way_and_never_made(unsure: bool) -> None:
+    """It is not asked for again, and counts no more against the user's bounds."""
+    rig = Rig()
+    alloc = rig.asked()
+    rig.happen(ev.AllocationReleased(rig.now, alloc, "not needed"))
+    rig.slurm.submitted[0][1](SlurmNotNow("away", again_ns=rig.now + 20 * S, unsure=unsure))
+    rig.watch(60)
+    if unsure:
+        rig.slurm.queried[0][2](())
+        rig.watch(2)
+    assert len(rig.slurm.submitted) == 1 and rig.state(alloc) is None
+    assert not rig.allocs.nodes_live() and not rig.allocs.rejected
+
+
+def test_an_earlier_broker_withdrew_it_and_never_heard_of_it() -> None:
+    rig = Rig()
+    made, never = rig.asked(), rig.asked()
+    for alloc in (made, never):
+        rig.happen(ev.AllocationReleased(rig.now, alloc, "not needed"))
+    rig.begin_again()
+    rig.watch(2)
+    ((_, names, answer),) = rig.slurm.queried
+    assert names == ("tangram-7-s1", "tangram-7-s2")
+    answer((view(71, "PENDING", name="tangram-7-s1"),))
+    assert rig.slurm.cancelled[0][0] == (JobRef(71),)
+    rig.watch(2)
+    assert len(rig.slurm.submitted) == 2 and rig.state(never) is None
+
+
+def test_what_an_earlier_broker_cancelled_at_its_end_is_no_refusal() -> None:
+    rig = Rig()
+    alloc = rig.asked()
+    rig.slurm.submitted[0][1](72)
+    rig.sat.stop()
+    rig.begin_again()
+    rig.watch(2)
+    rig.slurm.queried[0][2]((view(72, "CANCELLED"),))
+    assert rig.state(alloc) is None and not rig.allocs.rejected
+
+
 def test_withdrawn_before_it_was_asked_for() -> None:
     rig = Rig()
     alloc = rig.asked()
@@ -243,6 +295,16 @@ def test_a_component_is_cancelled_by_its_offset() -> None:
     assert len(rig.slurm.cancelled) == 2, "again"
     rig.slurm.cancelled[1][1](None)
     assert rig.state(component.alloc) is None
+
+
+def test_a_cancel_that_slurm_refuses_is_told_and_not_repeated() -> None:
+    rig = Rig()
+    rig.join("7+1")
+    rig.happen(ev.AllocationReleased(rig.now, 1, "idle"))
+    rig.slurm.cancelled[0][1](SlurmNever("Access/permission denied"))
+    for _ in range(20):
+        rig.watch(60)
+    assert len(rig.slurm.cancelled) == 1 and rig.sat.troubles == "Access/permission denied"
 
 
 def test_requests_that_wait_end_with_the_broker() -> None:

@@ -122,7 +122,7 @@ def test_the_loop_goes_on_while_it_hangs(where: Path) -> None:
         while not done.done():
             await asyncio.sleep(0.01)
             beats += 1
-        assert beats > 10 and isinstance(done.exception(), SlurmNotNow)
+        assert beats > 2 and isinstance(done.exception(), SlurmNotNow)
     ask(work, "hang")
 
 

@@ -111,10 +111,20 @@ def test_render_fills_in_and_drops(tmp_path: Path) -> None:
     ({"cpus_per_rank": ""}, "cpus_per_rank is not optional"),
     ({"trainer": " "}, "trainer is not optional"),
     ({"gateway": "maybe"}, "gateway='maybe' is not on or off"),
-    ({"requeues": "-1"}, "requeues='-1' is not a whole number")])
+    ({"requeues": "-1"}, "requeues='-1' is not a whole number"),
+    ({"partition_cpu": "a b"}, "partition_cpu='a b': ' ' cannot be in it"),
+    ({"job_name": "x\nreboot"}, "cannot be in it"),
+    ({"scratch": "/it's"}, "cannot be in it")])
 def test_wrong_keys_are_told(given: dict[str, str], told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         render(load("hetjob"), given)
+
+
+def test_what_is_shell_text_stays_as_it_is() -> None:
+    given = {"trainer": "a 'b' \"$C\" | d; e", "setup": "x && y", "broker_options": "--max-nodes 8",
+             "scratch": "$(mktemp -du)/${USER} x"}
+    text = render(load("hetjob"), given)
+    assert all(value in text for value in given.values())
 
 
 def test_the_command(tmp_path: Path) -> None:

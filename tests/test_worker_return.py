@@ -113,10 +113,12 @@ def test_it_comes_back_when_the_way_opens_and_leaves_when_nobody_is_there(
             return [n["state"] for n in client.ask("nodes")["nodes"]]
 
         until(lambda: up() == ["UP"], "the worker to join")
-        cut = client.submit("sleep 1; echo over", trusted=True)
+        go = tmp_path / "go"  # however slow this machine is: it still runs when the way is cut
+        cut = client.submit(f"until [ -e {go} ]; do sleep 0.05; done; echo over", trusted=True)
         until(lambda: client.ask("info")["actions"].get("RUNNING"), "it to run")
         relay.shut()
         until(lambda: sorted(up())[-1:] == ["UP"] and len(up()) == 2, "the worker to be back")
+        go.touch()
         result = cut.result(60)
         assert result.text == "over\n" and cut.details.attempt == 2
     broker.send_signal(signal.SIGKILL)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..domain import event as ev
+from .starts import without_gaps
 
 
 @dataclass(slots=True)
@@ -28,11 +29,24 @@ class HeldRow:
     until: int = 0
     used_ns: int = 0
     why: str = ""  # why it was given back, or how it ended
+    earlier_ns: int = 0  # how long earlier starts of the job held it, between requeues
+    earlier_core_ns: int = 0
+
+    @property
+    def span_ns(self) -> int:
+        """How long it was held."""
+        return self.earlier_ns + (max(0, self.until - self.since) if self.came else 0)
 
     @property
     def held_ns(self) -> int:
         """CPUs x time."""
-        return self.cpus * max(0, self.until - self.since) if self.came else 0
+        now = self.cpus * max(0, self.until - self.since) if self.came else 0
+        return self.earlier_core_ns + now
+
+    def rest(self) -> None:
+        """The job is requeued: others of its nodes may come, later."""
+        self.earlier_ns, self.earlier_core_ns = self.span_ns, self.held_ns
+        self.came, self.cpus, self.nodes = False, 0, []
 
 
 class Held:
@@ -52,8 +66,10 @@ class Held:
 
     def add(self, event: ev.Event) -> None:
         """One event."""
-        self.last_ns = event.at
+        before, self.last_ns = self.last_ns, event.at
         match event:
+            case ev.BrokerStarted():
+                self._begin_again(before)
             case ev.AllocationAsked(alloc=alloc, shape=shape):
                 self._shapes[alloc] = (shape.name, shape.nodes * shape.cpus)
             case ev.AllocationQueued(alloc=alloc, job=job):
@@ -91,6 +107,13 @@ class Held:
         for job, up in self._up.items():
             if up:
                 self.rows[job].until = self.last_ns
+
+    def _begin_again(self, before: int) -> None:
+        """What is not a satellite was held by the start before until its last word."""
+        for row in self.rows.values():
+            if row.came and not row.name:
+                row.until = before if self._up.get(row.job) else row.until
+                row.rest()
 
     def _row(self, job: str) -> HeldRow:
         return self.rows.setdefault(job, HeldRow(job))
@@ -157,10 +180,10 @@ class Held:
 def held(events: Iterable[ev.Event]) -> list[HeldRow]:
     """A row an allocation that came, in order of their coming."""
     fold = Held()
-    for event in events:
+    for event in without_gaps(events):
         fold.add(event)
     fold.close()
-    return [row for row in fold.rows.values() if row.came]
+    return [row for row in fold.rows.values() if row.came or row.span_ns]
 
 
 def total(rows: Iterable[HeldRow]) -> Iterator[int]:

@@ -14,6 +14,7 @@ from ..domain.ids import client_of
 from ..domain.node import NodeSpec
 from ..domain.outcome import Outcome
 from ..domain.states import ENDED, ActionState
+from .starts import without_gaps
 
 
 @dataclass(slots=True)
@@ -236,7 +237,7 @@ class Fold:
 def fold(events: Iterable[ev.Event]) -> Fold:
     """All events folded."""
     result = Fold()
-    for event in events:
+    for event in without_gaps(events):
         result.add(event)
     result.close()
     return result

@@ -39,8 +39,6 @@ from .ways import own_address
 _GAP_S = 0.002  # of a busy broker or worker, see there
 
 
-
-
 @dataclass(frozen=True)
 class BrokerPlan:
     """What `serve_broker` starts: the job, how many workers it waits for, and who holds its life
@@ -66,7 +64,6 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     scheduler = Scheduler(make_placer(config.placer), round(config.end_margin_s * 1e9))
     _apply_earlier(scheduler, folder)
     spool = FileSpool(folder / "once", config.once_mib << 20)
-    scratch = make_scratch(environ, config.scratch, "broker")
     ended = asyncio.Event()
     journal = FileJournal(next_journal(folder), config.sync, loop.call_soon_threadsafe, spool.sync)
     settings = Settings(
@@ -82,12 +79,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     broker = Broker(scheduler, journal, clock, LoopTimer(loop), settings, ended.set, spool, slurm,
                     plan.scripts)
     key = os.urandom(32)
-    sockets = [listen_unix(str(scratch / "broker.sock"))]
-    addresses = [f"unix:{scratch / 'broker.sock'}"]
-    if config.bind != "none":
-        sockets.append(_listen_tcp(config.bind))
-        host, port = sockets[-1].getsockname()[:2]
-        addresses.append(f"tcp:{host}:{port}")
+    scratch, sockets, addresses = _open_ways(config, environ)
     listeners = [Listener(sock, key, plan.job, lambda link: _converse(broker, link))
                  for sock in sockets]
     broker.start()
@@ -138,6 +130,39 @@ def _converse(broker: Broker, link: SocketLink) -> None:
     talk = broker.accept(link)
     link.attach(lambda parcel: broker.receive(talk, *parcel), lambda: None,
                 lambda reason: broker.lost(talk, reason))
+
+
+def _open_ways(config: Config, environ: Mapping[str, str]
+               ) -> tuple[Path, list[socket.socket], list[str]]:
+    """A scratch folder, the sockets that are listened on, and their addresses; nothing of it stays
+    where one cannot be had.
+
+    Raises:
+        InvalidInput: names the field.
+    """
+    scratch = make_scratch(environ, config.scratch, "broker")
+    sockets, addresses = [], [f"unix:{scratch / 'broker.sock'}"]
+    try:
+        sockets.append(_listen_unix(scratch / "broker.sock"))
+        if config.bind != "none":
+            sockets.append(_listen_tcp(config.bind))
+            host, port = sockets[-1].getsockname()[:2]
+            addresses.append(f"tcp:{host}:{port}")
+    except InvalidInput:
+        for sock in sockets:
+            sock.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    return scratch, sockets, addresses
+
+
+def _listen_unix(path: Path) -> socket.socket:
+    try:
+        return listen_unix(str(path))
+    except OSError as error:
+        raise InvalidInput(f"scratch {path.parent.parent}: no socket can be made there "
+                           f"({error.strerror or error}); set `scratch` to a node-local folder "
+                           "with a short name") from None
 
 
 def _listen_tcp(bind: str) -> socket.socket:

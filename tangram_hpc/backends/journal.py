@@ -89,9 +89,18 @@ class FileJournal:
         self._thread.submit(self._sync, covered)
 
     def _sync(self, covered: list[Callable[[], None]]) -> None:
-        self._first()
-        os.fdatasync(self._fd)
-        self._wake(lambda: self._synced(covered))
+        try:
+            self._first()
+            os.fdatasync(self._fd)
+        except OSError as error:  # a quota on a shared file system is often told only here
+            failed = error
+            self._wake(lambda: self._failed(failed))
+        else:
+            self._wake(lambda: self._synced(covered))
+
+    def _failed(self, error: OSError) -> None:
+        """On the loop, which ends the process: nothing that waits for this sync may be promised."""
+        raise error
 
     def _synced(self, covered: list[Callable[[], None]]) -> None:
         self._syncing = False
@@ -141,7 +150,7 @@ def read_journal(path: Path) -> Iterator[Event]:
     """The events of a journal, oldest first.
 
     Raises:
-        InvalidInput: it is missing, of another version, or damaged before its end.
+        InvalidInput: it is missing, of another version or release, or damaged before its end.
     """
     try:
         data = memoryview(path.read_bytes())
@@ -162,5 +171,10 @@ def read_journal(path: Path) -> Iterator[Event]:
             if last:
                 return
             raise InvalidInput(f"journal {path}: damaged at byte {at}")
-        yield from _decoder.decode(body)
+        try:
+            events = _decoder.decode(body)
+        except msgspec.DecodeError as error:
+            raise InvalidInput(f"journal {path}: this release cannot read it ({error}); use the "
+                               "one that wrote it") from None
+        yield from events
         at += 8 + size

@@ -22,6 +22,7 @@ from .sandbox import scratch
 
 KEPT_LOCAL_RUNS = 50
 _OURS = ("tangram-worker-", "tangram-broker-")
+_NODES = "tangram-node-"  # made by the templates around a worker's, and removed by their epilog
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -82,6 +83,7 @@ def _prune(jobs: Path) -> None:
 
 _ALIVE = ".alive"  # locked by who made the folder, for as long as that process lives
 _YOUNG_S = 60.0  # a folder may be on its way to its lock
+_STARTS_S = 3600.0  # a worker may be on its way to the folder that a template made for it
 _locks: list[int] = []
 
 
@@ -92,6 +94,8 @@ def make_scratch(environ: Mapping[str, str], named: str, what: str) -> Path:
     job = environ.get("SLURM_JOB_ID", "")
     try:
         sweep_scratch(Path(base))
+        if Path(base).name.startswith(_NODES):
+            sweep_scratch(Path(base).parent)
         folder = tempfile.mkdtemp(prefix=f"tangram-{what}-{f'job{job}-' if job else ''}", dir=base)
         lock = os.open(f"{folder}/{_ALIVE}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -110,7 +114,12 @@ def sweep_scratch(base: Path) -> list[Path]:
             about = folder.lstat()
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
                 continue
-            if not _abandoned(folder, time.time() - about.st_mtime):
+            age_s = time.time() - about.st_mtime
+            if folder.name.startswith(_NODES):
+                gone += sweep_scratch(folder)
+                if age_s < _STARTS_S or any(folder.iterdir()):
+                    continue
+            elif not _abandoned(folder, age_s):
                 continue
         except OSError:
             continue  # another one sweeps too

@@ -12,6 +12,7 @@ import os
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -44,7 +45,8 @@ class FileSpool:
         segment: bytes beyond which a new segment is begun.
 
     Raises:
-        InvalidInput: the folder cannot be written or read.
+        InvalidInput: the folder cannot be written or read, or is of a release that wrote another
+            format.
     """
 
     def __init__(self, folder: Path, limit: int, segment: int = SEGMENT) -> None:
@@ -64,6 +66,9 @@ class FileSpool:
             self._begin(old[-1] + 1 if old else 0)
         except OSError as error:
             raise InvalidInput(f"spool {folder}: {error.strerror}") from None
+        except msgspec.DecodeError as error:
+            raise InvalidInput(f"spool {folder}: this release cannot read it ({error}); move the "
+                               "folder away to begin anew") from None
 
     # ---- what the broker asks --------------------------------------------------------------------
 
@@ -135,7 +140,8 @@ class FileSpool:
         if remove or not self._places:
             for number in list(self._sizes):
                 self._path(number).unlink(missing_ok=True)
-            self._folder.rmdir()
+            with suppress(OSError):  # somebody put a file there
+                self._folder.rmdir()
 
     # ---- inside ----------------------------------------------------------------------------------
 

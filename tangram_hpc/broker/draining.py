@@ -27,8 +27,12 @@ class Draining:
     stop: Callable[[str], None]
 
     def drain(self, reason: str) -> None:
-        """Lends no more of any node, whoever joins; what runs goes on to its end."""
+        """Lends no more of any node, whoever joins, and asks for none; what runs goes on to its
+        end."""
         self.draining = reason
+        policy = self.scheduler.ledger.allocs.policy
+        if policy.max_nodes:
+            self._happen(ev.AllocationsAllowed(self._now(), policy.closed()))
         for node in self.scheduler.ledger.up_nodes():
             self._happen(ev.NodeDraining(self._now(), node.node, reason))
         self._touch()

@@ -78,6 +78,7 @@ class Satellites:
         self._settled: set[int] = set()  # satellites whose start is known
         self._ending: dict[int, int] = {}  # when their workers were told
         self._cancelled: set[int] = set()
+        self._earlier: set[int] = set()  # asked for by an earlier broker, which may have cancelled
         self._asking = False
         self._ended = False
         self.reasons: dict[int, str] = {}  # Slurm's word for why a request waits
@@ -87,7 +88,8 @@ class Satellites:
     def start(self) -> None:
         """What an earlier broker left: requests of which nobody knows whether they were made."""
         for entry in self._ledger.allocs.satellites():
-            if entry.state is AllocState.ASKED:
+            self._earlier.add(entry.alloc)
+            if not entry.job:
                 self._unsure.add(entry.alloc)
 
     def stop(self) -> None:
@@ -111,6 +113,7 @@ class Satellites:
             self._timer.after(0, lambda: self._refuse(order.alloc, why))
             return
         self._flying.add(order.alloc)
+        self._earlier.discard(order.alloc)
         made = job_order(self._job, order.alloc, shape, self._scripts)
         self._slurm.submit(made, lambda told: self._submitted(order.alloc, told))
 
@@ -157,7 +160,8 @@ class Satellites:
     def _cancel_told(self, allocs: list[int], failed: SlurmNever | SlurmNotNow | None) -> None:
         if failed is not None:
             self.troubles = str(failed)
-            self._cancelled -= set(allocs)  # again when it is next looked at
+            if isinstance(failed, SlurmNotNow):
+                self._cancelled -= set(allocs)  # again when it is next looked at
             return
         for alloc in allocs:  # a component is gone when Slurm was told; a job is seen to end
             entry = self._ledger.allocs.entries.get(alloc)
@@ -165,7 +169,7 @@ class Satellites:
                 self._gone(alloc, "")
 
     def _gone(self, alloc: int, why: str, ended: int = 0) -> None:
-        for of in (self._settled, self._cancelled, self._unsure):
+        for of in (self._settled, self._cancelled, self._unsure, self._earlier):
             of.discard(alloc)
         self._ending.pop(alloc, None)
         self.reasons.pop(alloc, None)
@@ -184,7 +188,9 @@ class Satellites:
             if now >= at:
                 del self._retry_at[alloc]
                 entry = entries.get(alloc)
-                if entry is not None and entry.shape is not None:
+                if entry is not None and entry.state is AllocState.ENDING:
+                    self._gone(alloc, "")  # withdrawn meanwhile
+                elif entry is not None and entry.shape is not None:
                     self.ask(de.AskAllocation(alloc, entry.shape))
         jobs = {e.alloc: e.job for e in self._ledger.allocs.satellites()
                 if e.job and self._unsettled(e)}
@@ -260,7 +266,8 @@ class Satellites:
         started = row.start_ns if row is not None and row.end_ns > row.start_ns else 0
         if started and entry.alloc not in self._settled:
             self._happen(ev.AllocationHeld(self._now(), entry.alloc, started))
-        if entry.state is not AllocState.ENDING and not entry.joined:
+        if entry.state is not AllocState.ENDING and not entry.joined and (
+                entry.alloc not in self._earlier):
             self._refuse(entry.alloc, f"its job {entry.job} ended before a worker joined: {state}")
         why = "" if entry.state is AllocState.ENDING else state
         self._gone(entry.alloc, why, row.end_ns if row is not None else 0)

@@ -85,7 +85,7 @@ def _held(job: str, as_json: bool) -> int:
         share = f"{r.used_ns / r.held_ns:.0%}" if r.held_ns else "-"
         print(f"{r.job or '-':<12} {r.name or ('own' if r.own else ''):<12} "
               f"{_fit(','.join(r.nodes), -20)} {r.cpus:>6} "
-              f"{max(0, r.until - r.since) / 1e9:>8.1f} {r.held_ns / 3600e9:>11.3f} "
+              f"{r.span_ns / 1e9:>8.1f} {r.held_ns / 3600e9:>11.3f} "
               f"{r.used_ns / 3600e9:>11.3f} {share:>5}  {r.why}")
     print(f"{'all':<12} {'':<12} {'':<20} {'':>6} {'':>8} {held_ns / 3600e9:>11.3f} "
           f"{used_ns / 3600e9:>11.3f} {used_ns / max(1, held_ns):>5.0%}")

@@ -29,7 +29,9 @@ _CAUTION = re.compile(r"^#! ([a-z_]+)=(\S+): (.+)$", re.MULTILINE)
 _OPEN = re.compile(r"<([A-Z][A-Z_]+)>")
 # keys that stand for whole numbers: of at least 1, and of at least 0
 _COUNT = re.compile(r"(nodes|cpus|ranks|satellites|virtual_cpus)(_|$)")
-
+# what is shell text by its nature; every other key is one word in a directive or a command
+_SHELL = ("setup", "trainer", "broker_options", "more")
+_QUOTED = ("scratch", "workload")  # in double quotes: a space, $NAME and $(...) may be there
 _WHOLE = ("requeues", "warn", "wait_s")
 _WORDS = {"gateway": ("on", "off")}
 
@@ -163,12 +165,22 @@ def _check_option(template: Template, key: str, value: str) -> None:
         raise InvalidInput(f"--option: {key!r} is not a key of {template.name}; {hint}")
     if not value.strip() and not template.keys[key].optional:
         raise InvalidInput(f"--option: {key} is not optional; give it a value")
+    _check_words(key, value)
     if _COUNT.match(key) and not (value.isdecimal() and int(value)):
         raise InvalidInput(f"--option: {key}={value!r} is not a whole number of at least 1")
     if key in _WORDS and value not in _WORDS[key]:
         raise InvalidInput(f"--option: {key}={value!r} is not {' or '.join(_WORDS[key])}")
     if key in _WHOLE and not value.isdecimal():
         raise InvalidInput(f"--option: {key}={value!r} is not a whole number")
+
+
+def _check_words(key: str, value: str) -> None:
+    """A value that the shell or sbatch would cut in two is refused here, not there."""
+    if key in _SHELL:
+        return
+    bad = r"['\"`\n]" if key in _QUOTED else r"[\s'\"`#$&;|<>\\]"
+    if found := re.search(bad, value):
+        raise InvalidInput(f"--option: {key}={value!r}: {found[0]!r} cannot be in it")
 
 
 def _filled(match: re.Match[str], values: Mapping[str, str | None]) -> str:

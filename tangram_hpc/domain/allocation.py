@@ -79,6 +79,10 @@ class AllocPolicy(msgspec.Struct, frozen=True, array_like=True):
     asks_max: int = 4
     shapes: tuple[SatelliteShape, ...] = ()
 
+    def closed(self) -> AllocPolicy:
+        """The same, but nothing more is asked for."""
+        return msgspec.structs.replace(self, max_nodes=0)
+
     def shape(self, name: str) -> SatelliteShape | None:
         """The shape of that name, if it is still one of the user's."""
         return next((s for s in self.shapes if s.name == name), None)

@@ -332,3 +332,8 @@ AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     AllocationReleased,
     AllocationEnded,
 ]
+
+
+def moved(event: Event, at: int) -> Event:
+    """The same, at another time."""
+    return msgspec.structs.replace(event, at=at)
