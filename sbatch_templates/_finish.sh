@@ -26,7 +26,7 @@ finish() {
     fi
     if [ -n "$broker" ]; then
         kill -TERM "$broker" 2>/dev/null                 # ends in order, and its workers with it
-        wait "$broker" "${workers[@]}"
+        wait "$broker" ${workers[@]+"${workers[@]}"}   # empty: unbound before bash 4.4
     fi
     if [ -n "$again" ] && [ "$start" -lt <REQUEUES> ]; then
         echo "tangram: the time limit is near: start $((start + 1)) of <REQUEUES> follows"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 import zlib
 from pathlib import Path
@@ -133,3 +135,23 @@ def test_a_sync_that_fails_is_the_loops_to_know(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="quota"):
         woken.pop()()
     assert done == []
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    """/dev/full takes nothing, as a disk without room."""
+    full = tmp_path / "journal"
+    full.symlink_to("/dev/full")
+    text = ("import asyncio, sys\n"
+            "from pathlib import Path\n"
+            "from tangram_hpc.backends.journal import FileJournal\n"
+            "from tangram_hpc.backends.loop import die_on_broken_law\n"
+            "async def main():\n"
+            "    loop = asyncio.get_running_loop()\n"
+            "    die_on_broken_law(loop, 'broker')\n"
+            "    loop.call_soon(FileJournal, Path(sys.argv[1]), 'none', loop.call_soon)\n"
+            "    await asyncio.sleep(30)\n"
+            "asyncio.run(main())\n")
+    done = subprocess.run([sys.executable, "-c", text, str(full)], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "No space left on device" in done.stderr and "make room" in done.stderr

@@ -123,3 +123,28 @@ def test_another_version_or_job_is_told_so(cluster: LocalCluster) -> None:
         ((told, _),) = Inbox().feed(sock.recv(4096))
         assert isinstance(told, ms.Refused) and said in told.text
         sock.close()
+
+
+def test_a_submit_without_its_payload_ends_that_conversation_only(cluster: LocalCluster) -> None:
+    from tangram_hpc.backends.transport.dial import dial
+    from tangram_hpc.domain.action import Action
+    from tangram_hpc.domain.ids import mint
+    from tangram_hpc.wire.frame import Inbox
+
+    known = read_access(cluster.access)
+    with dial(known.addresses, known.key, known.job) as sock:
+        sock.settimeout(30)
+        inbox, told = Inbox(), list[object]()
+
+        def say(message: ms.Message) -> None:
+            outbox = Outbox()
+            outbox.put(message)
+            sock.sendall(b"".join(outbox.take()))
+            told[:] = [m for m, _ in inbox.feed(sock.recv(1 << 16))]
+
+        say(ms.Hello(ms.PROTOCOL_VERSION, known.job, "u"))
+        welcome = told[0]
+        assert isinstance(welcome, ms.Welcome)
+        say(ms.Submit(Action(mint(welcome.client, 1), "x"), n=0))
+        assert isinstance(told[0], ms.Refused) and "without its payload" in told[0].text
+    assert cluster.submit(pow, 2, 2).result(30) == 4

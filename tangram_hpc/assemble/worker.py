@@ -144,6 +144,7 @@ def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
                 lost.exit_status = WAY_SHUT if way == "shut" else lost.exit_status
                 raise
             print(f"tangram: {lost}; it can be reached again", file=sys.stderr, flush=True)
+            time.sleep(1)  # a way that opens and shuts at once must not keep us busy
 
 
 async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:

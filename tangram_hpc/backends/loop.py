@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import sys
@@ -30,12 +31,21 @@ def seldom_collect() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
 def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str) -> None:
     """An exception that nobody expected ends the process at once: going on with a state that broke
-    its law could lose or repeat actions; the journal has all that was promised."""
+    its law could lose or repeat actions; the journal has all that was promised. A disk that takes
+    no more is nobody's broken law: one line, and the same end."""
 
     def die(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in _DISK:
+            print(f"tangram: {who}: error: {error.strerror} where it writes (TANGRAM_HOME or "
+                  "scratch); make room and start the job again: its journal has what was promised",
+                  file=sys.stderr, flush=True)
+            os._exit(1)
         print(f"tangram: {who}: broken: {context.get('message')}", file=sys.stderr)
         if error is not None:
             traceback.print_exception(type(error), error, error.__traceback__)

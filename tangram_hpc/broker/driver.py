@@ -271,7 +271,8 @@ class Broker(Draining):
             return self._say(talk.client, *known[1]) if known[1] is not None else None
         else:
             why = refusal(self.scheduler.ledger, self.scheduler.placer, action)
-        assert payload is not None
+        if payload is None:
+            return self._refuse(talk, "a Submit came without its payload")
         if action.once and not why:
             why = self._once.keep(action, payload)
         if why:
