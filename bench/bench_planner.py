@@ -48,25 +48,27 @@ def history(seed: int, mean: int) -> list[Request]:
             for _ in range(4096)]
 
 
-def least(times: int, call: Callable[[], Plan]) -> tuple[float, Plan]:
-    """The least CPU seconds of some calls, and what they give: others share this machine."""
+def least(times: int, problem: Callable[[], AnalyticCosts], gpus: int, memo: bool
+          ) -> tuple[float, Plan]:
+    """The least CPU seconds of some plans, each of a new problem: others share this machine."""
     took = []
     for _ in range(times):
+        costs = problem()
         began = time.process_time()
-        found = call()
+        found = plan(costs, gpus, Search(), memo=memo)
         took.append(time.process_time() - began)
     return min(took), found
 
 
 def case(model: ModelShape, batch: int, gpus: int, times: int) -> dict[str, Any]:
     """One problem, planned three ways."""
-    def problem(kind: type[AnalyticCosts]) -> AnalyticCosts:
-        return kind(model, HARDWARE, Training(batch), Rollout(), lengths)
+    def problem(kind: type[AnalyticCosts]) -> Callable[[], AnalyticCosts]:
+        return lambda: kind(model, HARDWARE, Training(batch), Rollout(), lengths)
 
     lengths = history(1, 4000)
-    memo_s, found = least(times, lambda: plan(problem(AnalyticCosts), gpus, Search()))
-    kept_s, kept = least(times, lambda: plan(problem(KeptSegments), gpus, Search(), memo=False))
-    anew_s, anew = least(times, lambda: plan(problem(AnalyticCosts), gpus, Search(), memo=False))
+    memo_s, found = least(times, problem(AnalyticCosts), gpus, True)
+    kept_s, kept = least(times, problem(KeptSegments), gpus, False)
+    anew_s, anew = least(times, problem(AnalyticCosts), gpus, False)
     assert found == kept == anew, "the same plan"
     return {"model": model.name, "batch": batch, "gpus": gpus, "splits": len(found.splits),
             "train_gpus": found.best.train_gpus, "step_s": round(found.best.step_ns / 1e9, 3),

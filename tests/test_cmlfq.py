@@ -219,6 +219,8 @@ def test_trees_of_ranks_are_kept_and_merged(trees: list[CausalTree], tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "other"}', "\x00",
+                                  '{"format": "tangram-cmlfq/1", "shape": {}, '
+                                  '"newest": Infinity, "nodes": []}',
                                   '{"format": "tangram-cmlfq/1", "shape": {}, "newest": 0, '
                                   '"nodes": [[false, 0, [["a"]], []]]}'])
 def test_a_bad_file_is_one_clear_line(text: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import importlib.util
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -40,7 +41,7 @@ from tangram_hpc.hybrid.core import HybridCore
 from tangram_hpc.hybrid.desk import Desk
 from tangram_hpc.hybrid.lane import Lane
 from tangram_hpc.hybrid.lend import lend
-from tangram_hpc.wire.lane import Enter, Gradient, Heard, Hello, Told, Word, Work
+from tangram_hpc.wire.lane import HEAD, Alive, Enter, Gradient, Heard, Hello, Told, Word, Work
 from tangram_hpc.wire.value import decode_value
 
 EVERY_STATE = ["REQUESTED", "FETCHING_STATE", "ZERO_SYNC", "ACTIVATING", "ACTIVE",
@@ -283,6 +284,16 @@ def test_nobody_enters_without_the_key(lane: Lane) -> None:
     assert first.receive() is None and not lane._guests
 
 
+def test_what_is_no_message_ends_the_lane_and_its_payload_is_not_waited_for(lane: Lane) -> None:
+    one = Guest(lane, 0, 3)
+    entered(lane, 0)
+    lane.begin(PLAN, PARAMS, [])
+    one.work()  # from here on a payload is allowed
+    one.link._sock.sendall(HEAD.pack(2, PARAMS.nbytes) + b"\xc1\xc1")
+    one.link._sock.settimeout(60)  # ends a hang
+    assert one.link._sock.recv(1) == b""
+
+
 # ---- a desk on its own ---------------------------------------------------------------------------
 
 
@@ -370,6 +381,33 @@ def test_one_that_is_silent_for_too_long_is_lost() -> None:
     assert quiet.link.receive() is None
     becomes(desk, Role.LOST)
     desk.close()
+
+
+class _Elsewhere:
+    """A port without a conversation: nothing is heard from there."""
+
+    def tell(self, order: Any, lane: tuple[str, ...]) -> None:
+        pass
+
+    def attach(self, link: LaneLink) -> bool:
+        return False
+
+    def detached(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+def test_an_older_life_s_words_do_not_make_a_newer_one_silent(desk: Desk) -> None:
+    old = AtDesk(desk, 6, 1)
+    becomes(desk, Role.HYBRID_ROLLOUT)
+    desk.adopt(6, 2, _Elsewhere())
+    far = time.monotonic_ns() + 3600 * 10**9
+    assert desk._liveness.silent(far) == []
+    old.link.send(Alive())
+    assert old.link.receive() is None  # hung up
+    assert desk._liveness.silent(far) == [] and desk.roles()[6] is Role.HYBRID_ROLLOUT
 
 
 # ---- loans on their own: what the broker might say -----------------------------------------------

@@ -329,6 +329,8 @@ def test_a_command_tells_the_costs(run: Run, tmp_path: Path) -> None:
      "print(json.dumps({'seconds': [-1] * n}))", "seconds: numbers from 0 on, or null"),
     ("import json, sys; n = len(json.load(sys.stdin)['layouts']);"
      "print(json.dumps({'seconds': [1] * n, 'mem_bytes': [1]}))", "mem_bytes: one whole number"),
+    ("import json, sys; n = len(json.load(sys.stdin)['layouts']);"
+     "print(json.dumps({'seconds': [1] * n, 'mem_bytes': 5}))", "mem_bytes: one whole number"),
     ("import time; time.sleep(60)", "no answer within 0.5 s"),
 ])
 def test_a_command_that_fails_is_one_line_or_the_own_model(
@@ -342,6 +344,14 @@ def test_a_command_that_fails_is_one_line_or_the_own_model(
     fallen = json.loads(run("--json")[1])
     assert told in fallen["costs"] and fallen["costs"].startswith("the own model, as ")
     assert fallen["splits"] == own["splits"]
+
+
+@pytest.mark.parametrize("seconds", ["10**400", "1e305"])
+def test_seconds_beyond_all_numbers_are_never(run: Run, tmp_path: Path, seconds: str) -> None:
+    configured(tmp_path, "import json, sys; n = len(json.load(sys.stdin)['layouts']);"
+                         f"print(json.dumps({{'seconds': [{seconds}] * n}}))", "")
+    status, out, err = run()
+    assert (status, out, err.count("\n")) == (2, "", 1) and "no training layout can run" in err
 
 
 def test_a_command_that_is_not_there(tmp_path: Path) -> None:

@@ -315,9 +315,10 @@ def test_every_prune_decides_somewhere() -> None:
         costs, gpus, search = random_costs(seed, moe=seed % 2 == 1)
         nodes: list[Node] = []
         try:
-            plan(costs, gpus, search, nodes.append)
+            told = plan(costs, gpus, search, nodes.append)
         except InvalidInput:
             continue
+        assert told == plan(costs, gpus, search), "who is told sees what is planned"
         cuts |= {re.sub(r"[0-9.]+( [A-Z]iB)?", "#", node.cut) for node in nodes}
         best = {node.gpus: node.price.ns for node in nodes if node.price and not node.cut}
         assert best, "leaves that were not cut have prices"

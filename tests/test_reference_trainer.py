@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -116,3 +118,49 @@ def test_its_replica_is_killed_and_the_training_goes_on(tmp_path: Path) -> None:
     told = run(Plan(str(tmp_path), steps=16, lend=(1, 16)))
     rising(told)
     assert killed and "LOST" in [end for _, end, _ in told["news"]], told["news"]
+
+
+class _Late(Future):  # type: ignore[type-arg]
+    """Done, but its callbacks run well after its waiters woke up, as they may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_result([{"version": 1, "tokens": []}])
+
+    def add_done_callback(self, fn: Any) -> None:
+        threading.Timer(0.1, fn, (self,)).start()
+
+
+class _FakeClient:
+    """A fake: no nodes, every call is answered at once, a sandbox whose command says nothing."""
+
+    def ask(self, what: str) -> dict[str, list[Any]]:
+        return {what: []}
+
+    def call(self, *_words: Any, **_options: Any) -> Any:
+        return _Late()
+
+    def session(self, **_options: Any) -> Any:
+        return self
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def exec(self, *_words: Any, **_options: Any) -> Any:
+        answer: Any = Future()
+        answer.set_result(SimpleNamespace(exit_code=0, stdout=b"", signal=0))
+        return answer
+
+
+@needs_all
+def test_a_batch_is_finished_when_its_last_completion_has_landed() -> None:
+    from tangram_hpc.hooks.reference_rollouts import Rollouts
+
+    rollouts = Rollouts(_FakeClient(), {"small": 1, "large": 4}, sandboxes=1, group=1, seed=7)
+    batch = rollouts.finish(rollouts.begin(2, [(n, "1=") for n in range(5)], 0))
+    assert sorted(group.bucket for group in batch.groups) == ["large"] * 4 + ["small"]
+    assert all(group.done_at > batch.began for group in batch.groups) and batch.rollout_s > 0
+    assert rollouts._load == {"small": 0, "large": 0}

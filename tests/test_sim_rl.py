@@ -161,6 +161,15 @@ def test_helpers_shorten_training(small: Scenario) -> None:
     assert lent.tokens_per_s > kept.tokens_per_s
 
 
+def test_everybody_comes_back_for_another_split_whatever_pressure_is_called_full() -> None:
+    """A threshold above 1000 permille, and a pool that always wants all."""
+    rules = replace(WHOLE.pool, pressure_permille=1001, join_permille=2, leave_permille=1)
+    greedy = with_run(replace(WHOLE, pool=rules), replace(WHOLE.run, iterations=6))
+    run = Pipeline(greedy, system("+ elastic")).play()
+    assert len(run.steps) == 6 and any(s.switched for s in run.steps)
+    assert sum(s.lent_gpu_s for s in run.steps) > 0
+
+
 def test_lengths_drift_as_in_the_measurements() -> None:
     source = Source(WHOLE.lengths, WHOLE.run.seed)
     for progress, low, high in ((0.0, 2_000, 3_000), (1.0, 10_500, 12_500)):
@@ -191,6 +200,13 @@ def test_all_of_it_beats_the_baselines_and_the_tail_is_long() -> None:
     ("gpus = 48", "gqus = 48", "field `run.gqus` is not known; did you mean `run.gpus`?"),
     ("warmup = 1", "warmup = 500", "field `run.warmup`"),
     ("weights_s = 2.0", 'weights_s = "x"', "field `pauses.weights_s`"),
+    ("weights_s = 2.0", "weights_s = inf", "field `pauses.weights_s`: inf is not a number"),
+    ("\nslack = 0.05", "\nslack = -1", "field `run.slack`: -1 is not a number from 0"),
+    ("weight = [0.80, 0.30]", "weight = [nan, 1]", "field `lengths.phases.weight`: nan"),
+    ("tokens = [1000, 4000]", "tokens = [0, 4000]", "field `lengths.phases`: finish: tokens"),
+    ("prompt_tokens = 1200", "prompt_tokens = 0", "field `lengths.prompt_tokens`: at least 1"),
+    ("to_rollout_s = 10.8", "to_rollout_s = 180", "field `pauses.to_rollout_s`: less than `pool."),
+    ("to_train_s = 8.0", "to_train_s = 500", "field `pauses.to_train_s`: less than `pool."),
     ("uniform_degree = 2", "uniform_degree = 3", "field `baselines.uniform_degree`"),
     ("granularity = 8", "granularity = 4", "field `planner.granularity`"),
     ('model = "qwen3-14b"', 'model = "nobody"', "model 'nobody'"),

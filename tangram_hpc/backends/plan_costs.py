@@ -65,7 +65,8 @@ class CommandCosts:
         times = self._times(told, len(layouts), self._own.factors.train)
         own = self._own.train(layouts)
         memory = told.get("mem_bytes") or [price.mem_bytes for price in own]
-        if len(memory) != len(layouts) or not all(_whole(m) for m in memory):
+        if (not isinstance(memory, list) or len(memory) != len(layouts)
+                or not all(_whole(m) for m in memory)):
             raise self._wrong("mem_bytes: one whole number for each layout")
         return [Price(ns, int(held)) for ns, held in zip(times, memory, strict=True)]
 
@@ -115,7 +116,8 @@ class CommandCosts:
             raise self._wrong(f"seconds: a list of {count}")
         if not all(s is None or _number(s) for s in seconds):
             raise self._wrong("seconds: numbers from 0 on, or null")
-        return [NEVER if s is None else min(NEVER, round(s * factor * SECOND)) for s in seconds]
+        return [NEVER if s is None else min(NEVER, round(min(s, NEVER) * factor * SECOND))
+                for s in seconds]
 
     def _wrong(self, what: str) -> CostsFailed:
         return CostsFailed(f"cost command {self._command[0]}: {what}")
@@ -123,7 +125,7 @@ class CommandCosts:
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and (
-        math.isfinite(value) and value >= 0)
+        0 <= value < math.inf)  # an int may be larger than any float
 
 
 def _whole(value: Any) -> bool:

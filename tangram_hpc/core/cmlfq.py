@@ -352,7 +352,8 @@ class CausalTree:
                         tally.count += n
             tree.nodes = sum(1 for _ in tree.walk())
             tree.check()
-        except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError,
+                AssertionError) as error:
             raise InvalidInput(f"cmlfq: not a saved tree ({type(error).__name__}: {error})"
                                ) from None
         return tree

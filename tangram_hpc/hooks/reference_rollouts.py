@@ -8,6 +8,7 @@ were asked for are refused by the service, not noticed later.
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ class Group:
     number: int
     bucket: str
     call: Future[Any]
+    landed: threading.Event = field(default_factory=threading.Event)  # `done_at` is known
     done_at: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -56,6 +58,7 @@ class Rollouts:
                  seed: int) -> None:
         self._client, self._buckets, self._group, self._seed = client, buckets, group, seed
         self._load = dict.fromkeys(buckets, 0)
+        self._lock = threading.Lock()  # of the load: completions land in the client's thread
         asked = _walls(client)
         self._sandboxes = [client.session(mem="32M", name=f"verify-{n}", **asked)
                            for n in range(sandboxes)]
@@ -72,15 +75,13 @@ class Rollouts:
         or newer; returns at once."""
         batch = Batch(step, [], time.monotonic())
         for number, prompt in asked:
-            bucket = min(self._load, key=lambda name: (self._load[name] / self._buckets[name],
-                                                       self._buckets[name]))
+            bucket = self._least_loaded()
             tokens = [1, *map(token_of, prompt)]
             call = self._client.call(
                 bucket, "sample", prompts=[tokens] * self._group, max_new_tokens=NEW_TOKENS,
                 seed=((self._seed * 100_003 + step) * 1009 + number) * self._group,
                 min_version=least, tokens=self._group * (len(tokens) + NEW_TOKENS),
                 name=f"rollout-{step}")
-            self._load[bucket] += 1
             group = Group(prompt, number, bucket, call)
             call.add_done_callback(lambda _, group=group: self._landed(group))
             batch.groups.append(group)
@@ -94,6 +95,7 @@ class Rollouts:
         """
         for group in batch.groups:
             group.rows = group.call.result()
+            group.landed.wait()  # who waits for a Future wakes before its callbacks have run
         batch.rollout_s = max(g.done_at for g in batch.groups) - batch.began
         batch.oldest = batch.step - min(row["version"] for g in batch.groups for row in g.rows)
         checks = []
@@ -107,9 +109,19 @@ class Rollouts:
                                  if not told.signal else 0.0)
         return batch
 
+    def _least_loaded(self) -> str:
+        """The bucket with the fewest groups for its degree; it has one more from here on."""
+        with self._lock:
+            bucket = min(self._load, key=lambda name: (self._load[name] / self._buckets[name],
+                                                       self._buckets[name]))
+            self._load[bucket] += 1
+        return bucket
+
     def _landed(self, group: Group) -> None:
+        with self._lock:
+            self._load[group.bucket] -= 1
         group.done_at = time.monotonic()
-        self._load[group.bucket] -= 1
+        group.landed.set()
 
 
 def _walls(client: Any) -> dict[str, Any]:

@@ -143,6 +143,7 @@ class Desk:
         """A member that is reached by another way than a conversation of its own."""
         with self._lock:
             self._ports[member] = (life, port)
+            self._liveness.forget(member)  # what was heard was another life
             self.fact(MemberUp(member, life))
 
     def close(self) -> None:
@@ -190,25 +191,30 @@ class Desk:
             attached = known is not None and known[0] == life and known[1].attach(link)
             if known is not None and known[0] >= life and not attached:
                 return  # another life of it is at the desk
-            self._liveness.hear(member, self._clock.now_ns())
             if not attached:
                 self.adopt(member, life, _LinkPort(link))
                 if known is not None:
                     known[1].end()
+            self._liveness.hear(member, self._clock.now_ns())
         try:
             self._listen(link, member, life)
             why = "its conversation ended"
         except ProtocolError as error:
             why = str(error)
         if known is not None and attached:
-            self._liveness.forget(member)
+            with self._lock:
+                if member in self._ports and self._ports[member][0] == life:
+                    self._liveness.forget(member)
             known[1].detached()
         else:
             self.lost(member, life, why)
 
     def _listen(self, link: LaneLink, member: int, life: int) -> None:
         while (got := link.receive()) is not None:
-            self._liveness.hear(member, self._clock.now_ns())
+            with self._lock:
+                if member not in self._ports or self._ports[member][0] != life:
+                    return  # it was given up; to be heard again would make its next life silent
+                self._liveness.hear(member, self._clock.now_ns())
             message = got[0]
             if isinstance(message, Alive):
                 continue

@@ -30,7 +30,6 @@ from .rl_scenario import Scenario
 from .rl_systems import Shares
 
 _SECOND = 10**9
-_FULL = 1000  # permille of rollout: nobody may stay
 
 
 class Lending:
@@ -82,7 +81,8 @@ class Lending:
         followed, self._follow = self._follow, []
         for ask in followed:
             self._tell(now, _done(ask))
-        pressure = _FULL if starting else 1000 * self._rollouts.under_way // self._s.batch
+        full = self._s.pool.pressure_permille
+        pressure = full if starting else 1000 * self._rollouts.under_way // self._s.batch
         self._signal(now, train_left_ns, self._rollouts.left_ns(), pressure)
         self._next_step(now)
         return self._counting * self._unit
@@ -90,7 +90,7 @@ class Lending:
     def idle(self, now: int) -> None:
         """Training has nothing to do: everybody goes back, as between two steps."""
         if self.out:
-            self._signal(now, 0, 0, _FULL)
+            self._signal(now, 0, 0, self._s.pool.pressure_permille)
             self._next_step(now)
 
     def _signal(self, now: int, train_ns: int, rollout_ns: int, pressure: int) -> None:

@@ -7,6 +7,7 @@ that names the file, the field and the remedy. Nothing of a run is set anywhere 
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,6 +121,7 @@ def read_scenario(path: Path) -> Scenario:
     where = f"scenario {path}"
     if told.pop("format", None) != FORMAT:
         raise InvalidInput(f"{where}: field `format` must be {FORMAT!r}")
+    _numbers(told, where, "")
     of = checked(_File, told, where)
     planner = planner_settings(of.planner)
     model = read_model(_beside(path, of.model))
@@ -182,8 +184,45 @@ _PARTS: dict[str, Any] = {c.__name__: c for c in (
     Run, Causes, Pauses, Baselines, PoolRules, KvCost, Shape)}
 
 
+def _numbers(value: Any, where: str, place: str) -> None:
+    """No number of a scenario is below 0, or none at all."""
+    if isinstance(value, dict):
+        for name, under in value.items():
+            _numbers(under, where, f"{place}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for under in value:
+            _numbers(under, where, place)
+    elif isinstance(value, int | float) and not 0 <= value < math.inf:
+        raise InvalidInput(f"{where}: field `{place}`: {value} is not a number from 0")
+
+
+def _check_pauses(s: Scenario, where: str) -> None:
+    """The pool gives up who takes too long for its change of stage."""
+    for name in ("to_rollout_s", "to_train_s"):
+        if getattr(s.pauses, name) * 1e9 >= s.pool.stage_timeout_ns:
+            raise InvalidInput(f"{where}: field `pauses.{name}`: less than "
+                               f"`pool.stage_timeout_ns` ({s.pool.stage_timeout_ns / 1e9:g} s)")
+
+
+def _check_lengths(s: Scenario, where: str) -> None:
+    """What can be drawn from."""
+    for name in ("prompt_tokens", "first_tokens", "generated_max"):
+        if getattr(s.lengths, name) < 1:
+            raise InvalidInput(f"{where}: field `lengths.{name}`: at least 1")
+    if not s.lengths.tool_s:
+        raise InvalidInput(f"{where}: field `lengths.tool_s`: above 0")
+    for phase in s.lengths.phases:
+        if min(*phase.tokens, phase.turns, phase.payload, phase.steady) < 1:
+            raise InvalidInput(f"{where}: field `lengths.phases`: {phase.name}: tokens, turns, "
+                               "payload and steady are at least 1")
+    if any(sum(p.weight[end] for p in s.lengths.phases) <= 0 for end in (0, 1)):
+        raise InvalidInput(f"{where}: field `lengths.phases`: weight: at the beginning and at the "
+                           "end of the run one phase must be above 0")
+
+
 def _check(s: Scenario, where: str) -> None:
     """What types do not say."""
+    _check_pauses(s, where)
     for name in ("gpus", "iterations", "prompts", "samples", "train_steps", "staleness"):
         if getattr(s.run, name) < 1:
             raise InvalidInput(f"{where}: field `run.{name}`: at least 1")
@@ -197,6 +236,7 @@ def _check(s: Scenario, where: str) -> None:
     if not s.lengths.phases or s.lengths.prompts < s.run.prompts:
         raise InvalidInput(f"{where}: field `lengths`: at least one phase, and as many prompts as "
                            "a batch has")
+    _check_lengths(s, where)
     if s.baselines.uniform_degree not in s.rollout.degrees:
         raise InvalidInput(f"{where}: field `baselines.uniform_degree`: one of "
                            f"{list(s.rollout.degrees)}")

@@ -60,10 +60,11 @@ class LaneLink:
         if payload_size > self.most:
             raise ProtocolError(f"a payload of {payload_size} bytes, and {self.most} are the most")
         body = self._exactly(message_size)
-        payload = self._exactly(payload_size) if body is not None else None
-        if body is None or payload is None:
+        if body is None:
             return None
-        return unpack(bytes(body)), payload
+        message = unpack(bytes(body))
+        payload = self._exactly(payload_size)
+        return None if payload is None else (message, payload)
 
     def close(self) -> None:
         """Ends the conversation; wakes whoever receives. Twice is harmless."""

@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 def sorted_requests(requests: Sequence[Request]) -> list[Request]:
     """Shortest first, by total length; equal ones by prompt and tool time."""
-    return sorted(requests, key=lambda r: (r.total, r.prompt, r.tool_ns))
+    return sorted(requests, key=lambda r: (r.prompt + r.generated, r.prompt, r.tool_ns))
 
 
 def batch_of(history: Sequence[Request], batch: int) -> list[Request]:

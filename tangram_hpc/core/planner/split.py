@@ -10,7 +10,7 @@ later.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import InvalidInput
 from .costs import Costs
@@ -121,11 +121,14 @@ def plan(costs: Costs, gpus: int, search: Search, note: Note | None = None,
                            f"{search.min_rollout} that roll out, in steps of "
                            f"{search.granularity}")
     trained = _trained(costs, sizes, search, note, memo)
-    rollouts = _Rollouts(costs, gpus, gpus - sizes[0], search, memo)
-    found = [split for size, best in trained if best is not None
-             and (split := rollouts.split(*best)) is not None]
+    best = [one for _, one in trained if one is not None]
+    if not best:
+        raise InvalidInput(_hopeless(costs, gpus, sizes, search, False))
+    most = gpus - min(layout.gpus for layout, _ in best)
+    rollouts = _Rollouts(costs, gpus, most, search, memo)
+    found = [split for one in best if (split := rollouts.split(*one)) is not None]
     if not found:
-        raise InvalidInput(_hopeless(costs, gpus, sizes, search, any(x for _, x in trained)))
+        raise InvalidInput(_hopeless(costs, gpus, sizes, search, True))
     return Plan(gpus, tuple(sorted(found, key=lambda s: s.rank)))
 
 
@@ -145,22 +148,21 @@ class _Rollouts:
     """The rollout side of every split of one plan."""
 
     def __init__(self, costs: Costs, gpus: int, most: int, search: Search, memo: bool) -> None:
-        self._costs, self._gpus, self._memo = costs, gpus, memo
+        self._costs, self._gpus = costs, gpus
         self._strata = costs.strata(search.strata or groups_for(gpus))
-        self._segments = self._priced()
-        self._table = RolloutTable(self._segments, most) if memo else None
+        self._kept = self._planned(most) if memo else None
 
-    def _priced(self) -> dict[int, Ints]:
-        return {degree: self._costs.segments(degree, self._strata)
-                for degree in self._costs.rollout.degrees}
+    def _planned(self, most: int) -> tuple[dict[int, Ints], RolloutTable]:
+        """Prices and table of that many GPUs at most."""
+        strata = replace(self._strata)  # of this plan alone: nothing was summed for it before
+        segments = {degree: self._costs.segments(degree, strata)
+                    for degree in self._costs.rollout.degrees}
+        return segments, RolloutTable(segments, most)
 
     def split(self, layout: Layout, price: Price) -> Split | None:
         """The split with this training side; None if the rollouts cannot run."""
         left = self._gpus - layout.gpus
-        segments, table = self._segments, self._table
-        if table is None:
-            segments = self._priced()
-            table = RolloutTable(segments, left)
+        segments, table = self._kept or self._planned(left)
         ns = table.ns(left)
         if ns >= NEVER:
             return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from math import gcd
 from typing import NamedTuple
 
 from .costs import Costs
@@ -88,13 +89,18 @@ class Tree:
             self._note(Node(gpus, path, cut))
         return not cut
 
+    def _choices(self, of: int, other: int) -> tuple[int, ...]:
+        """Divisors of `of`; those that do not divide the other too are cut at once, so they are
+        there only if somebody is told."""
+        return divisors(of if self._note is not None else gcd(of, other))
+
     def _under_tp(self, gpus: int, tp: int) -> Iterator[Layout]:
         path: Path = (("tp", tp),)
         cut = f"TP does not divide {gpus} GPUs" if gpus % tp else self._tp_cut(tp)
         if not self._visit(gpus, path, cut):
             return
         experts = self._costs.model.experts
-        for ep in divisors(experts) if experts else (1,):
+        for ep in self._choices(experts or 1, gpus // tp):
             there = (*path, ("ep", ep))
             cut = f"EP does not divide {gpus // tp} GPUs" if gpus // tp % ep else ""
             if self._visit(gpus, there, cut):
@@ -117,7 +123,7 @@ class Tree:
 
     def _under_ep(self, gpus: int, path: Path, tp: int, ep: int) -> Iterator[Layout]:
         layers, training = self._costs.model.layers, self._costs.training
-        for pp in divisors(gpus // tp):
+        for pp in self._choices(gpus // tp, layers):
             there, dp = (*path, ("pp", pp)), gpus // tp // pp
             cut = f"PP does not divide {layers} layers" if layers % pp else ""
             if not self._visit(gpus, there, cut):
