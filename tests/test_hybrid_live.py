@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -85,6 +86,36 @@ def test_replicas_come_and_go_and_the_parameters_are_those_of_plain_accumulation
     assert ends.count("JOINED") >= 6 and ends.count("LEFT") >= 4 and told["epochs"] >= 5
     assert told["ended"] == [0, 0, 0]
     assert told["serving"] == ["serves-10", "serves-11", "serves-12"]  # rollout workers again
+
+
+TWICE = """
+import subprocess
+import sys
+import numpy as np
+from mpi4py import MPI
+from tangram_hpc.errors import InvalidInput
+from tangram_hpc.hybrid.core import HybridCore
+core = HybridCore(MPI.COMM_WORLD, sys.argv[1], [[0], [1]], [2], [[3]])
+args = (1, np.zeros(2), [1.0], lambda params, samples: params * len(samples))
+core.step(5, *args)
+for step in (5, 4):
+    try:
+        core.step(step, *args)
+    except InvalidInput as error:
+        print(MPI.COMM_WORLD.rank, error, flush=True)
+core.step(6, *args)
+core.close()
+"""
+
+
+@pytest.mark.mpi
+def test_a_step_that_had_begun_before_is_one_line_on_each_rank(tmp_path: Path, mpiexec: str
+                                                               ) -> None:
+    done = subprocess.run([mpiexec, "-n", "2", sys.executable, "-c", TWICE, str(tmp_path / "a")],
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [
+        f"{rank} step: {step} must be above the last one (5)" for rank in (0, 1) for step in (4, 5)]
 
 
 def killed(told: dict[str, Any], states: list[str]) -> None:

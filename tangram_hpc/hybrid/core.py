@@ -57,6 +57,7 @@ class HybridCore:
             raise InvalidInput(f"core_training: {len(core_training)} cores of {width} GPUs are not "
                                f"the communicator's {comm.size} ranks")
         self._comm, self._width, self._patience_s = comm, width, patience_s
+        self._step = -1
         self._replicas = len(replicas)
         pool = HybridPool(rules or PoolRules(), core_training, core_rollout, replicas)
         drawn = bytearray(secrets.token_bytes(_KEY + 4) if comm.rank == 0 else _KEY + 4)
@@ -85,6 +86,9 @@ class HybridCore:
         """
         if not params.flags.c_contiguous or params.ndim != 1 or params.dtype.kind != "f":
             raise InvalidInput("params: must be one contiguous vector of float numbers")
+        if step <= self._step:  # on each rank, or the others would wait for ever
+            raise InvalidInput(f"step: {step} must be above the last one ({self._step})")
+        self._step = step
         plan = self._plan(step, version)
         todo = list(samples)
         (begin, end), theirs = self.lane.begin(plan, params, todo)

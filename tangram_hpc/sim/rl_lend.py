@@ -59,7 +59,7 @@ class Lending:
         lendable = nodes if whole else []
         others = range(max(nodes, default=0) + 1, max(nodes, default=0) + 1 + shares.layout.dp)
         self._pool = HybridPool(
-            replace(self._s.pool, reserved_gpus=self._s.planner.min_rollout // self._unit),
+            replace(self._s.pool, reserved_gpus=-(-self._s.planner.min_rollout // self._unit)),
             [[node] for node in others], [n for n in nodes if n not in lendable],
             [[node] for node in lendable])
         self._counting, self._follow = 0, []

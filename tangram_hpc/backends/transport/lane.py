@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from ...errors import AccessError, ProtocolError
@@ -128,7 +129,8 @@ class LaneListener:
             except OSError:
                 if self._closed:
                     return
-                continue  # that peer gave up before we came
+                time.sleep(0.05)  # that peer gave up before we came, or we have no descriptor left
+                continue
             threading.Thread(target=self._greet, args=(peer,), name="lane", daemon=True).start()
 
     def _greet(self, peer: socket.socket) -> None:
