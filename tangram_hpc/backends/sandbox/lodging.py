@@ -19,7 +19,7 @@ from . import etc
 from . import scratch as folders
 from .backends import Backends
 from .hosts import Host, NurseryClient, Owner
-from .hostwire import INIT, RUNNER, Box, Limits, Setup
+from .hostwire import INIT, RUNNER, Box, Limits, Setup, Tidy
 from .pools import Pool, Starts
 
 _WARM_BOXES = 4  # at most so many boxes (images, say) have hosts that wait, those used last
@@ -86,6 +86,15 @@ class Lodging:
     def fork(self, box: Box, home: int = 0) -> Host:
         """Asks for a host, in the directory of number `home` or a fresh one."""
         return self._nursery.fork(INIT, box, home)
+
+    def berth(self) -> tuple[int, str]:
+        """A number that no directory has, and the path of the one that `fork` takes it for."""
+        number = next(self._numbers)
+        return number, os.path.join(self._nursery.root, str(number))
+
+    def vacate(self, home: int) -> None:
+        """Nobody needs the directory of this number any more."""
+        self._nursery.tell(Tidy(home))
 
     def setup(self, host: Host) -> Setup:
         """Makes what holds a newborn host; what it must be told.
