@@ -1,4 +1,4 @@
-"""Sessions that move off a node that is drained: the core by hand and at random, and their files."""
+"""Sessions that move off a drained node: the core by hand and at random, and their files."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tangram_hpc.backends.sandbox import parcel
 from tangram_hpc.backends.sandbox import scratch as folders
 from tangram_hpc.backends.store import FolderStore
 from tangram_hpc.broker.explain import explain
+from tangram_hpc.broker.sandboxes import Sandboxes
 from tangram_hpc.core.admission import refusal_of_session
 from tangram_hpc.core.placers.registry import make_placer
 from tangram_hpc.core.scheduler import Scheduler
@@ -27,6 +28,7 @@ from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState, NodeState, SessionState
 from tangram_hpc.errors import InvalidInput
+from tangram_hpc.wire import message as ms
 
 PLACERS = ["elastic", "paper", "first-fit", "fcfs:4", "static:2"]
 SECOND = 10**9
@@ -204,6 +206,35 @@ def test_a_fork_waits_for_its_origin_on_the_other_node_and_moves_too() -> None:
         w.happen(ev.SessionPacked(w.now, each, "abc"))
     w.plan()
     assert {w.ledger.sessions[x].node for x in (s, fork)} == {third}
+
+
+class Heard(Sandboxes):
+    """The broker's part that hears of sandboxes, over a scheduler fed by hand."""
+
+    def __init__(self, w: World) -> None:
+        self.scheduler, self._happen, self._now = w.scheduler, w.happen, lambda: w.now
+
+
+def test_a_word_counts_only_from_its_home() -> None:
+    w = World()
+    s, waits, first = moving(w)
+    heard = Heard(w)
+    entry = w.ledger.sessions[s]
+    heard._of_sandbox(2, ms.SandboxPacked(s, "other"))
+    assert entry.state is SessionState.MOVING
+    heard._of_sandbox(first, ms.SandboxPacked(s, "abc"))
+    w.plan()
+    assert (entry.state, entry.node, entry.spec.files) == (SessionState.OPENING, 2, "abc")
+    heard._of_sandbox(first, ms.SandboxUp(s))
+    heard._of_sandbox(first, ms.SandboxDown(s, "late"))
+    assert entry.state is SessionState.OPENING
+    heard._of_sandbox(2, ms.SandboxUp(s))
+    assert started(w.plan()) == [waits]
+    w = World()
+    s, _, first = moving(w)
+    w.happen(ev.SessionClosing(w.now, s, ""))
+    Heard(w)._of_sandbox(first, ms.SandboxPacked(s, "abc"))  # packed when it was to be closed
+    assert s not in w.ledger.sessions
 
 
 def test_only_the_broker_names_files() -> None:

@@ -6,8 +6,6 @@ units (`_push`) once nothing of its own session is before it.
 
 from __future__ import annotations
 
-import msgspec
-
 from ..domain import event as ev
 from ..domain.decision import (
     AnnounceSession,
@@ -88,7 +86,7 @@ class SessionFacts:
         session = self.ledger.sessions[event.session]
         session.state = move(SESSION_MOVES, session.state, SessionState.WAITING, event)
         self._vacate(session)
-        session.spec = msgspec.structs.replace(session.spec, origin=0, files=event.files)
+        session.spec = session.spec.moved(event.files)
         session.node, session.cores, session.requested_at = 0, (), event.at
         self.ledger.opening[event.session] = None
         self.dirty = True

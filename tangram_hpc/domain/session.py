@@ -53,3 +53,7 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     grace_ns: int = -1
     movable: bool = False
     files: str = ""
+
+    def moved(self, files: str) -> SessionSpec:
+        """The same, to begin elsewhere with these files: it is nobody's fork any more."""
+        return msgspec.structs.replace(self, origin=0, files=files)
