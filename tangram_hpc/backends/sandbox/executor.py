@@ -498,4 +498,3 @@ class SandboxExecutor:
             else:
                 self._reports.released(lease)
         self._sessions.end_all()
-
