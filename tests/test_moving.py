@@ -19,6 +19,7 @@ from tangram_hpc.backends.store import FolderStore
 from tangram_hpc.broker.explain import explain
 from tangram_hpc.broker.sandboxes import Sandboxes
 from tangram_hpc.core.admission import refusal_of_session
+from tangram_hpc.core.forecast import forecast
 from tangram_hpc.core.placers.registry import make_placer
 from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain import decision as de
@@ -80,6 +81,8 @@ def test_it_goes_with_its_files_and_its_actions(placer: str) -> None:
     assert entry.state is SessionState.MOVING and not of(made, de.CloseSession)
     assert explain(w.scheduler, w.now, show(waits))["reason"] == "SessionMoving"
     later = w.submit(session=s)
+    ahead = forecast(w.scheduler, waits, w.now)
+    assert ahead.at is not None and ahead.node == second
     w.happen(ev.SessionPacked(w.now, s, "abc"))
     assert w.ledger.nodes[first].state is NodeState.DRAINED
     assert w.ledger.nodes[first].free_mem_mib == 1024 and not w.ledger.nodes[first].sessions
