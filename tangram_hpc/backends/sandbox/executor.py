@@ -486,8 +486,7 @@ class SandboxExecutor:
         self._closed = True
         if self._looking is not None:
             self._looking.cancel()
-        self._vault.close()  # first: what it unpacks lies in our directory
-        self._lodging.close()
+        self._lodging.close(self._vault.close)
         jobs, self._jobs = list(self._jobs.values()), {}
         for job in jobs:
             job.end_timer()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -131,9 +132,11 @@ class Lodging:
         self._nursery.close()
         self._nursery = self._make_nursery()
 
-    def close(self) -> None:
-        """Ends every host and removes what they left. Blocks until the last is dead."""
+    def close(self, end_others: Callable[[], None]) -> None:
+        """Ends every host, then others that write here, and removes what they left. Blocks until
+        the last is dead."""
         self._nursery.close()
+        end_others()
         self.enforcer.close()
         for root in self._roots:
             folders.remove(root)
