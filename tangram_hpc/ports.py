@@ -141,6 +141,10 @@ class Reports(Protocol):
         """The session's sandbox is gone; `reason` is empty when that was asked for."""
         ...
 
+    def session_packed(self, session: int, files: str) -> None:
+        """The session's sandbox is gone, and its files are in the store under this digest."""
+        ...
+
 
 @dataclass(frozen=True)
 class SandboxSettings:
@@ -167,6 +171,11 @@ class Sandboxes(Protocol):
 
     def close_session(self, session: int) -> None:
         """Takes a sandbox and all that runs in it down; `session_down` follows."""
+        ...
+
+    def pack_session(self, session: int) -> None:
+        """Takes a sandbox in which no action runs down and stores its files; `session_packed`
+        follows, or `session_down` when that cannot be done."""
         ...
 
     def start(self, order: Start, payload: memoryview) -> None:

@@ -68,6 +68,7 @@ class Rig:
         self.events: list[tuple[Any, ...]] = []
         self.up: set[int] = set()
         self.down: dict[int, str] = {}
+        self.packed: dict[int, str] = {}
         self.pieces: dict[int, list[tuple[int, bytes]]] = {}
         self.lease = 0
         options.setdefault("cores", affinity.usable()[:2])
@@ -113,6 +114,9 @@ class Rig:
 
     def session_down(self, session: int, reason: str) -> None:
         self.down[session] = reason
+
+    def session_packed(self, session: int, files: str) -> None:
+        self.packed[session] = files
 
     def until(self, true: Callable[[], bool]) -> None:
         async def wait() -> None:

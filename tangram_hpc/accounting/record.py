@@ -119,7 +119,7 @@ class Fold:
                 self._leave(event.node, event.at)
             case ev.SessionPlaced():
                 self._reserved[event.session] = (event.at, len(event.cores))
-            case ev.SessionClosed():
+            case ev.SessionClosed() | ev.SessionPacked():
                 since, cores = self._reserved.pop(event.session, (event.at, 0))
                 self.usage.reserved_ns += cores * (event.at - since)
             case ev.ActionSubmitted():

@@ -25,6 +25,10 @@ class NodeExecutor:
         """See `ports.Executor`."""
         self._sandboxes.close_session(session)
 
+    def pack_session(self, session: int) -> None:
+        """See `ports.Executor`."""
+        self._sandboxes.pack_session(session)
+
     def prepare_service(self, spec: ServiceSpec) -> None:
         """See `ports.Executor`."""
         self._services.prepare(spec)

@@ -29,6 +29,7 @@ from ..wire import message as ms
 from .answers import answer
 from .draining import Draining
 from .once import Once
+from .sandboxes import Sandboxes
 from .satellites import Satellites, SatelliteScripts
 
 SILENCE_S = 30.0  # a worker that says nothing for so long is lost
@@ -67,7 +68,7 @@ class Talk:
     said_bye: bool = False
 
 
-class Broker(Draining):
+class Broker(Draining, Sandboxes):
     """Fills nothing, owns nothing but tables of who is on which link and whose payload is where."""
 
     def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock, timer: Timer,
@@ -342,11 +343,8 @@ class Broker(Draining):
                 if self._owns(talk, lease):
                     action = self.scheduler.ledger.leases[lease].action
                     self._say(client_of(action), ms.Output(action, stream), payload)
-            case ms.SandboxUp(session=session):
-                self._happen(ev.SessionReady(now, session))
-            case ms.SandboxDown(session=session, reason=reason):
-                if session in self.scheduler.ledger.sessions:
-                    self._happen(ev.SessionClosed(now, session, reason))
+            case ms.SandboxUp() | ms.SandboxDown() | ms.SandboxPacked():
+                self._of_sandbox(talk.node, message)
             case ms.Ping(stamp=stamp):
                 self._tell(talk.node, ms.Pong(stamp))
 
@@ -391,6 +389,8 @@ class Broker(Draining):
                 self._tell(order.node, ms.OpenSandbox(order.spec))
             case de.CloseSession():
                 self._tell(order.node, ms.CloseSandbox(order.session))
+            case de.PackSession():
+                self._tell(order.node, ms.PackSandbox(order.session))
             case de.AskAllocation():
                 self.satellites.ask(order)
             case de.EndAllocation():

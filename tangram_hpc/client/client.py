@@ -174,7 +174,8 @@ class Client(ServiceCalls, Quotas):
                 image: str = "", network: bool = False, trusted: bool = False,
                 background: str = "stop", env: Mapping[str, str] | None = None,
                 files: Mapping[str, bytes | str] | None = None, idle_s: float = 0,
-                grace_s: float | None = None, name: str = "", component: str = "") -> Session:
+                grace_s: float | None = None, name: str = "", component: str = "",
+                movable: bool = False) -> Session:
         """A stateful sandbox: holds memory from open to close, cores only while an action runs.
 
         Use it as `with client.session() as s:` (or `async with`), which waits for its admission.
@@ -193,6 +194,7 @@ class Client(ServiceCalls, Quotas):
             files: path -> content, written before anything else happens in it.
             idle_s: closed when nothing waited, ran or renewed it for so long; 0: never.
             grace_s: how long it outlives this client's loss; the broker's `grace_s` without.
+            movable: only its files count: it goes on elsewhere when its node is drained.
 
         Raises:
             InvalidInput: an argument is wrong; names it.
@@ -200,7 +202,7 @@ class Client(ServiceCalls, Quotas):
         spec = session_spec(
             SessionSpec(0), mem=mem, disk=disk, backend=backend, image=image, network=network,
             trusted=trusted, background=background, idle_s=idle_s, grace_s=grace_s, name=name,
-            component=component)
+            component=component, movable=movable)
         return self._open_session(spec, env or {}, files)
 
     def shutdown_broker(self, reason: str = "") -> None:

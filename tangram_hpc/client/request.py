@@ -51,7 +51,8 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
                  image: str | None = None, network: bool | None = None,
                  trusted: bool | None = None, background: str | None = None,
                  idle_s: float | None = None, grace_s: float | None = None,
-                 name: str | None = None, component: str | None = None) -> SessionSpec:
+                 name: str | None = None, component: str | None = None,
+                 movable: bool | None = None) -> SessionSpec:
     """A session as `base` but for what is given; see `Client.session`.
 
     Raises:
@@ -66,6 +67,7 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
         "disk_mib": None if disk is None else mib_of(disk, "disk"),
         "backend": backend, "image": image, "network": network, "trusted": trusted,
         "background": background, "name": name, "component": component,
+        "movable": movable,
         "idle_ns": None if idle_s is None else _ns_of(idle_s, "idle_s"),
         "grace_ns": None if grace_s is None else _ns_of(grace_s, "grace_s"),
     }

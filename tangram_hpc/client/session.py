@@ -156,8 +156,9 @@ class Session:
     # ---- the client's thread -----------------------------------------------------------------
 
     def _up(self, message: ms.SessionUp) -> None:
-        self.node, self.wait_s = message.node, message.wait_ns / 1e9
+        self.node = message.node  # another one after a move
         if not self.opened.done():
+            self.wait_s = message.wait_ns / 1e9
             self.opened.set_result(None)
 
     def _down(self, reason: str, never: bool = False) -> None:

@@ -61,6 +61,8 @@ def refusal_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str
         return f"background: {spec.background!r} is not one of {', '.join(BACKGROUNDS)}"
     if min(spec.mem_mib, spec.disk_mib, spec.idle_ns, spec.grace_ns + 1) < 0:
         return "mem, disk, idle_s, grace_s: none may be negative"
+    if spec.files:
+        return "files: only the broker names what a session begins with; use `files` of the client"
     if spec.origin:
         origin = ledger.sessions.get(spec.origin)
         if origin is None or origin.state not in OPEN_SESSION:
@@ -129,6 +131,8 @@ def reason(ledger: Ledger, entry: ActionEntry, reserve: int, now: int) -> str:
         return "Session" + session_reason(ledger, session, reserve)
     if session is not None and session.state is SessionState.OPENING:
         return "SessionOpening"
+    if session is not None and session.state is SessionState.MOVING:
+        return "SessionMoving"
     if session is not None and entry.action.id not in ledger.ready:
         return "SessionBusy"
     if ending_reason(ledger, entry, now):

@@ -3,10 +3,10 @@
 Law: a node lends until `Ledger.margin_ns` before its allocation ends (a third of what was left when
 it joined, if that is less). Nothing starts on it that is
 not expected to be over by then; from then on it is drained: nothing starts, no session opens, and
-the sessions on it are closed as they come to rest. What an action is expected to need: its profile
-on its fewest units, else twice the mean of its class if any of that has ended, never more than its
-timeout; of a class that nobody has seen its timeout, or a second without one. A timeout that is
-longer than the node was ever to be lent says nothing.
+the sessions on it move or are closed as they come to rest (`moving`). What an action is expected to
+need: its profile on its fewest units, else twice the mean of its class if any of that has ended,
+never more than its timeout; of a class that nobody has seen its timeout, or a second without one. A
+timeout that is longer than the node was ever to be lent says nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ..domain import event as ev
 from ..domain.service import service_of
 from .estimator import PRIOR, UNKNOWN_NS
+from .moving import farewell
 from .queue import Shape
 from .session_life import OPEN_SESSION
 from .speed import most_of, run_ns
@@ -51,8 +52,7 @@ def ending(ledger: Ledger, now: int) -> list[ev.Event]:
         for session_id in node.sessions:
             session = ledger.sessions[session_id]
             if session.state in OPEN_SESSION and not session.leases:
-                events.append(ev.SessionClosing(
-                    now, session_id, f"node {node.spec.name}: {node.draining}"))
+                events += farewell(ledger, node, session, now)
     return events
 
 

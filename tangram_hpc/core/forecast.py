@@ -119,8 +119,8 @@ class _Ahead:
         return self._found
 
     def _settle(self) -> None:
-        """What is on its way is taken as done: sandboxes that open or close, units that are
-        being cleaned, clients that are away and may come back."""
+        """What is on its way is taken as done: sandboxes that open, move or close, units
+        that are being cleaned, clients that are away and may come back."""
         now = self._now
         self._ledger.expiring.clear()
         self._ledger.allocs.policy = AllocPolicy()  # what is held stays as it is
@@ -133,6 +133,8 @@ class _Ahead:
         for session in list(self._ledger.sessions.values()):
             if session.state is SessionState.OPENING:
                 self._happen(ev.SessionReady(now, session.spec.id))
+            elif session.state is SessionState.MOVING:
+                self._happen(ev.SessionPacked(now, session.spec.id, "packed"))
             elif session.state is SessionState.CLOSING and not session.leases:
                 self._happen(ev.SessionClosed(now, session.spec.id, ""))
 

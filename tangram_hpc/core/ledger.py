@@ -88,9 +88,11 @@ class SessionEntry:
 
     @property
     def works(self) -> bool:
-        """Whether it stands and an action of it waits or runs, or a fork of it is to begin."""
+        """Whether it stands, or stood before it moved, and an action of it waits or runs, or a fork
+        of it is to begin."""
         busy = self.leases or self.waiting or self.forks
-        return bool(busy) and self.state is not SessionState.WAITING
+        stood = self.state is not SessionState.WAITING or bool(self.spec.files)
+        return bool(busy) and stood
 
     @property
     def takes(self) -> bool:

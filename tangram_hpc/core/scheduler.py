@@ -64,6 +64,8 @@ class Scheduler(Restart):
             ev.SessionPlaced: self._session_placed,
             ev.SessionReady: self._session_ready,
             ev.SessionRenewed: self._session_renewed,
+            ev.SessionMoving: self._session_moving,
+            ev.SessionPacked: self._session_packed,
             ev.SessionClosing: self._session_closing,
             ev.SessionClosed: self._session_closed,
             ev.ActionSubmitted: self._action_submitted,

@@ -13,6 +13,7 @@ from ..domain.decision import (
     CloseSession,
     Decision,
     OpenSession,
+    PackSession,
 )
 from ..domain.ids import client_of, show
 from ..domain.states import ActionState, SessionState
@@ -73,6 +74,32 @@ class SessionFacts:
             self._rest(session, event.at)
         return []
 
+    def _session_moving(self, event: ev.SessionMoving) -> list[Decision]:
+        session = self.ledger.sessions[event.session]
+        self._withdraw(session)
+        session.state = move(SESSION_MOVES, session.state, SessionState.MOVING, event)
+        self._rest(session, event.at)
+        return [PackSession(session.node, event.session)]
+
+    def _session_packed(self, event: ev.SessionPacked) -> list[Decision]:
+        """It waits as if it had just been asked for, but with its files and its actions."""
+        session = self.ledger.sessions[event.session]
+        session.state = move(SESSION_MOVES, session.state, SessionState.WAITING, event)
+        self._vacate(session)
+        session.spec = session.spec.moved(event.files)
+        session.node, session.cores, session.requested_at = 0, (), event.at
+        self.ledger.opening[event.session] = None
+        self.dirty = True
+        return []
+
+    def _vacate(self, session: SessionEntry) -> None:
+        """Its node has its amounts back."""
+        node = self.ledger.nodes[session.node]
+        del node.sessions[session.spec.id]
+        node.cores.give(session.cores)
+        node.free_mem_mib += session.spec.mem_mib
+        self._drained(node)
+
     def _session_closing(self, event: ev.SessionClosing) -> list[Decision]:
         session = self.ledger.sessions[event.session]
         if session.state is SessionState.WAITING:
@@ -94,11 +121,7 @@ class SessionFacts:
         if session.state is SessionState.WAITING:
             del self.ledger.opening[event.session]
         else:
-            node = self.ledger.nodes[session.node]
-            del node.sessions[event.session]
-            node.cores.give(session.cores)
-            node.free_mem_mib += session.spec.mem_mib
-            self._drained(node)
+            self._vacate(session)
         self.ledger.idle.stop(event.session, session.spec.idle_ns)
         self._forked(session, event.at)
         owner = self.ledger.clients[client_of(event.session)]

@@ -17,7 +17,8 @@ from ..domain.states import SessionState
 if TYPE_CHECKING:
     from .ledger import Ledger, SessionEntry
 
-OPEN_SESSION = (SessionState.WAITING, SessionState.OPENING, SessionState.IDLE, SessionState.BUSY)
+OPEN_SESSION = (SessionState.WAITING, SessionState.OPENING, SessionState.IDLE, SessionState.BUSY,
+                SessionState.MOVING)
 _WENT = "its client went away"
 
 

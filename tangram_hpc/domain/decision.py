@@ -64,6 +64,13 @@ class CloseSession(Decision, frozen=True):
     session: int
 
 
+class PackSession(Decision, frozen=True):
+    """Tell `node` to take a session's sandbox down and to put its files into the store."""
+
+    node: int
+    session: int
+
+
 class PrepareService(Decision, frozen=True):
     """Tell `node` of a service that it may be asked to bring to its GPUs."""
 

@@ -200,6 +200,21 @@ class SessionRenewed(Event, frozen=True, tag="session-renewed"):
     session: int
 
 
+class SessionMoving(Event, frozen=True, tag="session-moving"):
+    """A session at rest leaves its node: nothing starts in it, and its files are packed there."""
+
+    session: int
+    reason: str
+
+
+class SessionPacked(Event, frozen=True, tag="session-packed"):
+    """Nothing of a session is left on the node that it leaves, and its files are in the store under
+    this digest: it waits for its next home."""
+
+    session: int
+    files: str
+
+
 class SessionClosing(Event, frozen=True, tag="session-closing"):
     """The session is to end; what runs in it is killed, what waits for it is cancelled."""
 
@@ -331,6 +346,8 @@ AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     AllocationHeld,
     AllocationReleased,
     AllocationEnded,
+    SessionMoving,
+    SessionPacked,
 ]
 
 

@@ -31,6 +31,10 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
         origin: session whose files it begins with (a fork); 0 for none.
         idle_ns: closed when nothing waited, ran or renewed it for so long; 0 for never.
         grace_ns: how long it outlives the loss of its client; -1 for as long as the broker says.
+        movable: its files are all that it needs to go on: when its node is drained, it goes to
+            another one with them, and loses its background processes, its host's name and what
+            lies outside its directory and its temporary one.
+        files: digest of the files it begins with after a move; only the broker sets it.
     """
 
     id: int
@@ -47,3 +51,9 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     origin: int = 0
     idle_ns: int = 0
     grace_ns: int = -1
+    movable: bool = False
+    files: str = ""
+
+    def moved(self, files: str) -> SessionSpec:
+        """The same, to begin elsewhere with these files: it is nobody's fork any more."""
+        return msgspec.structs.replace(self, origin=0, files=files)

@@ -34,12 +34,14 @@ class LeaseState(str, Enum):
 
 
 class SessionState(str, Enum):
-    """A session's life: WAITING for admission, then a sandbox on its home node."""
+    """A session's life: WAITING for admission, then a sandbox on its home node. MOVING: its files
+    leave that node, and it waits for another."""
 
     WAITING = "WAITING"
     OPENING = "OPENING"
     IDLE = "IDLE"
     BUSY = "BUSY"
+    MOVING = "MOVING"
     CLOSING = "CLOSING"
     CLOSED = "CLOSED"
     LOST = "LOST"

@@ -34,6 +34,10 @@ class Machine:
         """See `ports.Executor`."""
         self._reports.session_down(session, "")
 
+    def pack_session(self, session: int) -> None:
+        """See `ports.Executor`."""
+        self._reports.session_packed(session, "modelled")
+
     def prepare_service(self, spec: ServiceSpec) -> None:
         """See `ports.Executor`."""
 

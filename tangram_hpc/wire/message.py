@@ -19,7 +19,7 @@ from ..domain.service import EndpointSpec, ServiceSpec
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 INLINE_MAX = 66 * 1024  # 64 KiB of data and its wrapping; more goes by digest through the store
 
 
@@ -300,6 +300,13 @@ class SandboxDown(Message, frozen=True, tag=55):
     reason: str = ""
 
 
+class SandboxPacked(Message, frozen=True, tag=58):
+    """A session's sandbox is gone as PackSandbox asked; its files are in the store."""
+
+    session: int
+    files: str
+
+
 # ---- broker -> worker ------------------------------------------------------------------------
 
 
@@ -359,6 +366,13 @@ class CloseSandbox(Message, frozen=True, tag=75):
     session: int
 
 
+class PackSandbox(Message, frozen=True, tag=77):
+    """Take a session's sandbox down and put its files into the store; answered by SandboxPacked, or
+    by SandboxDown when that cannot be done."""
+
+    session: int
+
+
 AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     Ping,
     Pong,
@@ -400,4 +414,6 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     OpenSandbox,
     CloseSandbox,
     PrepareService,
+    SandboxPacked,
+    PackSandbox,
 ]

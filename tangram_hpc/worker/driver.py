@@ -24,6 +24,7 @@ from ..wire.message import (
     Message,
     OpenSandbox,
     Output,
+    PackSandbox,
     Ping,
     Pong,
     PrepareService,
@@ -32,6 +33,7 @@ from ..wire.message import (
     Resize,
     Returned,
     SandboxDown,
+    SandboxPacked,
     SandboxUp,
     Shutdown,
     Start,
@@ -111,6 +113,7 @@ class WorkerDriver:
             Resize: self._resize,
             OpenSandbox: self._open_sandbox,
             CloseSandbox: self._close_sandbox,
+            PackSandbox: self._pack_sandbox,
             PrepareService: self._prepare_service,
         }
 
@@ -230,6 +233,9 @@ class WorkerDriver:
             self._end_held(lease, ActionState.CANCELLED, "its session was closed")
         executor.close_session(order.session)
 
+    def _pack_sandbox(self, executor: Executor, order: PackSandbox, _: memoryview | None) -> None:
+        executor.pack_session(order.session)
+
     # ---- its end ----
 
     def lost(self, reason: str) -> None:
@@ -325,6 +331,10 @@ class WorkerDriver:
     def session_down(self, session: int, reason: str) -> None:
         """See `ports.Reports`."""
         self._send(SandboxDown(session, reason))
+
+    def session_packed(self, session: int, files: str) -> None:
+        """See `ports.Reports`."""
+        self._send(SandboxPacked(session, files))
 
     # ---- on its own beat ----
 

@@ -79,7 +79,7 @@ class SandboxExecutor:
         self._counts_ooms = "memory" in enforcer.limits
         units = max(1, len(cores))
         self._lodging = Lodging(self, Path(scratch), units, settings, backends, enforcer, pinned)
-        self._sessions = Sessions(self._lodging, self, reports)
+        self._sessions = Sessions(self._lodging, self, reports, self._vault)
         self._stuck = StuckWatch(self._free_behind)
         self._pressure = Pressure(not self._counts_ooms, self.kill)
         self._looking: asyncio.TimerHandle | None = None
@@ -94,7 +94,7 @@ class SandboxExecutor:
         """The process id of the parent of all hosts."""
         return self._lodging.pid
 
-    # ---- orders: sessions ----
+    # ---- orders ----
 
     def open_session(self, spec: SessionSpec) -> None:
         """See `ports.Executor`."""
@@ -112,7 +112,9 @@ class SandboxExecutor:
                 job.stop = (ActionState.CANCELLED, "its session was closed")
         self._sessions.close(one)
 
-    # ---- orders: actions ----
+    def pack_session(self, session: int) -> None:
+        """See `ports.Executor`."""
+        self._sessions.pack(session)
 
     def start(self, order: Start, payload: memoryview | bytes) -> None:
         """See `ports.Executor`. A lease that is known is ignored."""
@@ -484,8 +486,7 @@ class SandboxExecutor:
         self._closed = True
         if self._looking is not None:
             self._looking.cancel()
-        self._lodging.close()
-        self._vault.close()
+        self._lodging.close(self._vault.close)
         jobs, self._jobs = list(self._jobs.values()), {}
         for job in jobs:
             job.end_timer()
@@ -496,4 +497,3 @@ class SandboxExecutor:
             else:
                 self._reports.released(lease)
         self._sessions.end_all()
-

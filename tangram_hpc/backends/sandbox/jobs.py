@@ -81,17 +81,18 @@ class Session:
         running: the lease of its command, 0 for none.
         copies: sessions that will begin with a copy of its files; `copying`: those being made.
         deaths: inits that it lost.
+        packing: it goes to another node, and its files are or will be packed.
     """
 
-    __slots__ = ("box", "closing", "copies", "copying", "deaths", "host", "id", "running", "spec",
-                 "up", "waiting", "was_up")
+    __slots__ = ("box", "closing", "copies", "copying", "deaths", "host", "id", "packing",
+                 "running", "spec", "up", "waiting", "was_up")
 
     def __init__(self, spec: SessionSpec, box: Box) -> None:
         self.id = spec.id
         self.spec = spec
         self.box = box
         self.host: Host | None = None
-        self.up = self.was_up = self.closing = False
+        self.up = self.was_up = self.closing = self.packing = False
         self.running = 0
         self.deaths = 0
         self.copies: deque[Session] = deque()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from . import etc
 from . import scratch as folders
 from .backends import Backends
 from .hosts import Host, NurseryClient, Owner
-from .hostwire import INIT, RUNNER, Box, Limits, Setup
+from .hostwire import INIT, RUNNER, Box, Limits, Setup, Tidy
 from .pools import Pool, Starts
 
 _WARM_BOXES = 4  # at most so many boxes (images, say) have hosts that wait, those used last
@@ -87,6 +88,15 @@ class Lodging:
         """Asks for a host, in the directory of number `home` or a fresh one."""
         return self._nursery.fork(INIT, box, home)
 
+    def berth(self) -> tuple[int, str]:
+        """A number that no directory has, and the path of the one that `fork` takes it for."""
+        number = next(self._numbers)
+        return number, os.path.join(self._nursery.root, str(number))
+
+    def vacate(self, home: int) -> None:
+        """Nobody needs the directory of this number any more."""
+        self._nursery.tell(Tidy(home))
+
     def setup(self, host: Host) -> Setup:
         """Makes what holds a newborn host; what it must be told.
 
@@ -122,9 +132,11 @@ class Lodging:
         self._nursery.close()
         self._nursery = self._make_nursery()
 
-    def close(self) -> None:
-        """Ends every host and removes what they left. Blocks until the last is dead."""
+    def close(self, end_others: Callable[[], None]) -> None:
+        """Ends every host, then others that write here, and removes what they left. Blocks until
+        the last is dead."""
         self._nursery.close()
+        end_others()
         self.enforcer.close()
         for root in self._roots:
             folders.remove(root)

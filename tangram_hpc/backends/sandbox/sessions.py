@@ -1,5 +1,6 @@
 """Owns: the sessions that are open on this node - their sandboxes' coming and going, whose turn it
-is in one, and copies of their files. Must not decide how an action ended.
+is in one, copies of their files, and their leaving for another node. Must not decide how an action
+ended.
 
 Law: a command at a time; a copy is made between two. A session outlives the death of its init: its
 files are there, so another init takes them over, and only the action that ran is lost.
@@ -19,6 +20,7 @@ from .hosts import Host
 from .hostwire import Close
 from .jobs import Job, Session
 from .lodging import Lodging
+from .vault import Vault
 
 _CLOSE_S = 8.0  # an init that has not ended its sandbox by then is killed
 _DEATHS_MAX = 8  # of one session's inits; what kills more of them is no accident
@@ -43,8 +45,9 @@ class Crew(Protocol):
 class Sessions:
     """All of one worker's."""
 
-    def __init__(self, lodging: Lodging, crew: Crew, reports: Reports) -> None:
+    def __init__(self, lodging: Lodging, crew: Crew, reports: Reports, vault: Vault) -> None:
         self._lodging = lodging
+        self._vault = vault
         self._crew = crew
         self._reports = reports
         self._loop = asyncio.get_running_loop()
@@ -67,6 +70,8 @@ class Sessions:
         session = self._open[spec.id] = Session(spec, box)
         if spec.origin:
             return self._ask_copy(session)
+        if spec.files:
+            return self._unpack(session)
         pool = self._lodging.pool(box)
         host = pool.give_away()
         if host is None:
@@ -81,11 +86,27 @@ class Sessions:
         if self._open.get(session.id) is not session:
             return None
         if session.closing:
+            if home:
+                self._lodging.vacate(home)
             self._end(session, "")
             return None
         host = session.host = self._lodging.fork(session.box, home)
         host.session, host.origin = session.id, origin
         return host
+
+    def _unpack(self, session: Session) -> None:
+        """It takes its files over as those of an init that died."""
+        home, folder = self._lodging.berth()
+
+        def then(_: bytes, why: str) -> None:
+            if why or self._open.get(session.id) is not session:
+                self._lodging.vacate(home)
+                if self._open.get(session.id) is session:
+                    self._end(session, "" if session.closing else why)
+            else:
+                self._lodging.starts.ask(lambda: self._build(session, home))
+
+        self._vault.unpack(session.spec.files, folder, then)
 
     def _ask_copy(self, session: Session) -> None:
         origin = self._open.get(session.spec.origin)
@@ -117,6 +138,8 @@ class Sessions:
         session.was_up = True
         if first:
             self._reports.session_up(session.id)
+        if session.packing:
+            return host.kill()
         self._next(session)
 
     # ---- going ----
@@ -131,6 +154,25 @@ class Sessions:
         session.copies.clear()
         if session.up and session.host is not None:
             self._shut(session.host)  # else it ends as soon as its host would begin or be up
+
+    def pack(self, number: int) -> None:
+        """Takes its sandbox down and stores its files; `session_packed` or `session_down` follows.
+        Its init is killed as by accident, so that the directory stays, and no other follows."""
+        session = self._open.get(number)
+        if session is None or session.closing or session.packing:
+            return
+        session.packing = True
+        if session.up and session.host is not None:
+            session.host.kill()  # else it ends as soon as its host is up, or nothing of it is left
+
+    def _packed(self, session: Session, host: Host, digest: str, why: str) -> None:
+        host.tidy()
+        if self._open.get(session.id) is not session:
+            return
+        if why or session.closing:
+            return self._end(session, "" if session.closing else why)
+        del self._open[session.id]
+        self._reports.session_packed(session.id, digest)
 
     def _shut(self, host: Host) -> None:
         host.send(Close())
@@ -156,6 +198,9 @@ class Sessions:
         session = self._open.get(host.session)
         if session is not None:
             session.host = None
+            if session.packing and not session.closing:
+                return self._vault.pack(host.folder, lambda data, why: self._packed(
+                    session, host, data.decode(), why))
             self._lodging.starts.ask(lambda: self._build(session, host.home))
 
     def _end(self, session: Session, reason: str) -> None:
@@ -202,7 +247,7 @@ class Sessions:
             self._next(session)
 
     def _next(self, session: Session) -> None:
-        if session.running or not session.up or session.closing:
+        if session.running or not session.up or session.closing or session.packing:
             return
         while session.copies:
             copy = session.copies.popleft()

@@ -12,6 +12,7 @@ from ...errors import InvalidInput
 from ...ports import Store
 from ...wire.message import INLINE_MAX
 from ...wire.payload import Payload, Stored, decode, encode
+from . import parcel
 
 FUNCTIONS_MAX = 64  # functions kept at once, here and in each runner
 _STORED = encode(Stored("", 0))[:2]  # how every reference begins
@@ -33,6 +34,7 @@ class Vault:
         self._threads = ThreadPoolExecutor(2, "tangram-store")
         self._functions: dict[str, bytes] = {}
         self._asked: dict[str, list[Then]] = {}
+        self._closed = False
 
     def fetch(self, payload: bytes, then: Then) -> None:
         """Follows a reference."""
@@ -61,6 +63,21 @@ class Vault:
             self._asked[digest] = [then]
             self._go(self._store.get, digest, lambda blob, why: self._learned(digest, blob, why))
 
+    def pack(self, folder: str, then: Then) -> None:
+        """Stores what a scratch directory holds; `then` gets the digest."""
+        def put(folder: str) -> bytes:
+            return parcel.pack(folder, self._store, lambda: self._closed).encode()
+
+        self._go(put, folder, then)
+
+    def unpack(self, digest: str, folder: str, then: Then) -> None:
+        """Makes a scratch directory of what was packed; `then` gets nothing."""
+        def get(digest: str) -> bytes:
+            parcel.unpack(digest, folder, self._store, lambda: self._closed)
+            return b""
+
+        self._go(get, digest, then)
+
     def _learned(self, digest: str, blob: bytes, why: str) -> None:
         if not why:
             self._functions[digest] = blob
@@ -74,7 +91,7 @@ class Vault:
             if future.cancelled():
                 return
             error = future.exception()
-            if isinstance(error, (InvalidInput, OSError)):
+            if isinstance(error, (InvalidInput, OSError, parcel.Unmoved)):
                 then(b"", str(error))
             elif error is not None:
                 raise error
@@ -85,4 +102,5 @@ class Vault:
 
     def close(self) -> None:
         """Gives up what is under way."""
+        self._closed = True
         self._threads.shutdown(wait=True, cancel_futures=True)
