@@ -24,7 +24,8 @@ LAYOUTS = {
                     "mem_trainer": "500"},
     "single-node": {"partition": "cpu", "cpus_lent": "6", "mem": "1800"},
     "satellites": {"partition": "trainer", "satellites": "2"}}
-SATELLITES = ({"partition": "scav", "cpus": "4", "mem": "800", "component": "spare"},
+# on nodes of their own, so that a node names its step: `scav` has those of `gpu` too
+SATELLITES = ({"partition": "cpu", "cpus": "4", "mem": "800", "component": "spare"},
               {"partition": "gpu", "cpus": "4", "mem": "800", "gres": "gpu:1"})
 STEPS = {"hetjob": 3, "homogeneous": 2, "single-node": 2, "satellites": 1}
 
