@@ -160,13 +160,12 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     spec = node_spec(config, environ, backends, plan.component, plan.name, devices,
                      plan.het_group)
     enforce.sweep()  # what workers that were killed here left; `make_scratch` does so for its own
-    enforcer = enforce.probe(spec.pinned, config.enforcement)
-    spec = spec.held_by(enforcer.name)
     scratch = make_scratch(environ, config.scratch, "worker")
     ended: asyncio.Future[str] = loop.create_future()
     timer = LoopTimer(loop)
 
     node: NodeExecutor | None = None
+    enforcer: enforce.Enforcer | None = None
 
     def make_executor(reports: Reports, welcome: WorkerWelcome) -> Executor:
         nonlocal node
@@ -192,6 +191,8 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         driver.leave(f"it left: {number.name}")
 
     try:
+        enforcer = enforce.probe(spec.pinned, config.enforcement)
+        spec = spec.held_by(enforcer.name)
         link = SocketLink(dial(access.addresses, access.key, access.job), loop)
         driver = WorkerDriver(access.job, spec, link, timer, make_executor, ended.set_result,
                               _GAP_S)
@@ -205,7 +206,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     finally:
         if node is not None:
             await node.closed()  # and its enforcer
-        else:
+        elif enforcer is not None:
             enforcer.close()
         meter.close()
         shutil.rmtree(scratch, ignore_errors=True)
