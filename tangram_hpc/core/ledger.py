@@ -268,6 +268,7 @@ class Ledger:
                 entry = self.actions[action_id]
                 pending, dealt = entry.state is ActionState.PENDING, service_of(entry.action.key)
                 assert not pending or bool(dealt) == (action_id in self.ready), f"{entry}"
+                assert not (pending and dealt) or pool.placed(action_id), f"{entry} goes nowhere"
                 assert dealt or not pool.placed(action_id), f"{entry} was not dealt and is placed"
         assert not turns, f"turns that no pool knows: {turns}"
 
