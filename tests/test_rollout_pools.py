@@ -209,6 +209,25 @@ def test_turns_of_a_service_that_is_gone_are_asked_for_again() -> None:
     assert world.ledger.nodes[second].state.value == "UP" and world.pool.open_turns == {}
 
 
+def test_a_turn_that_a_drained_node_gives_back_goes_elsewhere() -> None:
+    world = Site()
+    world.gpu_node(2)
+    world.declare()
+    turns = [world.turn(n) for n in range(2)]
+    other = world.turn(2)
+    world.plan()
+    behind = [lease for lease, x in world.ledger.leases.items() if not x.begun]
+    assert [world.service(t) for t in (*turns, other)] == ["s0", "s1", "s0"] and len(behind) == 1
+    world.happen(ev.NodeDraining(world.now, 1, "drained"))
+    world.gpu_node(1)
+    world.happen(ev.LeaseReturned(world.now, behind[0]))
+    world.plan()
+    assert world.service(other) == "big" and world.ledger.actions[other].lease
+    for action in (*turns, other):
+        world.finish(action)
+    assert world.pool.open_turns == {} and world.pool.load("big") == 0
+
+
 def test_resting_trajectories_and_those_of_lost_clients_are_dropped() -> None:
     world = site(idle_s=1.0)
     world.serve(world.turn("old"))
@@ -250,7 +269,7 @@ class History(Site):
         self.asked = list[int]()
         self.happen(ev.BrokerStarted(0, "job", "first-fit", "none"))
         self.join_client()
-        self.gpu_node(4)
+        self.gpu_node(2)
         self.declare()
 
     def join_client(self) -> None:
@@ -319,7 +338,7 @@ class History(Site):
         raise AssertionError(f"turns that never end: {self.pool.open_turns}")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(OPS)
 def test_every_turn_is_served_once_and_the_books_stay_right(ops: list[tuple[str, int, int]]
                                                             ) -> None:
