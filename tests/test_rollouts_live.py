@@ -152,8 +152,8 @@ def test_what_was_learned_is_there_for_the_next_job_and_in_the_accounting(tmp_pa
         first.ask("info")
     rows = [as_json(r) for r in fold(read_journal(first.folder / "journal")).records.values()]
     routes = [row["route"]["how"] for row in rows if row["route"]]
-    assert routes == ["prefill", "stay"] * 4
-    assert {row["key"] for row in rows if row["route"]} == {"service:s0"}
+    assert routes[::2] == ["prefill"] * 4 and routes[1] == "stay"
+    assert all(row["key"] == "service:" + row["route"]["service"] for row in rows if row["route"])
     assert sum(row["trajectory"] == "t0" for row in rows) == 3  # two turns and a tool
     assert [p.name for p in (tmp_path / "trees").iterdir()] == [f"{first.job}.cmlfq.json"]
     with LocalCluster(cpus=1, devices="fake:3", home=tmp_path) as second:
@@ -187,7 +187,7 @@ def test_a_turn_with_a_name_outlives_its_broker(tmp_path: Path) -> None:
     for child in first._children:
         child.wait(30)
     first.close()
-    assert lost.exception(30) is not None and waits.exception(30) is not None
+    assert lost.cancelled() and waits.cancelled()
     with LocalCluster(cpus=1, devices="fake:3", home=tmp_path, job=first.job) as again:
         for name in ("s0", "s1", "big"):
             again.register_service(name, FAKE)
