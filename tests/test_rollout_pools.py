@@ -16,6 +16,7 @@ from tangram_hpc.broker.tell_rollouts import rollouts
 from tangram_hpc.cli.explain import lines
 from tangram_hpc.core.admission import reason, refusal
 from tangram_hpc.core.placers.registry import make_placer
+from tangram_hpc.core.quota_facts import finished
 from tangram_hpc.core.rollout_facts import declaration_of_rollouts
 from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain import decision as de
@@ -25,7 +26,7 @@ from tangram_hpc.domain.ids import client_of, show
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.rollouts import Turn
-from tangram_hpc.domain.service import ServiceSpec
+from tangram_hpc.domain.service import FALTERED, ServiceSpec
 from tangram_hpc.domain.states import ENDED, ActionState
 from tangram_hpc.rollouts import rollouts_spec
 
@@ -228,6 +229,36 @@ def test_a_turn_that_a_drained_node_gives_back_goes_elsewhere() -> None:
     assert world.pool.open_turns == {} and world.pool.load("big") == 0
 
 
+def test_a_service_that_fails_is_left_alone_for_a_while() -> None:
+    world = site()
+    turns = [world.turn(n, attempts=2) for n in range(6)]
+    world.plan()
+    bad = [t for t in turns if world.service(t) == "s0"]
+    assert len(bad) == 2
+    fails = Outcome(ActionState.FAILED, reason="its copies die on their way", pushed=FALTERED)
+    for action in bad:
+        end = ev.LeaseFinished(world.now, world.lease_of(action), fails, True)
+        for fact in finished(world.ledger, end):
+            world.happen(fact)
+    assert world.pool.load("s0") == -1 and rollouts(world.scheduler, "job", world.now)[
+        "rollouts"][0]["services"][0]["closed_s"] == 10
+    for action in [t for t in turns if t not in bad]:
+        world.finish(action)
+    world.plan()
+    assert {world.service(t) for t in bad} <= {"s1", "big"}  # asked for again, by themselves
+    last = bad[0]
+    for fact in finished(world.ledger, ev.LeaseFinished(world.now, world.lease_of(last), fails,
+                                                        True)):
+        world.happen(fact)
+    assert world.ledger.actions[last].state is ActionState.FAILED  # its attempts are used up
+    due = world.scheduler.next_deadline()
+    assert due >= 10 * 10**9
+    world.now = due
+    world.plan()
+    assert world.pool.load("s0") == 0 and world.pool.pause_ns("s0") == 20 * 10**9
+    assert world.serve(world.turn("later")) == "s0" and world.pool.pause_ns("s0") == 10 * 10**9
+
+
 def test_resting_trajectories_and_those_of_lost_clients_are_dropped() -> None:
     world = site(idle_s=1.0)
     world.serve(world.turn("old"))
@@ -258,7 +289,7 @@ def test_a_new_trainers_epochs_go_on_from_those_of_the_tree() -> None:
 
 OPS = st.lists(st.tuples(st.sampled_from(
     ["turn", "turn", "turn", "finish", "finish", "cancel", "tool", "told", "ended", "lost", "drain",
-     "join", "leave", "returned", "plan", "plan", "restart"]),
+     "join", "leave", "returned", "falters", "plan", "plan", "restart"]),
     st.integers(0, 5), st.integers(0, 3)), min_size=5, max_size=60)
 
 
@@ -291,6 +322,11 @@ class History(Site):
         elif op == "finish" and begun:
             outcome = Outcome(ENDS[b], returned=1_000 * a)
             self.happen(ev.LeaseFinished(self.now, begun[a % len(begun)], outcome, True))
+        elif op == "falters" and begun:
+            outcome = Outcome(ActionState.FAILED, pushed=FALTERED)
+            end = ev.LeaseFinished(self.now, begun[a % len(begun)], outcome, True)
+            for fact in finished(self.ledger, end):
+                self.happen(fact)
         elif op == "returned" and ahead:
             self.happen(ev.LeaseReturned(self.now, ahead[-1]))
         elif op == "cancel" and waiting:

@@ -88,7 +88,8 @@ def pool_lines(pool: dict[str, Any]) -> list[str]:
              f"  moved {share('moved')} ({share('moved_context')} of context)"]
     for s in pool["services"]:
         upto = pool["edges"][s["bucket"]] if s["bucket"] < len(pool["edges"]) else "any"
-        load = f"{s['load']}/{s['running_max']}+{s['queue_max']}" if s["stands"] else "nowhere"
+        load = f"{s['load']}/{s['running_max']}+{s['queue_max']}" if s["stands"] else (
+            f"fails, tried again in {s['closed_s']:.0f} s" if s["closed_s"] else "nowhere")
         found.append(f"  bucket {s['bucket']} (left: {upto})  {s['name']:<16}degree {s['degree']}  "
                      f"{load}")
     return found

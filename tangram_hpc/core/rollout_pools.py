@@ -23,6 +23,7 @@ from .rollout_router import STAY, Ask, KvCost, RolloutInstance, Route, Router
 TRAJECTORIES_MAX = 100_000  # that nobody asks a turn for; the one that rests longest goes first
 _TOOL_MAX = 64  # characters of a tool's name
 _DECISIONS_MAX = 1_000  # of one trajectory that are judged at its end
+_PAUSE_NS, _PAUSE_MAX_NS = 10 * 10**9, 600 * 10**9  # of a service that fails, each twice the last
 _NEVER_NS = 1 << 50  # for a token that cannot be moved
 
 
@@ -78,6 +79,8 @@ class RolloutPool:
         self._numbers: dict[int, Trajectory] = {}
         self._actions: dict[int, Trajectory] = {}
         self._next_number = 1
+        self._closed: dict[str, int] = {}  # services that turns are not dealt to, until when
+        self._pauses: dict[str, int] = {}  # how long they were closed the last time
         self._ids = {service.name: n for n, service in enumerate(spec.services)}
         for name in self._ids:
             self.stands(name, True)
@@ -266,6 +269,35 @@ class RolloutPool:
                 number, spec.bucket, spec.degree, spec.node, spec.running_max, spec.queue_max,
                 spec.context_max, spec.step_ns, spec.request_ns, spec.prefill_ns))
         return left
+
+    def others(self, service: str, context: int) -> bool:
+        """Whether another service stands on which such a context fits."""
+        mine = self._ids[service]
+        return any(i.id != mine and context <= i.context_max for i in self.router.instances)
+
+    def pause_ns(self, service: str) -> int:
+        """How long a service is closed that has failed once more."""
+        return min(_PAUSE_MAX_NS, 2 * self._pauses.get(service, _PAUSE_NS // 2))
+
+    def close(self, service: str, now: int, until: int) -> None:
+        """A service is left alone; `stands` says what follows."""
+        self._closed[service], self._pauses[service] = until, until - now
+
+    def closed(self, service: str) -> int:
+        """Until when a service is left alone; 0: it is not."""
+        return self._closed.get(service, 0)
+
+    def reopen(self, service: str) -> None:
+        """A service is tried again."""
+        self._closed.pop(service, None)
+
+    def served(self, service: str) -> None:
+        """A service answered: when it fails next, its pauses begin anew."""
+        self._pauses.pop(service, None)
+
+    def next_reopening(self) -> tuple[int, str] | None:
+        """When which service is to be tried again, the first of them."""
+        return min(((until, name) for name, until in self._closed.items()), default=None)
 
     def degree(self, service: str) -> int:
         """The block that a service is called on."""
