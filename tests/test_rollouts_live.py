@@ -4,6 +4,7 @@ it computes nothing; tools are real commands.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,11 @@ import tangram_hpc
 from tangram_hpc import LocalCluster
 from tangram_hpc.accounting.fields import as_json
 from tangram_hpc.accounting.record import fold
+from tangram_hpc.backends.cmlfq_file import TreeFiles
 from tangram_hpc.backends.journal import read_journal, read_journals
 from tangram_hpc.cli import main as cli
 from tangram_hpc.config import load_config
+from tangram_hpc.core.cmlfq import CausalTree
 from tangram_hpc.rollouts import Rollouts, rollouts_spec
 
 FAKE = {"backend": "fake", "call_s": 0.002}
@@ -137,6 +140,32 @@ def test_pools_of_the_config_file(tmp_path: Path) -> None:
     config = load_config({}, folder=tmp_path)
     spec = rollouts_spec("policy", config.rollouts["policy"])
     assert spec.edges == (500,) and [s.name for s in spec.services] == ["s0", "big"]
+
+
+def test_a_folder_that_cannot_keep_what_is_learned_is_refused(cluster: LocalCluster,
+                                                              tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(tangram_hpc.InvalidInput, match="file/trees: Not a directory; name a fold"):
+        cluster.register_rollouts("kept", {**POOL, "tree": str(tmp_path / "file" / "trees")})
+    (tmp_path / "1.cmlfq.json").write_text("{}")
+    with pytest.raises(tangram_hpc.InvalidInput, match=r"1\.cmlfq\.json: cmlfq: not a saved tree"):
+        cluster.register_rollouts("kept", {**POOL, "tree": str(tmp_path)})
+
+
+def test_a_folder_that_goes_away_is_told_of_and_ends_nothing(tmp_path: Path) -> None:
+    files, tree = TreeFiles("7"), CausalTree()
+    folder = tmp_path / "trees"
+    assert files.load(str(folder)) == (None, None)
+    tree.learn(1, 0, (), (), 10)
+    files.save(str(folder), tree)
+    files.close()
+    everything, own = files.load(str(folder))
+    assert everything.plain() == own.plain() == tree.plain() and files.trouble(str(folder)) == ""
+    shutil.rmtree(folder)
+    folder.write_text("")
+    files.save(str(folder), tree)
+    files.close()
+    assert "name a folder that this user may write" in files.trouble(str(folder))
 
 
 @pytest.mark.long

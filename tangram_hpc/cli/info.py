@@ -60,6 +60,8 @@ def go(args: argparse.Namespace) -> int:
     for pool in told["rollouts"]:
         for line in pool_lines(pool):
             print(line)
+    for name, why in told["rollouts_unsaved"].items():
+        print(f"ROLLOUTS {name:<16}what it learned was not saved: {why}")
     for e in told["endpoints"]:
         rate = f"{e['rate_now']:g}/{e['rate']:g} a second" if e["rate"] else "any rate"
         closed = f"  throttled for {e['throttled_s']:.1f} s" if e["throttled_s"] else ""
