@@ -15,6 +15,7 @@ from tangram_hpc.broker.explain import explain
 from tangram_hpc.broker.tell_rollouts import rollouts
 from tangram_hpc.cli.explain import lines
 from tangram_hpc.core.admission import reason, refusal
+from tangram_hpc.core.forecast import forecast
 from tangram_hpc.core.placers.registry import make_placer
 from tangram_hpc.core.quota_facts import finished
 from tangram_hpc.core.rollout_facts import declaration_of_rollouts
@@ -159,6 +160,21 @@ def test_queues_are_bounded_and_who_waits_is_told_why() -> None:
     assert world.service(turns[6]) == "s0" and world.service(turns[7]) == ""
     assert world.service(more) == "" and "dealt to s0" in lines(
         explain(world.scheduler, world.now, show(turns[6])))[0]
+
+
+def test_a_forecast_deals_on_a_copy() -> None:
+    world = site()
+    old = [world.turn(f"old-{n}") for n in range(6)]
+    world.plan()
+    for action in old:  # so that it is known how long a call of each service takes
+        world.finish(action)
+    turns = [world.turn(n) for n in range(7)]
+    world.plan()
+    before = shown(world.scheduler)
+    found = forecast(world.scheduler, turns[6], world.now)
+    assert found.at is not None and found.node == 1
+    assert shown(world.scheduler) == before and world.service(turns[6]) == ""
+    world.ledger.check()
 
 
 def test_what_can_never_be_served_is_said_in_one_line() -> None:

@@ -111,7 +111,8 @@ class Declaring:
         for spec in specs:
             if why := self._declare_pool(spec, changed=True):
                 raise InvalidInput(why)
-        self._timer.after(_SAVE_S, self._save_trees)
+        if self._trees is not None:
+            self._timer.after(_SAVE_S, self._save_trees)
 
     def _save_trees(self) -> None:
         """Saves what is new; the next look is so late that this takes 1 % of the time at most."""

@@ -48,5 +48,5 @@ def turn_told(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, A
         return {"turn": told | {"service": route.service, "wanted": route.wanted,
                                 "bucket": route.bucket, "how": route.how}}
     pool = scheduler.ledger.rollouts[turn.pool]
-    why, ahead = pool.waits_for(entry.action.id)
-    return {"turn": told | {"why": why, "ahead": ahead, "services": _pool(pool, now)["services"]}}
+    return {"turn": told | {"why": pool.why(entry.action.id), "ahead": pool.ahead(entry.action.id),
+                            "services": _pool(pool, now)["services"]}}

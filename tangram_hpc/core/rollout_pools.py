@@ -14,7 +14,9 @@ anything left to ask after them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..domain.rollouts import RolloutsSpec, Routed, Turn
 from .cmlfq import CausalTree, Cmlfq, Shape, Signal, bucket_of
@@ -142,15 +144,17 @@ class RolloutPool:
         else:
             self._touch(one, at)
 
-    def waits_for(self, action: int) -> tuple[str, int]:
-        """Why a turn that was not dealt waits, and behind how many: for its trajectory's earlier
-        turns, for room, or for any service to stand."""
+    def why(self, action: int) -> str:
+        """Why a turn that was not dealt waits: for its trajectory's earlier turns, for room, or for
+        any service to stand."""
+        if next(iter(self._actions[action].turns)) != action:
+            return "TrajectoryBusy"
+        return "RolloutsFull" if self.router.instances else "ReqNodeNotAvail"
+
+    def ahead(self, action: int) -> int:
+        """How many turns are before such a one, of its trajectory or in the line. O(those)."""
         one = self._actions[action]
-        before = list(one.turns).index(action)
-        if before:
-            return "TrajectoryBusy", before
-        return ("RolloutsFull" if self.router.instances else "ReqNodeNotAvail",
-                self.router.waits(one.number))
+        return list(one.turns).index(action) or max(0, self.router.waits(one.number))
 
     def placed(self, action: int) -> bool:
         """Whether a turn is in the books of a service that stands."""
@@ -316,6 +320,20 @@ class RolloutPool:
     def open_turns(self) -> dict[int, Turn]:
         """All turns that are not over, by action."""
         return {action: one.turns[action] for action, one in self._actions.items()}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RolloutPool:
+        """A pool that goes on from this one's turns and learns nothing: what forecasts need.
+        O(turns that are not over + trajectories at C's speed)."""
+        twin = copy(self)
+        twin.counts, twin.router = copy(self.counts), self.router.twin()
+        twin._numbers = {one.number: replace(one, turns=dict(one.turns), signals=list(one.signals),
+                                             decisions=[]) for one in self._actions.values()}
+        twin._actions = {a: twin._numbers[one.number] for a, one in self._actions.items()}
+        twin._names = {(one.client, one.name): one for one in twin._numbers.values()
+                       if not one.gone}
+        twin.queues = self.queues.twin(n for n, one in twin._numbers.items() if not one.gone)
+        twin._closed, twin._pauses = dict(self._closed), dict(self._pauses)
+        return twin
 
     def check(self) -> None:
         """The laws: every turn waits or is placed exactly once, the first of its trajectory only;
