@@ -4,6 +4,7 @@ it computes nothing; tools are real commands.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from collections.abc import Iterator
@@ -70,20 +71,26 @@ def test_what_a_sandbox_returned_moves_a_trajectory_and_silence_does_not(
     assert seen["judged"] == 8 and 0 < seen["accuracy"] < 1
 
 
-def test_functions_and_tools_that_ran_elsewhere_count_too(cluster: LocalCluster) -> None:
+def test_functions_grants_and_tools_that_ran_elsewhere_count_too(cluster: LocalCluster) -> None:
     cluster.register_rollouts("elsewhere", POOL)
+    web = cluster.register_endpoint("web", concurrency=2)
+
+    async def page() -> str:
+        return "x" * 5_000
     for n in range(4):
         name, long = f"e-{n}", n % 2 == 1
         turn(cluster, "elsewhere", name, 0)
         if n < 2:
             cluster.tool_returned("elsewhere", name, "search", 5_000 if long else 10)
+        elif n == 2:
+            cluster.submit(lambda size: "x" * size, 10, name="search", trajectory=name).result(30)
         else:
-            cluster.submit(lambda size: "x" * size, 5_000 if long else 10, name="search",
-                           trajectory=name).result(30)
+            asyncio.run(web.request(page, name="search", trajectory=name))
         turn(cluster, "elsewhere", name, 200)
         cluster.trajectory_ended("elsewhere", name, 9_000 if long else 300)
     turn(cluster, "elsewhere", "e-new", 0)
-    cluster.tool_returned("elsewhere", "e-new", "search", 5_000)
+    with web.slot("search", trajectory="e-new") as slot:
+        slot.returned = 5_000
     assert turn(cluster, "elsewhere", "e-new", 200) == "big"
     cluster.trajectory_ended("elsewhere", "e-new")
     with pytest.raises(tangram_hpc.InvalidInput, match="status: 'sad' is not one of success"):
@@ -231,3 +238,34 @@ def test_a_turn_with_a_name_outlives_its_broker(tmp_path: Path) -> None:
         pool = again.ask("rollouts")["rollouts"][0]
         assert pool["waiting"] == 0 and all(s["load"] == 0 for s in pool["services"])
     assert len(list(read_journals(again.folder))) > 0
+
+
+@pytest.mark.long
+def test_a_turn_leaves_a_service_that_cannot_be_reached(tmp_path: Path) -> None:
+    with LocalCluster(cpus=1, devices="fake:2", home=tmp_path) as cluster:
+        nowhere = {"backend": "http", "url": "http://127.0.0.1:9", "gpus": [1]}
+        cluster.register_service("nowhere", nowhere)
+        cluster.register_service("s0", FAKE)
+        cluster.register_rollouts("p", {"buckets": [{"services": ["nowhere", "s0"]}]})
+        turns = [cluster.rollout("p", "sample", trajectory=n, prompt=n, context=1, generated=0)
+                 for n in range(4)]
+        assert all(future.result(60)["fake"] for future in turns)
+        assert {future.route.service for future in turns} == {"s0"}
+        assert max(future.details.attempt for future in turns) == 2
+        seen = cluster.ask("rollouts")["rollouts"][0]["services"]
+        assert not seen[0]["stands"] and seen[0]["closed_s"] > 0 and seen[1]["stands"]
+
+
+@pytest.mark.long
+def test_a_wrong_pool_of_the_config_file_ends_the_start_in_order(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, scratch = tmp_path / "tangram.toml", tmp_path / "scratch"
+    scratch.mkdir()
+    config.write_text('[[rollouts.policy.buckets]]\nservices = "nobody"\n')
+    monkeypatch.setenv("TANGRAM_CONFIG", str(config))
+    cluster = LocalCluster(cpus=1, home=tmp_path / "home", scratch=scratch)
+    with pytest.raises(tangram_hpc.BrokerUnreachable):
+        cluster.start()
+    said = (cluster.folder / "broker.log").read_text()
+    assert "rollouts policy: services: no service 'nobody' is declared" in said
+    assert "Traceback" not in said and list(scratch.iterdir()) == []
