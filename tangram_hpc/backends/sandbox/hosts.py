@@ -282,6 +282,7 @@ class NurseryClient:
         self._hosts: dict[int, Host] = {}
         self._unclean: dict[int, Host] = {}
         self._unsent: list[bytes] = []
+        self._heard = memoryview(bytearray(_RECEIVE))  # of whoever speaks; kept by nobody
         self._closed = False
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
@@ -412,17 +413,17 @@ class NurseryClient:
         if host.control is None:
             return False
         try:
-            data = host.control.recv(_RECEIVE)
+            size = host.control.recv_into(self._heard)
         except BlockingIOError:
             return False
         except OSError:
-            data = b""
-        if not data:  # its death certificate follows; a runner may only have closed its socket
+            size = 0
+        if not size:  # its death certificate follows; a runner may only have closed its socket
             host.hang_up()
             host.kill()
             return False
         try:
-            for message in host.inbox.feed(data):
+            for message in host.inbox.feed(self._heard[:size]):
                 if isinstance(message, Ended):
                     self._owner.ended(host, message)
                 elif isinstance(message, Gone):

@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from ...errors import ProtocolError
 from ...ports import ChannelLost
 from ...wire.frame import Buffer, Inbox, Parcel
-from .asyncsock import consume
+from .asyncsock import CHUNK, consume, next_chunk
 
-_CHUNK = 1 << 18
 _IOV = 512
 
 
@@ -32,6 +31,7 @@ class SocketChannel:
         self._sock = sock
         self._inbox = Inbox()
         self._backlog: deque[Buffer] = deque()
+        self._chunk = CHUNK
         self._wake_out, self._wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_lock = threading.Lock()
         self._poll = select.poll()
@@ -81,13 +81,14 @@ class SocketChannel:
 
     def _receive(self) -> Iterator[Parcel]:
         try:
-            data = self._sock.recv(_CHUNK)
+            data = self._sock.recv(self._chunk)
         except BlockingIOError:
             return
         except OSError as error:
             raise ChannelLost(f"connection failed: {error.strerror}") from None
         if not data:
             raise ChannelLost("the broker closed the connection")
+        self._chunk = next_chunk(self._chunk, len(data))
         try:
             yield from self._inbox.feed(data)
         except ProtocolError as error:
