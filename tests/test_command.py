@@ -1,17 +1,14 @@
-"""What is kept from one action to the next is nobody else's to change: environments by grant, the
-signals that a program expects, a buffer through which many hosts speak.
+"""What an init keeps from one command to the next is no command's to change: environments by grant,
+and the signals that a program expects.
 """
 
 from __future__ import annotations
 
-import random
 import signal
 import subprocess
 import sys
 
 from tangram_hpc.backends.sandbox.environ import Grants, for_commands
-from tangram_hpc.backends.sandbox.hostwire import Gone, Piece, WorkerInbox, frame
-from tangram_hpc.backends.transport.asyncsock import CHUNK, next_chunk
 
 _LIBRARY = 3 << 31  # the C library's own signals 32 and 33, which its spawn ignores
 
@@ -54,26 +51,3 @@ def test_an_environment_is_made_once_for_a_grant_and_own_names_stay_with_their_c
     for units in range(1, 1000):  # a session that lives long and is resized often
         assert grants.plain(units, units, "")["TANGRAM_CPUS"] == str(units)
     assert len(grants._made) < 100
-
-
-def test_hosts_speak_in_turn_through_one_buffer() -> None:
-    """Frames cut anywhere, each piece gone from the buffer when the next host speaks."""
-    rng = random.Random(3)
-    said = [[Gone(n) if rng.random() < .5 else Piece(n, 1, rng.randbytes(rng.choice((0, 9, 5000))))
-             for n in range(40)] for _ in range(3)]
-    left = [b"".join(map(frame, messages)) for messages in said]
-    inboxes, heard = [WorkerInbox() for _ in said], [[] for _ in said]  # type: ignore[var-annotated]
-    buffer = bytearray(4096)
-    while any(left):
-        host = rng.choice([n for n, data in enumerate(left) if data])
-        size = min(len(left[host]), rng.choice((1, 3, 700, 4096)))
-        buffer[:] = b"\xc1" * len(buffer)
-        buffer[:size], left[host] = left[host][:size], left[host][size:]
-        heard[host] += inboxes[host].feed(memoryview(buffer)[:size])
-    assert heard == said
-
-
-def test_much_is_asked_for_only_where_much_comes() -> None:
-    assert next_chunk(CHUNK, CHUNK - 1) == next_chunk(CHUNK, 0) == CHUNK
-    more = next_chunk(CHUNK, CHUNK)
-    assert more > CHUNK and next_chunk(more, more) == more and next_chunk(more, CHUNK) == CHUNK

@@ -248,7 +248,7 @@ def frame(message: Frame) -> bytes:
 
 
 class _Inbox:
-    """Cuts a stream into frames; keeps what is incomplete, as a copy."""
+    """Cuts a stream into frames; keeps what is incomplete."""
 
     __slots__ = ("_decode", "_kept")
 
@@ -256,7 +256,7 @@ class _Inbox:
         self._decode = decoder.decode
         self._kept = bytearray()
 
-    def _cut(self, data: bytes | memoryview) -> Iterator:
+    def _cut(self, data: bytes) -> Iterator:
         if self._kept:
             self._kept += data
             if len(self._kept) < 4 + _LENGTH.unpack_from(self._kept.ljust(4))[0]:
@@ -300,7 +300,7 @@ class WorkerInbox(_Inbox):
     def __init__(self) -> None:
         super().__init__(_from_host)
 
-    def feed(self, data: bytes | memoryview) -> Iterator[FromHost]:
+    def feed(self, data: bytes) -> Iterator[FromHost]:
         """Yields the messages that are complete.
 
         Raises:

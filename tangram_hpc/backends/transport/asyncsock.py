@@ -21,8 +21,7 @@ from ...wire.message import Message
 
 HANDSHAKE_S = 5.0
 GONE_S = 30.0  # as long as the broker's own patience with a silent worker
-CHUNK = 1 << 16  # bytes; the C library maps what is twice as large anew for every read: 20 us
-_CHUNK_MAX = 1 << 18
+_CHUNK = 1 << 16  # bytes; for twice as many the C library maps memory anew at every read: 20 us
 _IOV = 512  # well under every kernel's IOV_MAX
 
 OnParcel = Callable[[Parcel], None]
@@ -42,7 +41,6 @@ class SocketLink:
         self._loop = loop
         self._inbox, self._outbox = Inbox(), Outbox()
         self._backlog: deque[Buffer] = deque()
-        self._chunk = CHUNK
         self._on_parcel: OnParcel = lambda parcel: None
         self._on_turn: Callable[[], None] = lambda: None
         self._on_lost: OnLost = lambda reason: None
@@ -98,7 +96,7 @@ class SocketLink:
     def _readable(self) -> None:
         assert self._sock is not None
         try:
-            data = self._sock.recv(self._chunk)
+            data = self._sock.recv(_CHUNK)
         except BlockingIOError:
             return
         except OSError as error:
@@ -107,7 +105,6 @@ class SocketLink:
         if not data:
             self._lose("connection closed by the peer")
             return
-        self._chunk = next_chunk(self._chunk, len(data))
         try:
             for parcel in self._inbox.feed(data):
                 self._on_parcel(parcel)
@@ -135,11 +132,6 @@ class SocketLink:
         assert self._sock is not None
         self._loop.remove_writer(self._sock.fileno())
         self._drain()
-
-
-def next_chunk(asked: int, got: int) -> int:
-    """How many bytes to ask of a socket that gave so many: more only where there are more."""
-    return _CHUNK_MAX if got == asked else CHUNK
 
 
 def consume(backlog: deque[Buffer], sent: int) -> None:
