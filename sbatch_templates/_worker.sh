@@ -21,11 +21,14 @@ worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODE
     sleep "$((SLURM_PROCID * 15))"
     for ((n = 0; n < 30; n++)); do
         grep -q "\"ended\": \"\"" "$tangram_folder/access.json" || exit "$status"
-        case "$(sinfo -h -N -n "$tangram_first" -o %T)" in
-        down*) scontrol requeue "$SLURM_JOB_ID" && exit "$status"  # or another was first, or it may not
+        state="$(sinfo -h -N -n "$tangram_first" -o %T)"
+        nodes="$(squeue -h -j "$SLURM_JOB_ID" -o %N | paste -sd ,)"  # Slurm takes a lost one away
+        if [ "${state#down}" != "$state" ] || { [ -n "$nodes" ] &&
+                ! scontrol show hostnames "$nodes" | grep -qxF "$tangram_first"; }; then
+            scontrol requeue "$SLURM_JOB_ID" && exit "$status"  # or another was first, or it may not
             [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T | head -n 1)" != RUNNING ] || scancel "$SLURM_JOB_ID"
-            exit "$status" ;;
-        esac
+            exit "$status"
+        fi
         sleep 30
     done
     exit "$status"'

@@ -28,6 +28,7 @@ class Trial:
     job: str = ""
     others: list[str] = field(default_factory=list)
     marks: dict[str, float] = field(default_factory=dict)
+    dark: set[str] = field(default_factory=set)  # nodes without power
 
     @property
     def home(self) -> Path:
@@ -86,12 +87,21 @@ class Trial:
         """`devcluster node`."""
         done = devcluster("node", "--prefix", str(self.site.cluster.prefix), what, node)
         assert done.returncode == 0, done.stderr
+        if what in ("kill", "start"):
+            self.dark ^= {node}
         self.mark(f"{what} {node}")
 
     def node_state(self, node: str) -> str:
         """Slurm's word for a node."""
         return self.site.cluster.run_as_user(["sinfo", "-h", "-N", "-n", node, "-o", "%T"]
                                              ).stdout.split()[0]
+
+    def lost(self, node: str) -> bool:
+        """Whether Slurm calls it down, or has taken it from the job."""
+        ask = self.site.cluster.run_as_user
+        here = ",".join(ask(["squeue", "-h", "-j", self.job, "-o", "%N"]).stdout.split())
+        hosts = ask(["scontrol", "show", "hostnames", here]).stdout.split() if here else []
+        return self.node_state(node).startswith("down") or node not in hosts
 
     def state_of(self, job: str) -> str:
         """Slurm's word for one job."""
@@ -119,7 +129,8 @@ class Trial:
         cluster = self.site.cluster
         cluster.run_as_user(["scancel", self.job, *self.others])
         for node in (*cluster.cpu_nodes, *cluster.gpu_nodes, *cluster.trainer_nodes):
-            devcluster("node", "--prefix", str(cluster.prefix), "join", node)
+            devcluster("node", "--prefix", str(cluster.prefix),
+                       "start" if node in self.dark else "join", node)
         self.site.until(lambda: not any(self.site.state(j) for j in (self.job, *self.others)),
                         "its jobs to go", 120)
 

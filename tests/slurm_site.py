@@ -47,7 +47,7 @@ def install_for(cluster: RunningCluster,
 
 @functools.cache  # pip takes as long as many tests
 def _installed(python: str, requirements: tuple[str, ...]) -> Path:
-    base = Path(tempfile.mkdtemp(prefix="tangram-site-", dir="/tmp"))
+    base = Path(tempfile.mkdtemp(prefix="tangram-site-", dir="/var/tmp"))  # on all nodes
     atexit.register(shutil.rmtree, base, ignore_errors=True)
     base.chmod(0o755)
     tree, venv = base / "tree", base / "venv"

@@ -167,10 +167,10 @@ def test_the_leader_node_loses_its_power(trial: Trial) -> None:
     ledger = trial.ledger(150) if trial.layout == "hetjob" else None
     trial.mark("trainer told")
     others = [n for n in lenders if n != node]
-    trial.site.until(lambda: not any(on_node(trial, n, "tangram worker") for n in others),
+    trial.site.until(lambda: not any(on_node(trial, n, "bin/tangram worker") for n in others),
                      "the other workers to end", 120)
     trial.mark("workers ended")
-    trial.site.until(lambda: trial.node_state(node).startswith("down"), "Slurm to know", 300,
+    trial.site.until(lambda: trial.lost(node), "Slurm to know", 300,
                      lambda: told_by_slurm(trial, node))
     trial.mark("Slurm knows")
     trial.site.until(lambda: trial.state_of(trial.job) not in ("RUNNING", "COMPLETING"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import select
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,8 @@ import pytest
 import tangram_hpc
 from tangram_hpc import LocalCluster
 from tangram_hpc.backends.access import read_access
+from tangram_hpc.backends.transport import asyncsock, lane
+from tangram_hpc.backends.transport.dial import dial
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.wire import auth
 from tangram_hpc.wire import message as ms
@@ -77,6 +82,76 @@ def test_a_silent_peer_is_dropped(cluster: LocalCluster) -> None:
     with socket.create_connection(tcp(cluster), timeout=30) as sock:
         sock.recv(auth.GREETING)
         assert sock.recv(1) == b""  # after HANDSHAKE_S, and not before it proved anything
+
+
+def _crowd(port: int, door: str) -> None:
+    """Three may be on their way: of five that say nothing the oldest two go, and who has the key
+    gets in at once."""
+    crowd = []
+    for _ in range(5):
+        crowd.append(socket.create_connection(("127.0.0.1", port), timeout=30))
+        assert crowd[-1].recv(auth.GREETING).startswith(auth.MAGIC)  # so it is being greeted
+    for peer in crowd[:2]:
+        assert peer.recv(1) == b""
+    dial((door,), b"k" * 32, "job").close()
+    assert select.select(crowd[3:], [], [], 0)[0] == []  # two of these were left where they were
+    for peer in crowd:
+        peer.close()
+
+
+def test_who_has_no_key_takes_no_room_from_who_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asyncsock, "unproven_max", lambda: 3)
+
+    async def serve() -> None:
+        sock = asyncsock.listen_tcp("127.0.0.1")
+        port = sock.getsockname()[1]
+        let_in: list[object] = []
+        listener = asyncsock.Listener(sock, b"k" * 32, "job", let_in.append)
+        await asyncio.to_thread(_crowd, port, f"tcp:127.0.0.1:{port}")
+        await _until(lambda: let_in)
+        listener.close()
+
+    asyncio.run(serve())
+
+
+async def _until(true: Callable[[], object]) -> None:
+    while not true():
+        await asyncio.sleep(0.001)
+
+
+def test_nor_at_a_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "unproven_max", lambda: 3)
+    let_in = threading.Event()
+    listener = lane.LaneListener("127.0.0.1", b"k" * 32, "job", lambda link: let_in.set())
+    _crowd(int(listener.address.rsplit(":", 1)[1]), listener.address)
+    assert let_in.wait(30)
+    listener.close()
+
+
+def test_without_descriptors_it_waits_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener that cannot accept would be woken again and again."""
+    class Full(socket.socket):
+        turns = 0
+
+        def accept(self) -> tuple[socket.socket, object]:
+            Full.turns += 1
+            if Full.turns <= 2:
+                raise OSError(asyncsock.errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    async def serve() -> None:
+        plain = asyncsock.listen_tcp("127.0.0.1")
+        sock = Full(fileno=plain.detach())
+        port = sock.getsockname()[1]
+        let_in: list[object] = []
+        listener = asyncsock.Listener(sock, b"k" * 32, "job", let_in.append)
+        door = (f"tcp:127.0.0.1:{port}",)
+        (await asyncio.to_thread(dial, door, b"k" * 32, "job")).close()
+        await _until(lambda: let_in)
+        listener.close()
+
+    asyncio.run(serve())
+    assert Full.turns <= 5  # two in vain, then ours, and nobody else
 
 
 def test_another_user_is_refused_on_the_unix_socket(cluster: LocalCluster) -> None:

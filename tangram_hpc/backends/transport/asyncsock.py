@@ -1,14 +1,17 @@
 """Sockets on asyncio's loop, for broker, worker and gateway: links, listeners, dialling.
 
 Law: no listener without authentication: a peer that has not proven the job's key within
-`HANDSHAKE_S` is dropped before any frame is read, and a Unix peer must be the same user. Frames are
-written with one gathering system call and read without copying payloads.
+`HANDSHAKE_S` is dropped before any frame is read, and a Unix peer must be the same user. Of too
+many that have not yet the oldest goes: who holds no key takes no descriptors from who does. Frames
+are written with one gathering system call and read without copying payloads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import resource
 import socket
 import struct
 from collections import deque
@@ -22,6 +25,7 @@ from ...wire.message import Message
 HANDSHAKE_S = 5.0
 GONE_S = 30.0  # as long as the broker's own patience with a silent worker
 _CHUNK = 1 << 16  # bytes; for twice as many the C library maps memory anew at every read: 20 us
+_NO_ROOM_S = 0.1  # until we look again, when there are no descriptors left
 _IOV = 512  # well under every kernel's IOV_MAX
 
 OnParcel = Callable[[Parcel], None]
@@ -151,7 +155,8 @@ class Listener:
                  on_link: Callable[[SocketLink], None]) -> None:
         self._sock, self._key, self._job, self._on_link = sock, key, job, on_link
         self._loop = asyncio.get_running_loop()
-        self._greeting: set[asyncio.Task[None]] = set()
+        self._greeting: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._unproven_max = unproven_max()
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self._accept)
 
@@ -162,15 +167,26 @@ class Listener:
         for task in self._greeting:
             task.cancel()
 
+    def _reopen(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.add_reader(self._sock.fileno(), self._accept)
+
     def _accept(self) -> None:
         for _ in range(64):
             try:
                 peer, _ = self._sock.accept()
-            except OSError:
-                return  # nobody waits, or the peer gave up before we came
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):  # who waits would wake us for ever
+                    self._loop.remove_reader(self._sock.fileno())
+                    self._loop.call_later(_NO_ROOM_S, self._reopen)
+                return  # else nobody waits, or the peer gave up before we came
             task = self._loop.create_task(self._greet(peer))
-            self._greeting.add(task)
-            task.add_done_callback(self._greeting.discard)
+            self._greeting[task] = None
+            task.add_done_callback(lambda done: self._greeting.pop(done, None))
+            if len(self._greeting) > self._unproven_max:
+                oldest = next(iter(self._greeting))
+                del self._greeting[oldest]  # at once: it takes some turns to end
+                oldest.cancel()
 
     async def _greet(self, peer: socket.socket) -> None:
         peer.setblocking(False)
@@ -178,7 +194,7 @@ class Listener:
             if peer.family == socket.AF_UNIX:
                 _check_same_user(peer)
             await asyncio.wait_for(self._handshake(peer), HANDSHAKE_S)
-        except (OSError, TangramError, asyncio.TimeoutError):
+        except (OSError, TangramError, asyncio.TimeoutError, asyncio.CancelledError):
             peer.close()  # unproven: not a word
             return
         tune(peer)
@@ -198,6 +214,11 @@ class Listener:
             raise AccessError("the peer does not hold the key")
         await self._loop.sock_sendall(
             peer, auth.proof(self._key, "broker", nonce, theirs, self._job))
+
+
+def unproven_max() -> int:
+    """How many peers may be on the way to prove the key at once: a quarter of our descriptors."""
+    return max(64, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 4096))
 
 
 def _check_same_user(peer: socket.socket) -> None:

@@ -1,8 +1,8 @@
 """Blocking, authenticated sockets for few and large messages: the hybrid pool's desk and lanes.
 
 Law: as everywhere, no frame before both sides have proven the key (`wire/auth.py`); a peer that has
-not within `HANDSHAKE_S` is dropped without a word. A payload is read straight into an array of its
-size, and only after its message said whose it is.
+not within `HANDSHAKE_S` is dropped without a word, and of too many that have not yet the oldest. A
+payload is read straight into an array of its size, and only after its message said whose it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...errors import AccessError, ProtocolError
 from ...wire import auth
 from ...wire.frame import Buffer
 from ...wire.lane import HEAD, AnyLaneMessage, LaneMessage, pack, sizes, unpack
-from .asyncsock import HANDSHAKE_S, listen_tcp, tune
+from .asyncsock import HANDSHAKE_S, listen_tcp, tune, unproven_max
 from .dial import dial
 
 _CHUNK = 16 << 20  # bytes that one system call reads at most
@@ -71,10 +71,7 @@ class LaneLink:
         """Ends the conversation; wakes whoever receives. Twice is harmless."""
         if not self._closed:
             self._closed = True
-            try:
-                self._sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # it was gone already
+            hang_up(self._sock)
             self._sock.close()
 
     def _exactly(self, size: int) -> bytearray | None:
@@ -106,6 +103,8 @@ class LaneListener:
         self.address = f"tcp:[{address}]:{port}" if ":" in address else f"tcp:{address}:{port}"
         self._closed = False
         self._links: dict[int, LaneLink] = {}
+        self._unproven: dict[int, socket.socket] = {}  # the oldest first
+        self._unproven_max = unproven_max()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, name="lane-accept", daemon=True).start()
 
@@ -114,10 +113,7 @@ class LaneListener:
         with self._lock:
             self._closed = True
             links = list(self._links.values())
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        except OSError:
-            pass
+        hang_up(self._sock)  # wakes the thread that accepts
         self._sock.close()
         for link in links:
             link.close()
@@ -131,17 +127,23 @@ class LaneListener:
                     return
                 time.sleep(0.05)  # that peer gave up before we came, or we have no descriptor left
                 continue
+            with self._lock:
+                self._unproven[id(peer)] = peer
+                if len(self._unproven) > self._unproven_max:
+                    hang_up(self._unproven.pop(next(iter(self._unproven))))
             threading.Thread(target=self._greet, args=(peer,), name="lane", daemon=True).start()
 
     def _greet(self, peer: socket.socket) -> None:
         try:
-            peer.settimeout(HANDSHAKE_S)
             welcome(peer, self._key, self._job)
             peer.settimeout(None)
             tune(peer)
         except (OSError, AccessError):
             peer.close()  # unproven: not a word
             return
+        finally:
+            with self._lock:
+                self._unproven.pop(id(peer), None)
         link = LaneLink(peer)
         with self._lock:
             if self._closed:
@@ -158,17 +160,28 @@ class LaneListener:
                 self._links.pop(id(link), None)
 
 
+def hang_up(sock: socket.socket) -> None:
+    """Ends a conversation; wakes whoever receives."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # it was gone already
+
+
 def welcome(sock: socket.socket, key: bytes, job: str) -> None:
-    """The listener's half of the handshake (`wire/auth.py`).
+    """The listener's half of the handshake (`wire/auth.py`), `HANDSHAKE_S` at most in all.
 
     Raises:
         AccessError: the peer does not hold the key.
         OSError: the connection broke or timed out.
     """
+    deadline = time.monotonic() + HANDSHAKE_S
+    sock.settimeout(HANDSHAKE_S)
     nonce = os.urandom(auth.NONCE)
     sock.sendall(auth.MAGIC + nonce)
     answer = b""
     while len(answer) < auth.ANSWER:
+        sock.settimeout(max(0.001, deadline - time.monotonic()))  # a byte now and then is no proof
         more = sock.recv(auth.ANSWER - len(answer))
         if not more:
             raise AccessError("the peer left during the handshake")
