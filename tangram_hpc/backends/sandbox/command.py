@@ -17,14 +17,16 @@ from typing import Any
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
 from ...wire.payload import ExecCall, ExecReturn, encode
-from . import environ
+from .environ import DEFAULT_PATH, Grants
 from .hostwire import Run
 
 _PIECE = 1 << 16
 _DRAIN_MAX = 32  # reads at the end: what leftovers still write must not keep us
 # a command expects the defaults, whatever Python ignores and whoever started us (`nohup`, a shell's
-# `&`) had ignored
-_RESTORED = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
+# `&`) had ignored; what is handled here is not handed on
+_RESTORED = tuple(number for number in sorted(signal.valid_signals())
+                  if signal.getsignal(number) is signal.SIG_IGN)
+_SILENCE = encode(ExecReturn())
 
 
 class Unstartable(Exception):
@@ -52,7 +54,6 @@ class Command:
         "_sizes",
         "act_at",
         "call",
-        "cpus_file",
         "isolation",
         "pid",
         "pipes",
@@ -64,11 +65,9 @@ class Command:
         "status",
     )
 
-    def __init__(self, run: Run, call: ExecCall, output_max: int, isolation: str,
-                 cpus_file: str = "") -> None:
+    def __init__(self, run: Run, call: ExecCall, output_max: int, isolation: str) -> None:
         self.run = run
         self.call = call
-        self.cpus_file = cpus_file
         self.isolation = isolation
         self.pid = 0
         self.status: int | None = None
@@ -85,7 +84,7 @@ class Command:
         self._cpu_s = 0.0
         self._maxrss = 0
 
-    def start(self, home: str, base: dict[str, str], devnull: int) -> None:
+    def start(self, home: str, grants: Grants, devnull: int) -> None:
         """Starts it, with pipes for its output.
 
         Raises:
@@ -95,7 +94,7 @@ class Command:
         argv = ["/bin/sh", "-c", call.shell] if call.shell else list(call.argv)
         if bool(call.shell) == bool(call.argv):
             raise Unstartable(126, "argv or shell: exactly one of them must be set")
-        env = self._environment(base)
+        env = self._environment(grants)
         path = "/bin/sh" if call.shell else _find(argv[0], env)
         out, err = os.pipe(), os.pipe()
         stdin = devnull
@@ -119,16 +118,13 @@ class Command:
         if self.run.timeout_ns:
             self.act_at = self.started_ns + self.run.timeout_ns
 
-    def _environment(self, base: dict[str, str]) -> dict[str, str]:
+    def _environment(self, grants: Grants) -> dict[str, str]:
         call, run = self.call, self.run
-        if call.clean_env:
-            env = dict(base)
-            env.update(environ.hints(run.units, run.most))
-            env.update(call.env)
-        else:
-            env = dict(call.env)
-        environ.grant(env, run.units, run.most, run.gpus, self.cpus_file)
-        return env
+        if not call.clean_env:
+            return grants.only(call.env, run.units, run.most, run.gpus)
+        if call.env:
+            return grants.adding(call.env, run.units, run.most, run.gpus)
+        return grants.plain(run.units, run.most, run.gpus)
 
     # ---- output ----
 
@@ -158,14 +154,19 @@ class Command:
     def drain(self) -> list[tuple[int, bytes]]:
         """Takes what the pipes still hold when the command has ended, and closes them."""
         pieces = []
-        for fd in self.pipes:
-            for _ in range(_DRAIN_MAX if fd >= 0 else 0):
-                piece = self.read(fd)
-                if piece is None or not piece[0]:
+        for stream, fd in enumerate(self.pipes):
+            if fd < 0:
+                continue
+            for _ in range(_DRAIN_MAX):
+                try:
+                    data = os.read(fd, _PIECE)
+                except BlockingIOError:  # what it left behind may still write
                     break
-                pieces.append(piece)
-        for stream in (0, 1):
-            self._close(stream)
+                if not data:
+                    break
+                pieces.append((stream + 1, self._keep(stream, data)))
+            os.close(fd)
+        self.pipes = (-1, -1)
         return pieces
 
     def _close(self, stream: int) -> None:
@@ -200,25 +201,21 @@ class Command:
     def outcome(self) -> Outcome:
         """How it ended."""
         assert self.status is not None
-        number = os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
-        code = os.WEXITSTATUS(self.status) if not number else 0
+        number = code = 0
+        if self.status:
+            number = os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
+            code = os.WEXITSTATUS(self.status) if not number else 0
         state, reason = self.state, self.reason
         if state is None:
             state = ActionState.FAILED if code or number else ActionState.COMPLETED
             reason = f"ended by {_name(number)}" if number else ""
-        return Outcome(
-            state=state,
-            exit_code=code,
-            signal=number,
-            exec_ns=time.monotonic_ns() - self.started_ns,
-            cpu_ns=round(self._cpu_s * 1e9),
-            maxrss_kib=self._maxrss,
-            reason=reason,
-            isolation=self.isolation,
-        )
+        return Outcome(state, code, number, time.monotonic_ns() - self.started_ns,
+                       round(self._cpu_s * 1e9), self._maxrss, reason, self.isolation)
 
     def result(self) -> bytes:
         """Its payload for the client."""
+        if not (self._chunks[0] or self._chunks[1] or self._cut[0] or self._cut[1]):
+            return _SILENCE
         out, err = (b"".join(chunks) for chunks in self._chunks)
         return encode(ExecReturn(out, err, (self._cut[0], self._cut[1])))
 
@@ -237,7 +234,7 @@ def _find(name: str, env: dict[str, str]) -> str:
     if "/" in name:
         return name
     denied = False
-    for folder in env.get("PATH", environ.DEFAULT_PATH).split(":") if name else ():
+    for folder in env.get("PATH", DEFAULT_PATH).split(":") if name else ():
         path = f"{folder or '.'}/{name}"
         if os.access(path, os.X_OK) and os.path.isfile(path):
             return path
@@ -297,7 +294,8 @@ def _start(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int,
 
 
 def _spawn(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int]) -> int:
-    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
+    actions = ((os.POSIX_SPAWN_DUP2, fds[0], 0), (os.POSIX_SPAWN_DUP2, fds[1], 1),
+               (os.POSIX_SPAWN_DUP2, fds[2], 2))
     try:
         return os.posix_spawn(
             path,

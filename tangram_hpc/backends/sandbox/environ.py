@@ -13,6 +13,7 @@ _KEPT_BY_RUNNERS = (*_KEPT, "HOME", "SHELL", "VIRTUAL_ENV", "XDG_CACHE_HOME")
 _PREFIXES = ("LC_",)
 _PREFIXES_BY_RUNNERS = (*_PREFIXES, "PYTHON", "CONDA_")
 _PATHS = ("PATH", "LD_LIBRARY_PATH")
+_MADE_MAX = 64  # grants of one sandbox whose environments are kept
 CPUS_FILE = "TANGRAM_CPUS_FILE"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -56,6 +57,47 @@ def hints(units: int, most: int = 0) -> tuple[tuple[str, str], ...]:
         ("MAKEFLAGS", f"-j{n}"),
         ("PYTEST_XDIST_AUTO_NUM_WORKERS", n),
     )
+
+
+class Grants:
+    """The environments of one sandbox's commands before what each adds of its own, made once for
+    each grant.
+
+    Args:
+        base: what every command starts from; see `for_commands`.
+        cpus_file: see `grant`.
+    """
+
+    __slots__ = ("_base", "_cpus_file", "_made")
+
+    def __init__(self, base: Mapping[str, str], cpus_file: str = "") -> None:
+        self._base = base
+        self._cpus_file = cpus_file
+        self._made: dict[tuple[int, int, str], dict[str, str]] = {}
+
+    def plain(self, units: int, most: int, gpus: str) -> dict[str, str]:
+        """That of a command that adds nothing; nobody may change it."""
+        key = units, most, gpus
+        env = self._made.get(key)
+        if env is None:
+            if len(self._made) >= _MADE_MAX:
+                self._made.clear()
+            env = {**self._base, **dict(hints(units, most))}
+            grant(env, units, most, gpus, self._cpus_file)
+            self._made[key] = env
+        return env
+
+    def adding(self, own: Mapping[str, str], units: int, most: int, gpus: str) -> dict[str, str]:
+        """That of a command that adds some, which count but where they would hide the grant."""
+        env = {**self.plain(units, most, gpus), **own}
+        grant(env, units, most, gpus, self._cpus_file)
+        return env
+
+    def only(self, own: Mapping[str, str], units: int, most: int, gpus: str) -> dict[str, str]:
+        """That of a command that brings all of it but the grant."""
+        env = dict(own)
+        grant(env, units, most, gpus, self._cpus_file)
+        return env
 
 
 def grant(env: MutableMapping[str, str], units: int, most: int, gpus: str,

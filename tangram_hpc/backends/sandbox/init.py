@@ -11,8 +11,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import FrameType
 
 import msgspec
@@ -84,7 +83,9 @@ class Init:
         control, wake = self._control.fileno(), self._wake
         try:
             while not self._ending:
-                for fd, _ in self._poll.poll(self._wait_ms()):
+                due = self._due()
+                wait = max(0, -((time.monotonic_ns() - due) // 1_000_000)) if due else None
+                for fd, _ in self._poll.poll(wait):
                     if fd == wake:
                         os.read(wake, 512)
                         self._reap()
@@ -92,23 +93,26 @@ class Init:
                         self._receive()
                     else:
                         self._read(fd)
-                if self._command is not None:
-                    self._tick(self._command)
-                elif self._built:
-                    self._leftovers.tick()
+                if due and time.monotonic_ns() >= due:
+                    if self._command is not None:
+                        self._tick(self._command)
+                    else:
+                        self._leftovers.tick()
         except (BrokenPipeError, ConnectionResetError):
             pass  # the worker is gone
         finally:
             self._end()
 
-    def _wait_ms(self) -> int | None:
+    def _due(self) -> int:
+        """When to look again without being woken (monotonic ns, 0: never)."""
         command = self._command
         if command is None:
-            return self._leftovers.wait_ms() if self._built else None
-        times = [t for t in (self._watch_at, command.act_at, self._meter.due) if t]
-        if not times:
-            return None
-        return max(0, -((time.monotonic_ns() - min(times)) // 1_000_000))
+            return self._leftovers.due if self._built else 0
+        due = self._watch_at
+        for other in (command.act_at, self._meter.due):
+            if other and (not due or other < due):
+                due = other
+        return due
 
     # ---- orders ----
 
@@ -142,8 +146,8 @@ class Init:
             self._ending = True
             return
         self._setup, self._home = setup, self._wall.home
-        self._base = environ.for_commands(os.environ, self._home, self._wall.tmp,
-                                          self._wall.own_root)
+        base = environ.for_commands(os.environ, self._home, self._wall.tmp, self._wall.own_root)
+        self._grants = environ.Grants(base, self._wall.units)
         self._ward = self._wall.ward
         self._meter = Meter((self._home, self._wall.tmp), self._ward)
         self._leftovers = Leftovers(self._ward)
@@ -161,16 +165,14 @@ class Init:
             return self._file(run, call)
         if not isinstance(call, ExecCall):
             return self._refuse(run, 0, f"payload: a sandbox cannot run a {type(call).__name__}")
-        command = Command(run, call, self._setup.output_max, self._wall.isolation,
-                          self._wall.units)
+        command = Command(run, call, self._setup.output_max, self._wall.isolation)
         try:
             self._limit_files(run.limits.disk_mib)
             self._leftovers.wake()
             for path, data in call.files.items():
                 confine.write(self._home, path, data, 0o644)
             self._units.write(run.units)
-            with self._first_to_go(run):
-                command.start(self._home, self._base, self._devnull)
+            self._start(command)
         except confine.Refused as error:
             return self._refuse(run, 0, f"files: {error}")
         except Unstartable as error:
@@ -183,17 +185,16 @@ class Init:
         if call.stream:
             self._watch(command)
 
-    @contextmanager
-    def _first_to_go(self, run: Run) -> Iterator[None]:
-        """What is started meanwhile is taken before us when memory runs out in our cgroup."""
-        if self._setup.watch or not run.limits.mem_mib:
-            yield
-            return
-        os.pwrite(self._score, _FIRST, 0)
+    def _start(self, command: Command) -> None:
+        """What is started is taken before us when memory runs out in our cgroup."""
+        shared = command.run.limits.mem_mib and not self._setup.watch
+        if shared:
+            os.pwrite(self._score, _FIRST, 0)
         try:
-            yield
+            command.start(self._home, self._grants, self._devnull)
         finally:
-            os.pwrite(self._score, b"0", 0)
+            if shared:
+                os.pwrite(self._score, b"0", 0)
 
     def _refuse(self, run: Run, code: int, reason: str) -> None:
         outcome = Outcome(ActionState.FAILED, exit_code=code, reason=reason,

@@ -16,48 +16,41 @@ _TURN_NS = 20 * SHARE_NS
 
 
 class Leftovers:
-    """Those of one sandbox. `tick` when `wait_ms` has passed."""
+    """Those of one sandbox. To be ticked when it is `due` (monotonic ns, 0: never)."""
 
     def __init__(self, ward: Ward) -> None:
         self._ward = ward
         self._there = False
-        self._due = 0
+        self.due = 0
         self._running = False
 
     def begin(self, how: str) -> None:
         """An action ended and left some."""
         self._ward.stop()
         self._there, self._running = True, False
-        self._due = time.monotonic_ns() + _TURN_NS if how == "share" else 0
+        self.due = time.monotonic_ns() + _TURN_NS if how == "share" else 0
 
     def wake(self) -> None:
         """An action begins: they go on with it."""
         if self._there:
             self._ward.go_on()
-        self._there, self._due = False, 0
+        self._there, self.due = False, 0
 
     def calm(self) -> None:
         """No more turns until then."""
         if self._running:
             self._ward.stop()
-        self._running, self._due = False, 0
-
-    def wait_ms(self) -> int | None:
-        """How long until the next turn; None: for good."""
-        if not self._due:
-            return None
-        return max(0, -((time.monotonic_ns() - self._due) // 1_000_000))
+        self._running, self.due = False, 0
 
     def tick(self) -> None:
         """Gives or ends a turn when it is due."""
-        now = time.monotonic_ns()
-        if not self._due or now < self._due:
+        if not self.due or (now := time.monotonic_ns()) < self.due:
             return
         if self._ward.alone():
-            self._there, self._due = False, 0
+            self._there, self.due = False, 0
         elif self._running:
             self._ward.stop()
-            self._running, self._due = False, now + _TURN_NS - SHARE_NS
+            self._running, self.due = False, now + _TURN_NS - SHARE_NS
         else:
             self._ward.go_on()
-            self._running, self._due = True, now + SHARE_NS
+            self._running, self.due = True, now + SHARE_NS

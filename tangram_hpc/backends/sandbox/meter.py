@@ -44,13 +44,13 @@ class Meter:
         self._disk_due = now + _DISK_NS if limits.disk_mib else 0
         if limits.disk_mib and self._had_mib > limits.disk_mib:
             self.disk(limits.disk_mib)  # what is there now: only more is this one's doing
-        self._next(now)
+        self.due = now + LOOK_NS if self._watch else self._disk_due
 
     def end(self) -> None:
         """It has ended."""
         self.due = 0
 
-    def _next(self, now: int, spent: int = 0) -> None:
+    def _next(self, now: int, spent: int) -> None:
         times = [self._disk_due] if self._disk_due else []
         if self._watch:
             times.append(now + max(LOOK_NS, spent * _SHARE))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 
 
 def path_of(home: str) -> str:
@@ -32,11 +31,13 @@ class UnitsFile:
     def write(self, units: int) -> None:
         """From now on it is so many. A disk that is full is no reason to fail an action."""
         now = time.time_ns()
-        with suppress(OSError):
+        try:
             if units != self._now:
                 text = f"{units}\n".encode()
                 os.pwrite(self._fd, text, 0)
                 os.ftruncate(self._fd, len(text))  # until then a rest may follow the first line
                 self._now = units
             os.utime(self._fd, ns=(now, now))
+        except OSError:
+            pass
 

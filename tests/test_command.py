@@ -1,0 +1,53 @@
+"""What an init keeps from one command to the next is no command's to change: environments by grant,
+and the signals that a program expects.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+from tangram_hpc.backends.sandbox.environ import Grants, for_commands
+
+_LIBRARY = 3 << 31  # the C library's own signals 32 and 33, which its spawn ignores
+
+# what it inherits itself, then what a command of it inherits
+_SPAWN = """
+import os
+from tangram_hpc.backends.sandbox.command import _spawn
+ignored = [l for l in open('/proc/self/status') if l.startswith('SigIgn')]
+print(ignored[0].split()[1], flush=True)
+os.waitpid(_spawn('/bin/grep', ['grep', 'SigIgn', '/proc/self/status'], {}, (0, 1, 2)), 0)
+"""
+
+
+def test_a_command_hears_what_whoever_started_us_ignores() -> None:
+    told = subprocess.run(["/bin/sh", "-c", "trap '' HUP INT USR1; exec \"$0\" -c \"$1\"",
+                           sys.executable, _SPAWN], capture_output=True, text=True, timeout=60,
+                          check=True).stdout.split()
+    ours, its = int(told[0], 16), int(told[2], 16)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGPIPE, signal.SIGXFSZ):
+        assert ours >> number - 1 & 1, number
+    assert its & ~_LIBRARY == 0
+
+
+def test_an_environment_is_made_once_for_a_grant_and_own_names_stay_with_their_command() -> None:
+    grants = Grants(for_commands({"PATH": "/bin", "SLURM_JOB_ID": "7"}, "/h", "/t"), "/cpus")
+    plain = grants.plain(1, 2, "")
+    assert plain is grants.plain(1, 2, "") and plain is not grants.plain(2, 2, "")
+    before = dict(plain)
+    assert before == {"PATH": "/bin", "LANG": "C.UTF-8", "SHELL": "/bin/sh", "HOME": "/h",
+                      "TMPDIR": "/t", "TANGRAM_CPUS": "1", "TANGRAM_CPUS_MAX": "2",
+                      "OMP_NUM_THREADS": "2", "MAKEFLAGS": "-j2",
+                      "PYTEST_XDIST_AUTO_NUM_WORKERS": "2", "TANGRAM_CPUS_FILE": "/cpus",
+                      "CUDA_VISIBLE_DEVICES": ""}
+    own = {"MINE": "1", "MAKEFLAGS": "-k", "TANGRAM_CPUS": "64", "CUDA_VISIBLE_DEVICES": "0"}
+    assert grants.adding(own, 1, 2, "") == {**before, "MINE": "1", "MAKEFLAGS": "-k"}
+    assert grants.only({"A": "b", "TANGRAM_CPUS_FILE": "/etc"}, 3, 3, "1,2") == {
+        "A": "b", "TANGRAM_CPUS": "3", "TANGRAM_CPUS_MAX": "3", "TANGRAM_CPUS_FILE": "/cpus",
+        "CUDA_VISIBLE_DEVICES": "1,2"}
+    assert grants.plain(1, 2, "") == before
+    for units in range(1, 1000):  # a session that lives long and is resized often
+        assert grants.plain(units, units, "")["TANGRAM_CPUS"] == str(units)
+    assert len(grants._made) < 100
