@@ -102,7 +102,9 @@ open("free", "w")
 def test_what_forks_away_for_ever_is_caught(arena: Arena, first: str) -> None:
     stay = "if os.fork():\n    time.sleep(40)\n" if first == "waits" else ""
     with arena.duel(background="end") as duel:
-        outcome, _ = duel.python(stay + FLIGHT, timeout_ns=400_000_000)
+        # who leaves ends by itself, however long its Python takes to start
+        limit_ns = 400_000_000 if first == "waits" else 20_000_000_000
+        outcome, _ = duel.python(stay + FLIGHT, timeout_ns=limit_ns)
         want = ActionState.TIMEOUT if first == "waits" else ActionState.COMPLETED
         assert outcome.state is want, outcome
         assert duel.shell("test -e free")[0].exit_code == 1
@@ -153,9 +155,9 @@ os.fork()
 os.setpgid(0, 0) if os.getpid() != os.getsid(0) else 0
 time.sleep(40)
 """
-        outcome, _ = duel.python(source, timeout_ns=300_000_000)
+        outcome, _ = duel.python(source, timeout_ns=1_000_000_000)
         assert outcome.state is ActionState.TIMEOUT and outcome.signal == signal.SIGKILL
-        assert "0.3 s" in outcome.reason
+        assert "1 s" in outcome.reason
         duel.goes_on()
 
 
