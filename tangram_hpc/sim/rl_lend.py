@@ -112,9 +112,8 @@ class Lending:
 
     def _asked(self, now: int, ask: Ask) -> None:
         if ask.stage is ReplicaState.REQUESTED:
-            for engine in self._engines[ask.member]:
-                self._rollouts.close(now, engine)
-            self._engines[ask.member] = []
+            closed, self._engines[ask.member] = self._engines[ask.member], []
+            self._rollouts.close(now, closed)
             self._later(now, self._s.pauses.to_train_s, ask)
         elif ask.stage is ReplicaState.RETURNING:
             self._follow = [other for other in self._follow if other.member != ask.member]

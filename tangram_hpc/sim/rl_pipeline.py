@@ -1,10 +1,15 @@
 """The asynchronous RL pipeline on paper: rollout and training side by side, and GPUs between them.
 
 Law: one clock, events in order of time and then of making; batches are trained in order, each once;
-batch n rolls out only while at most `staleness` older batches are not trained; a batch's rollout
-ends with its last trajectory and the next begins after it, so a step takes the longer of both
-stages, as in the published formula. No GPU is in two stages. The planner, the router, C-MLFQ and
-the hybrid pool are the core's own objects.
+a trajectory of batch n starts only while at most `staleness` older batches are not trained, those
+of older batches first. No GPU is in two stages. The planner, the router, C-MLFQ and the hybrid pool
+are the core's own objects.
+
+Two pipelines. `batches`: a batch's rollout begins when that of the batch before has ended, so a
+step takes the longer of both stages, as in the published formula. `trajectories`: it begins at
+once, and one trajectory more starts whenever an engine has a place, while the longest of the
+batches before still run; new weights stop the engines for their pause and nothing else. A
+colocated system rolls out and trains in turn, in either.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from .rl_lend import Lending
 from .rl_lengths import Source, Trajectory
 from .rl_rollout import Rollouts
 from .rl_routing import Bucketing, Mlfq, play
-from .rl_scenario import Scenario
+from .rl_scenario import TRAJECTORIES, Scenario
 from .rl_systems import CMLFQ, Shares, Splitter, System
 from .rl_train import Trainer
 
@@ -38,7 +43,8 @@ class Step:
     train_gpus: int
     rollout_gpus: int
     degrees: str
-    rollout_s: float = 0.0
+    rollout_s: float = 0.0  # from its first trajectory's start to its last one's end
+    stage_s: float = 0.0  # what its rollout took of the pipeline, see `Pipeline._stage_ns`
     p90_share: float = 0.0  # of the rollout time, after which 90 % of the trajectories had ended
     train_s: float = 0.0
     trained_at_s: float = 0.0
@@ -86,11 +92,16 @@ class Pipeline:
                                   self._bucketing(before), self._after, self._trajectory_ended)
         self._trainer = Trainer(scenario, self._after, self._boundary, self._trained)
         self._lending = Lending(scenario, self._after) if system.elastic else None
-        self._ready: deque[int] = deque()  # batches that wait to be trained
-        self._trajectories: dict[int, list[Trajectory]] = {}
+        self._colocated = system.splits == "colocated"
+        self._mixed = scenario.run.pipeline == TRAJECTORIES and not self._colocated
+        self._line: deque[tuple[int, Trajectory]] = deque()  # may start, in order
+        self._trajectories: dict[int, list[Trajectory]] = {}  # of batches begun and not trained
+        self._ends: dict[int, list[int]] = {}  # of those, when trajectories ended
         self._steps: dict[int, Step] = {}
-        self._rolling = -1
-        self._began = 0
+        self._began: dict[int, int] = {}
+        self._last = -1  # the last batch that may roll out, or is about to
+        self._opening = self._stopped = False  # the next batch, and all of it, wait for a pause
+        self._free = 0  # when the trainer last became free
         self._trained_upto = 0  # batches
         self._pending: Shares | None = None
         self._shares = self._splitter.now
@@ -99,8 +110,8 @@ class Pipeline:
 
     def play(self) -> Played:
         """Plays all batches."""
-        self._install(0, self._shares)
-        self._next_batch(0)
+        self._install(0)
+        self._go_on(0)
         now = 0
         while self._trained_upto < self._s.run.iterations:
             assert self._events, "the pipeline stands still"
@@ -111,6 +122,18 @@ class Pipeline:
         busy = self._rollouts.gpu_busy_ns() + self._trainer.gpu_busy_ns
         return Played(self._system, steps, self._s.run.warmup,
                       self._rollouts.totals.moved / generated, busy / (now * self._s.run.gpus))
+
+    def _go_on(self, now: int) -> None:
+        """Something has changed: does all that may be done now."""
+        if self._stopped:
+            return
+        hold = self._pending is not None and self._switch(now)
+        if self._stopped:
+            return
+        if self._mixed or not hold:
+            self._admit(now)
+        if not hold:
+            self._train(now)
 
     def _after(self, at: int, do: Callable[[int], None]) -> None:
         self._made += 1
@@ -134,65 +157,72 @@ class Pipeline:
 
     # ---- rollout -----------------------------------------------------------------------------
 
-    def _next_batch(self, now: int) -> None:
-        """Begins the next batch if it may."""
-        number = self._rolling + 1
-        idle = not self._rollouts.under_way and number < self._s.run.iterations
-        colocated = self._system.splits == "colocated"
-        lag = 0 if colocated else self._s.run.staleness
-        if not idle or self._began > now or number > self._trained_upto + lag:
-            return
-        pauses = self._s.pauses
-        pause = pauses.weights_s
-        if self._pending is not None:
-            if self._trainer.busy:
-                return  # everybody stops for another split, between two batches
-            if self._lending is not None and self._lending.out:
-                self._lending.idle(now)
-                return
-            self._shares, self._pending = self._pending, None
-            pause += pauses.reconfigure_s
-            self._install(now, self._shares)
-            self._after(now + round(pauses.reconfigure_s * _SECOND), self._train_next)
-        if colocated and number:
-            pause += pauses.to_rollout_s
-        self._rolling, self._began = number, now + round(pause * _SECOND)
-        self._after(self._began, self._begin)
+    def _admit(self, now: int) -> None:
+        """Begins batches that may, and starts their trajectories where there is room."""
+        run = self._s.run
+        lag = 0 if self._colocated else run.staleness
+        while (not self._opening and self._last + 1 < run.iterations
+               and self._last + 1 <= self._trained_upto + lag
+               and (self._mixed or not self._rollouts.under_way)):
+            self._last += 1
+            if self._mixed:
+                self._begin(now)
+            else:
+                pauses = self._s.pauses
+                pause = pauses.weights_s + (
+                    pauses.to_rollout_s if self._colocated and self._last else 0.0)
+                self._opening = True
+                self._after(now + round(pause * _SECOND), self._begin)
+        if self._mixed:
+            self._start(now)
 
     def _begin(self, now: int) -> None:
-        number = self._rolling
+        """The last batch may roll out from now on."""
+        self._opening, number = False, self._last
         batch = self._trajectories[number] = self._batch(number)
+        self._began[number], self._ends[number] = now, []
         tokens = sum(t.generated for t in batch)
         degrees = sorted((p.degree for p in self._shares.places), reverse=True)
         self._steps[number] = Step(
             number, tokens / len(batch), tokens, self._shares.layout.gpus,
             self._shares.rollout_gpus,
             " ".join(f"{degrees.count(d)}xTP{d}" for d in dict.fromkeys(degrees)))
-        self._rollouts.start(now, number, batch)
+        if self._mixed:
+            self._line.extend((number, one) for one in batch)
+        else:
+            self._rollouts.start(now, number, batch)
 
-    def _trajectory_ended(self, now: int) -> None:
-        if self._rollouts.under_way:
+    def _start(self, now: int) -> None:
+        """As many trajectories as engines have places."""
+        room = self._rollouts.places - self._rollouts.under_way
+        while self._line and room > 0:
+            number, one = self._line.popleft()
+            self._rollouts.start(now, number, [one])
+            room -= 1
+
+    def _trajectory_ended(self, now: int, number: int) -> None:
+        ends = self._ends[number]
+        ends.append(now)
+        if len(ends) < self._s.batch:
+            if self._line:
+                self._start(now)
             return
-        step, ends = self._steps[self._rolling], self._rollouts.totals.ends
-        step.rollout_s = (now - self._began) / _SECOND
-        step.p90_share = ends[len(ends) * 9 // 10] / max(1, ends[-1])
-        self._ready.append(self._rolling)
-        pause = (self._s.pauses.to_train_s if self._system.splits == "colocated" else 0)
-        self._after(now + round(pause * _SECOND), self._train_next)
-        self._next_batch(now)
+        step, began = self._steps[number], self._began[number]
+        step.rollout_s = (now - began) / _SECOND
+        step.p90_share = (ends[len(ends) * 9 // 10] - began) / max(1, now - began)
+        pause = self._s.pauses.to_train_s if self._colocated else 0
+        self._after(now + round(pause * _SECOND), self._go_on)
 
     # ---- training ----------------------------------------------------------------------------
 
-    def _train_next(self, now: int) -> None:
-        if self._trainer.busy or not self._ready:
+    def _train(self, now: int) -> None:
+        """Trains the next batch if it is whole."""
+        number = self._trained_upto
+        if self._trainer.busy or len(self._ends.get(number, ())) < self._s.batch:
             return
-        if self._pending is not None and not self._rollouts.under_way:
-            if self._rolling + 1 < self._s.run.iterations:
-                self._next_batch(now)  # another split first
-                return
-            self._pending = None  # nobody is left to roll out on it
-        batch = self._ready.popleft()
-        self._trainer.start(now, batch, [request_of(t) for t in self._trajectories.pop(batch)])
+        step = self._steps[number]
+        step.stage_s = self._stage_ns(number) / _SECOND
+        self._trainer.start(now, number, [request_of(t) for t in self._trajectories.pop(number)])
 
     def _boundary(self, now: int, left: int, each_ns: int) -> int:
         """An optimizer step begins, `left` to go: GPUs that help in it."""
@@ -200,26 +230,62 @@ class Pipeline:
             return 0
         # help that is asked for now counts from the next step on; who is there helps in this one
         steps = left if self._lending.out else left - 1
-        return self._lending.boundary(now, steps * each_ns, self._began > now)
+        return self._lending.boundary(now, steps * each_ns, self._opening)
+
+    def _stage_ns(self, number: int) -> int:
+        """What a batch's rollout took of the pipeline. By batches: its time. By trajectories: how
+        much later than the trainer was free it was whole (or earlier, below 0), to which its
+        training's time is added: just as long as training means that nobody waits for the other.
+        """
+        whole = self._ends[number][-1]
+        return whole - (self._free if self._mixed and number else self._began[number])
 
     def _trained(self, now: int, batch: int, train_ns: int, requests: list[Request]) -> None:
         step = self._steps[batch]
         step.train_s, step.trained_at_s = self._trainer.took_ns / _SECOND, now / _SECOND
         step.lent_gpu_s = self._trainer.lent_gpu_ns / _SECOND
-        self._trained_upto += 1
-        shares = self._splitter.after(batch + 1, train_ns, round(step.rollout_s * _SECOND),
-                                      requests)
+        self._trained_upto, self._free = batch + 1, now
+        del self._ends[batch]
+        if self._mixed:
+            step.stage_s += train_ns / _SECOND if batch else 0.0
+            self._rollouts.pause(now, round(self._s.pauses.weights_s * _SECOND))
+        shares = self._splitter.after(batch + 1, train_ns,
+                                      max(1, round(step.stage_s * _SECOND)), requests)
         if shares is not None:
             step.switched, self._pending = True, shares
-        if self._lending is not None and not self._ready:
+        if self._lending is not None and len(self._ends.get(batch + 1, ())) < self._s.batch:
             self._lending.idle(now)
-        self._train_next(now)
-        self._next_batch(now)
+        self._go_on(now)
 
-    def _install(self, now: int, shares: Shares) -> None:
-        """Engines and a training layout for this split."""
-        for engine in list(self._engines()):
-            self._rollouts.close(now, engine)
+    # ---- another split -----------------------------------------------------------------------
+
+    def _switch(self, now: int) -> bool:
+        """Changes to the pending split if it may; whether batches must wait for it."""
+        if (self._last + 1 == self._s.run.iterations and not self._line
+                and not self._rollouts.under_way and not self._opening):
+            self._pending = None  # nobody is left to roll out on it
+            return False
+        if not self._mixed and (self._rollouts.under_way or self._opening):
+            return False
+        if self._trainer.busy:
+            return True
+        if self._lending is not None and self._lending.out:
+            self._lending.idle(now)
+            return True
+        assert self._pending is not None
+        self._shares, self._pending, self._stopped = self._pending, None, True
+        self._rollouts.close(now, self._engines())
+        self._after(now + round(self._s.pauses.reconfigure_s * _SECOND), self._switched)
+        return True
+
+    def _switched(self, now: int) -> None:
+        self._stopped, self._free = False, now
+        self._install(now)
+        self._go_on(now)
+
+    def _install(self, now: int) -> None:
+        """Engines and a training layout for the split."""
+        shares = self._shares
         if isinstance(self._rollouts.bucketing, Cmlfq):
             self._rollouts.bucketing.rebucket(shares.edges)
         elif isinstance(self._rollouts.bucketing, Mlfq):
@@ -229,7 +295,7 @@ class Pipeline:
                   for place in shares.places]
         if self._lending is not None:
             self._lending.begin(now, shares, self._rollouts, opened, self._mean_context,
-                                self._next_batch)
+                                self._go_on)
 
     def _engines(self) -> list[int]:
         return [i.id for i in self._rollouts.router.instances]

@@ -2,13 +2,14 @@
 
 Law: every turn is asked for at the router and decoded by the engine that it names; what a tool
 returns is told to the bucketing when it returns and not before; lengths are told when a trajectory
-ends. A turn that loses its engine is asked for again with its context to be read anew.
+ends. A turn that loses its engine is asked for again with its context to be read anew. Batches may
+mix: which trajectory starts when is the caller's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from ..core.cmlfq import Cmlfq, Shape
@@ -54,14 +55,15 @@ class Totals:
     moved: int = 0  # tokens of context that went to another engine
     moves: int = 0
     generated: int = 0
-    ends: list[int] = field(default_factory=list)  # ns from the batch's start, each trajectory
+    ended: int = 0
 
 
 class Rollouts:
-    """Engines, router and trajectories. `after` sets an alarm; `ended` is told each end."""
+    """Engines, router and trajectories. `after` sets an alarm; `ended` is told each end: when, and
+    of which batch."""
 
     def __init__(self, cost: RolloutCost, kv: KvCost, shape: Shape, bucketing: Bucketing,
-                 after: After, ended: Callable[[int], None]) -> None:
+                 after: After, ended: Callable[[int, int], None]) -> None:
         self._cost, self._shape, self._after, self._ended = cost, shape, after, ended
         self.bucketing = bucketing
         self.router = Router(kv)
@@ -75,6 +77,11 @@ class Rollouts:
     def under_way(self) -> int:
         """Trajectories that have not ended."""
         return len(self._live)
+
+    @property
+    def places(self) -> int:
+        """Trajectories that all engines together decode at once."""
+        return sum(i.running_max for i in self.router.instances)
 
     def left_ns(self) -> int:
         """How long the longest may still take, by what is believed of it, alone on the largest
@@ -105,25 +112,34 @@ class Rollouts:
         self._go(now, routes)
         return id_
 
-    def close(self, now: int, engine: int) -> None:
-        """It serves no more; what ran there goes elsewhere."""
-        one = self._engines.pop(engine)
-        self.busy_ns += one.busy_ns * one.degree
-        for request in self.router.remove(engine):
-            live = self._live[request]
-            if live.engine == engine:  # else its keys were on their way
-                left = one.remove(now, request)
-                live.done += live.left - left
-                live.context += live.left - left + live.unread
-                live.left, live.unread, live.engine = left, 0, -1
+    def close(self, now: int, engines: Sequence[int]) -> None:
+        """They serve no more; what ran there goes elsewhere, or waits until there is room."""
+        stranded: list[int] = []
+        for engine in engines:
+            one = self._engines.pop(engine)
+            for request in self.router.remove(engine):
+                live = self._live[request]
+                if live.engine == engine:  # else its keys were on their way
+                    left = one.remove(now, request)
+                    live.done += live.left - left
+                    live.context += live.left - left + live.unread
+                    live.left, live.unread, live.engine = left, 0, -1
+                stranded.append(request)
+            self.busy_ns += one.busy_ns * one.degree
+        for request in stranded:
             self._ask(now, request)
+
+    def pause(self, now: int, ns: int) -> None:
+        """All engines stop for so long, as when they take up new weights."""
+        for id_, engine in self._engines.items():
+            engine.pause(now, ns)
+            self._alarm(id_)
 
     # ---- trajectories ------------------------------------------------------------------------
 
     def start(self, now: int, batch: int, trajectories: Sequence[Trajectory]) -> None:
-        """A batch begins."""
-        self.totals.ends.clear()
-        self._began = now
+        """These of a batch begin."""
+        begun = []
         for one in trajectories:
             self._next_request += 1
             request = self._next_request
@@ -131,9 +147,9 @@ class Rollouts:
             live.bucket = self.bucketing.started(request, one.prompt)
             live.unread = one.prompt_tokens
             live.left = one.turns[0].generated if one.turns else one.last
-        for request in list(self._live):
-            if self._live[request].batch == batch:
-                self._ask(now, request)
+            begun.append(request)
+        for request in begun:
+            self._ask(now, request)
 
     def _ask(self, now: int, request: int) -> None:
         live = self._live[request]
@@ -197,10 +213,10 @@ class Rollouts:
     def _finish(self, now: int, request: int, live: _Live) -> None:
         del self._live[request]
         self.bucketing.ended(request, live.one.generated, live.batch)
-        self.totals.ends.append(now - self._began)
+        self.totals.ended += 1
         self.totals.generated += live.one.generated
         self._go(now, self.router.ended(request))
-        self._ended(now)
+        self._ended(now, live.batch)
 
     def _tool_returns(self, now: int, request: int) -> None:
         live = self._live[request]

@@ -25,13 +25,14 @@ from ..planning.settings import PlannerSettings, planner_settings
 from .rl_lengths import Causes
 
 FORMAT = "tangram-rl/1"
+BATCHES, TRAJECTORIES = "batches", "trajectories"  # see `rl_pipeline`
 
 
 @dataclass(frozen=True)
 class Run:
     """The run: `iterations` batches of `prompts` x `samples` trajectories on `gpus` GPUs; each is
-    trained in `train_steps` optimizer steps. A batch may roll out while at most `staleness` older
-    ones are not trained. The first `warmup` iterations are not in the figures. `slack`: of the step
+    trained in `train_steps` optimizer steps. `pipeline`: what is asynchronous, whole batches or
+    trajectories. A batch may roll out while at most `staleness` older ones are not trained. The first `warmup` iterations are not in the figures. `slack`: of the step
     that the planner may give away to leave more GPUs to rollout; `pool_slack`: the same where the
     hybrid pool makes up for it."""
 
@@ -40,6 +41,7 @@ class Run:
     prompts: int
     samples: int
     train_steps: int
+    pipeline: str = BATCHES
     staleness: int = 1
     warmup: int = 1
     seed: int = 7
@@ -226,6 +228,8 @@ def _check(s: Scenario, where: str) -> None:
     for name in ("gpus", "iterations", "prompts", "samples", "train_steps", "staleness"):
         if getattr(s.run, name) < 1:
             raise InvalidInput(f"{where}: field `run.{name}`: at least 1")
+    if s.run.pipeline not in (BATCHES, TRAJECTORIES):
+        raise InvalidInput(f"{where}: field `run.pipeline`: {BATCHES!r} or {TRAJECTORIES!r}")
     if s.run.gpus % s.hardware.gpus_per_node or s.run.gpus < 2 * s.hardware.gpus_per_node:
         raise InvalidInput(f"{where}: field `run.gpus`: whole nodes of "
                            f"{s.hardware.gpus_per_node}, two at least")
