@@ -161,7 +161,9 @@ def train_s(model: ModelShape, hw: Hardware, t: Training, x: Layout,
     micros = [ordered[k:k + x.micro] for k in range(0, len(ordered), x.micro)]
     mine = micros[::x.dp]
     stages = [stage_s(model, hw, t, x, m) for m in mine]
-    pipeline = flow_shop([s for s, _, _ in stages], x.pp) + sum(h for _, _, h in stages)
+    fill = flow_shop([stages[0][0]], x.pp) - stages[0][0]
+    pipeline = flow_shop([s for s, _, _ in stages], x.pp) + sum(h for _, _, h in stages) + (
+        (t.steps - 1) * fill)
     near = x.gpus <= hw.gpus_per_node
     rate = (hw.link_bw if near else hw.net_bw) * hw.comm_share
     hop = hw.link_latency_s if near else hw.net_latency_s
@@ -183,13 +185,13 @@ def train_s(model: ModelShape, hw: Hardware, t: Training, x: Layout,
     tokens = sum(micros[0])
     width = 6 * model.hidden + 2 * (model.heads + model.kv_heads) * model.head_dim + 3 * (
         model.ffn + model.top_k * model.expert_ffn)
-    flying = tokens * min(x.pp, len(mine))
+    flying = tokens * min(x.pp, len(mine) // t.steps)
     kept = flying * model.hidden * layers + tokens * width if t.recompute else (
         flying * width * layers)
     logits = min(tokens, t.logit_chunk) * model.vocab * (4 + model.value_bytes)
     memory = held_bytes(model, t, x) + hw.workspace_bytes + (
         kept * model.value_bytes + logits) // x.tp
-    return pipeline + max(0.0, comm - under) + slowed + update, memory
+    return pipeline + t.steps * (max(0.0, comm - under) + slowed + update), memory
 
 
 # ---- brute force --------------------------------------------------------------------------------
@@ -207,10 +209,10 @@ def all_layouts(costs: AnalyticCosts, gpus: int, search: Search) -> Iterator[Lay
             ok = ok and model.heads % tp == 0 and (model.ffn or model.expert_ffn) % tp == 0
             ok = ok and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
             ok = ok and (model.experts % ep == 0 if model.experts else ep == 1) and dp % ep == 0
-            ok = ok and t.batch % (dp * micro) == 0
+            ok = ok and t.batch % (dp * micro * t.steps) == 0
             if not ok:
                 continue
-            each = t.batch // (dp * micro)
+            each = t.batch // (dp * micro * t.steps)
             lengths = [r.total for r in costs.batch]
             mean = sum(lengths) // len(lengths)
             alone = Layout(tp, 1, 1, 1, 1)
@@ -282,7 +284,8 @@ def random_costs(seed: int, moe: bool) -> tuple[AnalyticCosts, int, Search]:
     batch = r.choice([2, 3, 4, 5, 6])
     training = Training(batch, micro_batches=r.choice([(1,), (1, 2), (1, 2, 3)]),
                         zero=r.choice([0, 1, 2, 3]), recompute=r.random() < 0.5,
-                        forward_passes=r.choice([0, 1, 2]), logit_chunk=256)
+                        forward_passes=r.choice([0, 1, 2]), logit_chunk=256,
+                        steps=2 if batch in (4, 6) and seed % 3 == 0 else 1)
     rollout = Rollout(degrees=r.choice([(1,), (1, 2), (1, 2, 4), (2, 4)]),
                       max_batch=r.choice([1, 2, 256]))
     history = [Request(r.randint(0, 300), r.randint(1, r.choice([60, 500, 4000])),

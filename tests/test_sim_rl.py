@@ -31,8 +31,7 @@ COST = RolloutCost(WHOLE.model, WHOLE.hardware, WHOLE.rollout)
 @pytest.fixture(scope="module")
 def small() -> Scenario:
     """The shipped scenario with fewer and smaller batches."""
-    few = replace(WHOLE, training=replace(WHOLE.training, batch=48))
-    return with_run(few, replace(few.run, iterations=3, prompts=3, train_steps=3))
+    return with_run(WHOLE, replace(WHOLE.run, iterations=3, prompts=3, train_steps=2))
 
 
 def system(name: str) -> System:
@@ -152,7 +151,7 @@ def test_the_same_seed_plays_the_same_run(small: Scenario, played: dict[str, Pla
 def test_helpers_shorten_training(small: Scenario) -> None:
     """One node trains for long, five have rolled out and are lent."""
     slow = replace(small, training=replace(small.training, forward_passes=60))
-    slow = with_run(slow, replace(slow.run, slack=99.0, pool_slack=99.0))
+    slow = with_run(slow, replace(slow.run, train_steps=3, slack=99.0, pool_slack=99.0))
     lent, kept = (Pipeline(slow, replace(system("+ elastic"), elastic=e)).play()
                   for e in (True, False))
     assert lent.steps[0].train_gpus == 8
@@ -228,7 +227,7 @@ def test_the_command_prints_figures_a_picture_and_that_it_is_simulated(
     text = (EXAMPLES / "rl-48.toml").read_text()
     text = re.sub(r"prompts = 15 .*", "prompts = 3", text)
     scenario = tmp_path / "few.toml"
-    scenario.write_text(re.sub(r"train_steps = .*", "train_steps = 3", text))
+    scenario.write_text(re.sub(r"train_steps = .*", "train_steps = 2", text))
     (tmp_path / "rl-a800.toml").write_text((EXAMPLES / "rl-a800.toml").read_text())
     words = ["sim", "rl", str(scenario), "--iterations", "2",
              "--systems", "static-uniform,+ elastic"]

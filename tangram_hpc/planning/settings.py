@@ -33,6 +33,9 @@ class PlannerSettings(BaseModel):
     min_rollout: int = Field(1, ge=1, description="GPUs that rollouts keep")
     strata: int = Field(0, ge=0, le=2048, description="groups of requests; 0: 64, doubled until "
                                                       "one a GPU, at most 256")
+    ahead: int = Field(0, ge=0, le=64, description="batches that roll out beside an older one, "
+                                                   "trajectories of all mixed; 0: one after the "
+                                                   "other")
 
     plan_interval: int = Field(10, ge=1, description="steps between plans")
     warmup_steps: int = Field(1, ge=0, description="steps before the first one")
@@ -59,7 +62,7 @@ class PlannerSettings(BaseModel):
     def search(self) -> Search:
         """For the core."""
         return Search(self.tp_share, self.bubble, self.granularity, self.min_train,
-                      self.min_rollout, self.strata)
+                      self.min_rollout, self.strata, self.ahead)
 
     def triggers(self) -> Triggers:
         """For the core."""

@@ -127,7 +127,7 @@ def read_scenario(path: Path) -> Scenario:
     of = checked(_File, told, where)
     planner = planner_settings(of.planner)
     model = read_model(_beside(path, of.model))
-    job = replace(model.job(), batch=of.run.prompts * of.run.samples)
+    job = replace(model.job(), batch=of.run.prompts * of.run.samples, steps=of.run.train_steps)
     hardware = read_hardware(_beside(path, planner.hardware)).hardware()
     scenario = Scenario(
         of.name, of.run, model.shape(), hardware, job, model.engine(), of.lengths, of.pauses,
@@ -142,7 +142,8 @@ def with_run(scenario: Scenario, run: Run) -> Scenario:
     Raises:
         InvalidInput: it cannot be played.
     """
-    changed = replace(scenario, run=run)
+    job = replace(scenario.training, batch=run.prompts * run.samples, steps=run.train_steps)
+    changed = replace(scenario, run=run, training=job)
     _check(changed, f"scenario {scenario.name}")
     return changed
 

@@ -20,7 +20,7 @@ from ..core.planner.tree import Tree
 from ..core.planner.trigger import StepFacts
 from ..errors import InvalidInput
 from .rl_rollout import Place
-from .rl_scenario import Scenario
+from .rl_scenario import TRAJECTORIES, Scenario
 
 LEAST, MLFQ, CMLFQ = "least connections", "MLFQ", "C-MLFQ"
 
@@ -76,6 +76,8 @@ class Splitter:
     def __init__(self, scenario: Scenario, system: System, first: Sequence[Request]) -> None:
         self._s, self._system = scenario, system
         self._search = scenario.planner.search()
+        if scenario.run.pipeline == TRAJECTORIES and system.splits != "colocated":
+            self._search = replace(self._search, ahead=scenario.run.staleness)
         self.now = self._begin(list(first))
 
     def after(self, step: int, train_ns: int, rollout_ns: int, requests: Sequence[Request]
@@ -95,7 +97,7 @@ class Splitter:
         """One factor for all degrees: engines are as fast as the model says, what differs is how
         well requests were dealt, which says nothing about a degree."""
         split, degrees = self._online.now, self._system_degrees()
-        if split is None:
+        if split is None or self._search.ahead:  # a batch's own time says little where they mix
             return
         said = standing(self._costs(requests, degrees), self._s.run.gpus, split.layout,
                         [one.degree for one in split.instances], self._search)

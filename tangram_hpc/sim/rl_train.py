@@ -45,7 +45,7 @@ class Trainer:
         size = len(self._requests) // self._s.run.train_steps
         first = len(self._requests) - self._left * size
         cost = TrainCost(self._s.model, self._s.hardware,
-                         replace(self._s.training, batch=size), self._requests[first:first + size])
+                         replace(self._s.training, batch=size, steps=1), self._requests[first:first + size])
         layout = replace(self.layout, micro=gcd(self.layout.micro, size))
         alone = cost.price(layout).ns
         self._alone_ns += alone

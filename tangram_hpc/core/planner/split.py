@@ -1,7 +1,9 @@
 """Pure. The plan: the split of N GPUs between training and rollouts with the shortest step.
 
 Law: a step of the asynchronous pipeline takes max(T_train, T_rollout); every split that the bounds
-allow is looked at, each with its best training layout and its best rollout instances. Of equal
+allow is looked at, each with its best training layout and its best rollout instances. Where batches
+mix (`Search.ahead`), T_rollout is the period that the instances keep up with beside that training
+(`FlowCost`), not the time of a batch that is alone. Of equal
 steps the one with the smaller sum of both is better, then the one that trains on fewer GPUs. No GPU
 is on both sides. With `memo` off the rollouts of each split are planned anew: the same answer,
 later.
@@ -10,6 +12,7 @@ later.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ...errors import InvalidInput
@@ -150,19 +153,22 @@ class _Rollouts:
     def __init__(self, costs: Costs, gpus: int, most: int, search: Search, memo: bool) -> None:
         self._costs, self._gpus = costs, gpus
         self._strata = costs.strata(search.strata or groups_for(gpus))
-        self._kept = self._planned(most) if memo else None
+        self._ahead, self._memo = search.ahead, memo
+        self._kept = self._planned(most, 0) if memo and not self._ahead else None
 
-    def _planned(self, most: int) -> tuple[dict[int, Ints], RolloutTable]:
-        """Prices and table of that many GPUs at most."""
-        strata = replace(self._strata)  # of this plan alone: nothing was summed for it before
-        segments = {degree: self._costs.segments(degree, strata)
-                    for degree in self._costs.rollout.degrees}
+    def _planned(self, most: int, train_ns: int) -> tuple[dict[int, Ints], RolloutTable]:
+        """Prices and table of that many GPUs at most; of batches that mix, beside that training."""
+        strata = self._strata
+        if not (self._memo and self._ahead):
+            strata = replace(strata)  # of this plan alone: nothing was summed for it before
+        segments = segments_of(self._costs, self._costs.rollout.degrees, strata, self._ahead,
+                               train_ns)
         return segments, RolloutTable(segments, most)
 
     def split(self, layout: Layout, price: Price) -> Split | None:
         """The split with this training side; None if the rollouts cannot run."""
         left = self._gpus - layout.gpus
-        segments, table = self._kept or self._planned(left)
+        segments, table = self._kept or self._planned(left, price.ns)
         ns = table.ns(left)
         if ns >= NEVER:
             return None
@@ -170,6 +176,14 @@ class _Rollouts:
                           for piece in table.pieces(left))
         spare = left - table.least_gpus(max(ns, price.ns))
         return Split(self._gpus, layout, price, instances, ns, spare)
+
+
+def segments_of(costs: Costs, degrees: Iterable[int], strata: Strata, ahead: int,
+                train_ns: int) -> dict[int, Ints]:
+    """What each segment of the sorted batch takes on an instance of each degree."""
+    if ahead:
+        return {degree: costs.flow(degree, strata, ahead, train_ns) for degree in degrees}
+    return {degree: costs.segments(degree, strata) for degree in degrees}
 
 
 def instance_of(degree: int, first: int, end: int, strata: Strata, segments: Ints) -> Instance:

@@ -12,7 +12,7 @@ import numpy as np
 
 from .costs import Costs
 from .shapes import NEVER, Layout, Search
-from .split import Instance, Split, groups_for, instance_of
+from .split import Instance, Split, groups_for, instance_of, segments_of
 
 
 def standing(costs: Costs, gpus: int, layout: Layout, degrees: Sequence[int],
@@ -30,7 +30,7 @@ def standing(costs: Costs, gpus: int, layout: Layout, degrees: Sequence[int],
     if price.ns >= NEVER or price.mem_bytes > costs.hardware.mem_bytes:
         return None
     strata = costs.strata(search.strata or groups_for(gpus))
-    segments = {degree: costs.segments(degree, strata) for degree in sorted(set(degrees))}
+    segments = segments_of(costs, sorted(set(degrees)), strata, search.ahead, price.ns)
     least = np.full(len(strata) + 1, NEVER, np.int64)
     least[0] = 0
     firsts = []
@@ -54,4 +54,4 @@ def _divides(costs: Costs, gpus: int, layout: Layout) -> bool:
     """Whether the layout is one of this model and batch at all."""
     return (layout.gpus < gpus and costs.model.layers % layout.pp == 0
             and layout.dp % layout.ep == 0 and max(1, costs.model.experts) % layout.ep == 0
-            and costs.training.batch % (layout.dp * layout.micro) == 0)
+            and costs.training.batch % (layout.dp * layout.micro * costs.training.steps) == 0)
