@@ -112,6 +112,11 @@ class Router:
         """Requests that run or queue there."""
         return len(self._on[instance])
 
+    def easy(self, instance: int) -> int:
+        """How many requests it holds and is still idle, in the sense of `KvCost`."""
+        one = self._instances[instance]
+        return min(one.running_max, self._cost.idle * one.step_ns // (1000 * one.request_ns))
+
     @property
     def instances(self) -> list[RolloutInstance]:
         """All that serve, in order of coming."""

@@ -3,7 +3,9 @@ would. A member is a node here, so a replica has one; a core is as much of the t
 
 Law: a node's engines close when it is asked to join and open again when it has come back; what is
 asked takes the scenario's times, and who follows says so when the step that it followed is over.
-Nobody counts or ceases to but between two optimizer steps.
+Nobody counts or ceases to but between two optimizer steps. As many nodes are wanted in training as
+rollout can spare: those that are left hold all trajectories under way, and that wait to start,
+and idle nearly. No new ones come before a batch has been trained, so what is spare stays so.
 """
 
 from __future__ import annotations
@@ -44,13 +46,12 @@ class Lending:
         self._follow: list[Ask] = []  # who follows the running step, with zero
 
     def begin(self, now: int, shares: Shares, rollouts: Rollouts,
-              opened: Sequence[tuple[Place, int]], mean_context: int,
-              back: Callable[[int], None]) -> None:
+              opened: Sequence[tuple[Place, int]], back: Callable[[int], None]) -> None:
         """Another split: its rollout nodes may be lent, those of small degrees first."""
         self._era += 1
-        self._rollouts, self._mean, self._back = rollouts, mean_context, back
+        self._rollouts, self._back = rollouts, back
         self._places: dict[int, list[Place]] = {}
-        self._engines: dict[int, list[int]] = {}
+        self._engines: dict[int, list[int]] = {}  # by node, in the order of lending
         for place, engine in opened:
             self._places.setdefault(place.node, []).append(place)
             self._engines.setdefault(place.node, []).append(engine)
@@ -63,6 +64,8 @@ class Lending:
             [[node] for node in others], [n for n in nodes if n not in lendable],
             [[node] for node in lendable])
         self._counting, self._follow = 0, []
+        self._engines = {node: self._engines[node] for node in lendable}
+        self._most = len(nodes) - 1 if lendable else 0
         for node in lendable:
             self._tell(now, MemberUp(node, self._era))
 
@@ -73,29 +76,44 @@ class Lending:
             role in (Role.HYBRID_JOINING, Role.HYBRID_TRAINING)
             for role in self._pool.roles().values())
 
-    def boundary(self, now: int, train_left_ns: int, starting: bool) -> int:
-        """An optimizer step begins: tells the pool what is left of both stages (of rollout what is
-        believed), carries out its orders; the GPUs that help in this step. `starting`: a batch is
-        about to begin."""
+    def boundary(self, now: int, demand: int) -> int:
+        """An optimizer step begins, with so many trajectories under way or waiting to start;
+        carries out the pool's orders; the GPUs that help in this step."""
         assert self._pool is not None, "a split comes first"
         followed, self._follow = self._follow, []
         for ask in followed:
             self._tell(now, _done(ask))
-        full = self._s.pool.pressure_permille
-        pressure = full if starting else 1000 * self._rollouts.under_way // self._s.batch
-        self._signal(now, train_left_ns, self._rollouts.left_ns(), pressure)
+        self.demand(now, demand)
         self._next_step(now)
         return self._counting * self._unit
 
-    def idle(self, now: int) -> None:
-        """Training has nothing to do: everybody goes back, as between two steps."""
+    def demand(self, now: int, demand: int) -> None:
+        """So many trajectories are under way or wait to start."""
+        self._signal(now, self._spare(demand))
+
+    def home(self, now: int) -> None:
+        """Everybody goes back, as between two steps."""
         if self.out:
-            self._signal(now, 0, 0, self._s.pool.pressure_permille)
+            self._signal(now, 0)
             self._next_step(now)
 
-    def _signal(self, now: int, train_ns: int, rollout_ns: int, pressure: int) -> None:
+    def _spare(self, demand: int) -> int:
+        """How many nodes rollout can spare, in the order in which they are lent."""
+        room = {i.id: self._rollouts.router.easy(i.id)
+                for i in self._rollouts.router.instances}
+        left = sum(room.values())
+        spare = 0
+        for engines in self._engines.values():  # none of those that are lent already
+            left -= sum(room[e] for e in engines)
+            if left < demand:
+                break
+            spare += 1
+        return min(spare, self._most)
+
+    def _signal(self, now: int, planned: int) -> None:
+        """`planned` nodes are wanted in training, or none at all."""
         self._version += 1
-        self._tell(now, Signal(self._version, self._step, train_ns, rollout_ns, pressure))
+        self._tell(now, Signal(self._version, self._step, 0, 0 if planned else 1, 0, planned))
 
     def _next_step(self, now: int) -> None:
         self._step += 1
@@ -131,7 +149,7 @@ class Lending:
             return  # of a split that is over
         self._tell(now, _done(ask))
         if ask.stage is ReplicaState.RETURNING:
-            self._engines[ask.member] = [self._rollouts.open(now, place, self._mean)
+            self._engines[ask.member] = [self._rollouts.open(now, place)
                                          for place in self._places[ask.member]]
             self._back(now)
 

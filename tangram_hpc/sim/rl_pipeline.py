@@ -87,9 +87,9 @@ class Pipeline:
         first = [request_of(t) for t in before]
         self._splitter = Splitter(scenario, system, first)
         self._cost = RolloutCost(scenario.model, scenario.hardware, scenario.rollout)
-        self._mean_context = sum(r.prompt + r.generated // 2 for r in first) // len(first)
         self._rollouts = Rollouts(self._cost, scenario.router, scenario.tree,
                                   self._bucketing(before), self._after, self._trajectory_ended)
+        self._rollouts.mean_context = mean_context(first)
         self._trainer = Trainer(scenario, self._after, self._boundary, self._trained)
         self._lending = Lending(scenario, self._after) if system.elastic else None
         self._colocated = system.splits == "colocated"
@@ -203,9 +203,11 @@ class Pipeline:
     def _trajectory_ended(self, now: int, number: int) -> None:
         ends = self._ends[number]
         ends.append(now)
+        if self._line:
+            self._start(now)
+        if self._lending is not None:
+            self._lending.demand(now, self._demand)
         if len(ends) < self._s.batch:
-            if self._line:
-                self._start(now)
             return
         step, began = self._steps[number], self._began[number]
         step.rollout_s = (now - began) / _SECOND
@@ -224,13 +226,17 @@ class Pipeline:
         step.stage_s = self._stage_ns(number) / _SECOND
         self._trainer.start(now, number, [request_of(t) for t in self._trajectories.pop(number)])
 
-    def _boundary(self, now: int, left: int, each_ns: int) -> int:
-        """An optimizer step begins, `left` to go: GPUs that help in it."""
-        if self._lending is None:
-            return 0
-        # help that is asked for now counts from the next step on; who is there helps in this one
-        steps = left if self._lending.out else left - 1
-        return self._lending.boundary(now, steps * each_ns, self._opening)
+    @property
+    def _demand(self) -> int:
+        """Trajectories under way, and those that may start before another batch is trained."""
+        next_one = self._last + 1 <= self._trained_upto + self._s.run.staleness and (
+            self._last + 1 < self._s.run.iterations)
+        soon = self._s.batch if self._opening or next_one else 0
+        return self._rollouts.under_way + len(self._line) + soon
+
+    def _boundary(self, now: int) -> int:
+        """An optimizer step begins: GPUs that help in it."""
+        return self._lending.boundary(now, self._demand) if self._lending is not None else 0
 
     def _stage_ns(self, number: int) -> int:
         """What a batch's rollout took of the pipeline. By batches: its time. By trajectories: how
@@ -245,6 +251,7 @@ class Pipeline:
         step.train_s, step.trained_at_s = self._trainer.took_ns / _SECOND, now / _SECOND
         step.lent_gpu_s = self._trainer.lent_gpu_ns / _SECOND
         self._trained_upto, self._free = batch + 1, now
+        self._rollouts.mean_context = mean_context(requests)
         del self._ends[batch]
         if self._mixed:
             step.stage_s += train_ns / _SECOND if batch else 0.0
@@ -253,9 +260,9 @@ class Pipeline:
                                       max(1, round(step.stage_s * _SECOND)), requests)
         if shares is not None:
             step.switched, self._pending = True, shares
-        if self._lending is not None and len(self._ends.get(batch + 1, ())) < self._s.batch:
-            self._lending.idle(now)
         self._go_on(now)
+        if self._lending is not None and not self._trainer.busy and self._demand:
+            self._lending.home(now)  # till the next batch is whole
 
     # ---- another split -----------------------------------------------------------------------
 
@@ -270,7 +277,7 @@ class Pipeline:
         if self._trainer.busy:
             return True
         if self._lending is not None and self._lending.out:
-            self._lending.idle(now)
+            self._lending.home(now)
             return True
         assert self._pending is not None
         self._shares, self._pending, self._stopped = self._pending, None, True
@@ -291,11 +298,10 @@ class Pipeline:
         elif isinstance(self._rollouts.bucketing, Mlfq):
             self._rollouts.bucketing.edges = shares.edges
         self._trainer.layout = shares.layout
-        opened = [(place, self._rollouts.open(now, place, self._mean_context))
+        opened = [(place, self._rollouts.open(now, place))
                   for place in shares.places]
         if self._lending is not None:
-            self._lending.begin(now, shares, self._rollouts, opened, self._mean_context,
-                                self._go_on)
+            self._lending.begin(now, shares, self._rollouts, opened, self._go_on)
 
     def _engines(self) -> list[int]:
         return [i.id for i in self._rollouts.router.instances]
@@ -304,3 +310,8 @@ class Pipeline:
 def request_of(one: Trajectory) -> Request:
     """A trajectory as the planner knows it."""
     return Request(one.read, one.generated, one.tool_ns)
+
+
+def mean_context(requests: list[Request]) -> int:
+    """Tokens in the cache for one of these while it decodes."""
+    return max(1, sum(r.prompt + r.generated // 2 for r in requests) // len(requests))

@@ -70,6 +70,7 @@ class Rollouts:
         self._engines: dict[int, Engine] = {}
         self._live: dict[int, _Live] = {}
         self._next_engine = self._next_request = 0
+        self.mean_context = 1  # tokens, as is known of ended trajectories
         self.totals = Totals()
         self.busy_ns = 0  # GPU ns, of engines that are gone
 
@@ -80,8 +81,9 @@ class Rollouts:
 
     @property
     def places(self) -> int:
-        """Trajectories that all engines together decode at once."""
-        return sum(i.running_max for i in self.router.instances)
+        """Trajectories that all engines together decode at once, by their mean context."""
+        return sum(min(self._cost.rollout.max_batch, i.context_max // self.mean_context)
+                   for i in self.router.instances)
 
     def left_ns(self) -> int:
         """How long the longest may still take, by what is believed of it, alone on the largest
@@ -96,15 +98,15 @@ class Rollouts:
 
     # ---- engines -----------------------------------------------------------------------------
 
-    def open(self, now: int, place: Place, mean_context: int) -> int:
+    def open(self, now: int, place: Place) -> int:
         """One more engine serves; its id."""
         engine = Engine(self._cost, place.degree, self._cost.rollout.max_batch)
         self._next_engine += 1
         id_ = self._next_engine
         self._engines[id_] = engine
-        most = max(1, min(self._cost.rollout.max_batch, engine.room // max(1, mean_context)))
+        most = max(1, min(self._cost.rollout.max_batch, engine.room // self.mean_context))
         step = self._cost.step_s(place.degree, 1, 0)
-        each = self._cost.step_s(place.degree, 2, 2 * mean_context) - step
+        each = self._cost.step_s(place.degree, 2, 2 * self.mean_context) - step
         routes = self.router.add(RolloutInstance(
             id_, place.bucket, place.degree, f"n{place.node}", most, 0,
             engine.room, round(step * 1e9), max(1, round(each / 2 * 1e9)),

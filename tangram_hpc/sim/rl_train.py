@@ -16,7 +16,7 @@ from ..core.planner.train_cost import TrainCost
 from .rl_rollout import After
 from .rl_scenario import Scenario
 
-Boundary = Callable[[int, int, int], int]  # now, steps left, ns of one: GPUs that help
+Boundary = Callable[[int], int]  # now: GPUs that help in the step that begins
 Trained = Callable[[int, int, int, list[Request]], None]  # now, batch, ns without help, requests
 
 
@@ -49,7 +49,7 @@ class Trainer:
         layout = replace(self.layout, micro=gcd(self.layout.micro, size))
         alone = cost.price(layout).ns
         self._alone_ns += alone
-        helpers = self._boundary(now, self._left, alone)
+        helpers = self._boundary(now)
         ns = alone
         if helpers:
             one = layout.tp * layout.pp

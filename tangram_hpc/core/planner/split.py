@@ -3,7 +3,8 @@
 Law: a step of the asynchronous pipeline takes max(T_train, T_rollout); every split that the bounds
 allow is looked at, each with its best training layout and its best rollout instances. Where batches
 mix (`Search.ahead`), T_rollout is the period that the instances keep up with beside that training
-(`FlowCost`), not the time of a batch that is alone. Of equal
+(`FlowCost`), not the time of a batch that is alone. Where the router is not believed to know all
+lengths (`Search.loss`), alike instances that are dealt requests in turn are looked at as well. Of equal
 steps the one with the smaller sum of both is better, then the one that trains on fewer GPUs. No GPU
 is on both sides. With `memo` off the rollouts of each split are planned anew: the same answer,
 later.
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from ...errors import InvalidInput
 from .costs import Costs
-from .lengths import Ints, Strata
+from .lengths import Ints, Strata, sorted_requests, strata_of
 from .rollout_dp import RolloutTable
 from .shapes import NEVER, Layout, Price, Search
 from .tree import Node, Note, Tree
@@ -153,7 +154,7 @@ class _Rollouts:
     def __init__(self, costs: Costs, gpus: int, most: int, search: Search, memo: bool) -> None:
         self._costs, self._gpus = costs, gpus
         self._strata = costs.strata(search.strata or groups_for(gpus))
-        self._ahead, self._memo = search.ahead, memo
+        self._search, self._ahead, self._memo = search, search.ahead, memo
         self._kept = self._planned(most, 0) if memo and not self._ahead else None
 
     def _planned(self, most: int, train_ns: int) -> tuple[dict[int, Ints], RolloutTable]:
@@ -167,15 +168,47 @@ class _Rollouts:
 
     def split(self, layout: Layout, price: Price) -> Split | None:
         """The split with this training side; None if the rollouts cannot run."""
+        ways = [] if self._search.dealt else [self._cut(layout, price)]
+        if self._search.dealt or self._search.loss:
+            ways += [self._dealt(degree, layout, price) for degree in self._costs.rollout.degrees]
+        return min((way for way in ways if way.rollout_ns < NEVER), key=lambda way: way.rollout_ns,
+                   default=None)
+
+    def _cut(self, layout: Layout, price: Price) -> Split:
+        """With the best cuts of the sorted requests."""
         left = self._gpus - layout.gpus
         segments, table = self._kept or self._planned(left, price.ns)
         ns = table.ns(left)
-        if ns >= NEVER:
-            return None
         instances = tuple(instance_of(*piece, self._strata, segments[piece.degree])
-                          for piece in table.pieces(left))
+                          for piece in table.pieces(left)) if ns < NEVER else ()
         spare = left - table.least_gpus(max(ns, price.ns))
-        return Split(self._gpus, layout, price, instances, ns, spare)
+        return Split(self._gpus, layout, price, instances, lossy(ns, self._search), spare)
+
+    def _dealt(self, degree: int, layout: Layout, price: Price) -> Split:
+        """With as many instances of one degree as there is room for."""
+        left = self._gpus - layout.gpus
+        ns, instances = dealt_to(self._costs, degree, left // degree, self._search.ahead, price.ns)
+        return Split(self._gpus, layout, price, instances, ns, 0)
+
+
+def lossy(ns: int, search: Search) -> int:
+    """What cuts by length take where the router does not know all lengths."""
+    return min(NEVER, round(ns * (1 + search.loss))) if search.loss and ns < NEVER else ns
+
+
+def dealt_to(costs: Costs, degree: int, count: int, ahead: int, train_ns: int
+             ) -> tuple[int, tuple[Instance, ...]]:
+    """So many alike instances, each with as many requests of each length: dealt in turn, from the
+    longest; the first has the most. What they take, ns. O(requests)."""
+    ordered = sorted_requests(costs.batch)[::-1]
+    count = min(count, len(ordered))
+    if not count:
+        return NEVER, ()
+    hand = strata_of(ordered[::count], 1)
+    ns = int(segments_of(costs, (degree,), hand, ahead, train_ns)[degree][0, 1])
+    return ns, tuple(
+        Instance(degree, k, len(ordered[k::count]), ordered[k::count][-1].total, ordered[k].total,
+                 ns) for k in range(count)) if ns < NEVER else ()
 
 
 def segments_of(costs: Costs, degrees: Iterable[int], strata: Strata, ahead: int,
