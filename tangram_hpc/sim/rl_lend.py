@@ -3,7 +3,8 @@ would. A member is a node here, so a replica has one; a core is as much of the t
 
 Law: a node's engines close when it is asked to join and open again when it has come back; what is
 asked takes the scenario's times, and who follows says so when the step that it followed is over.
-Nobody counts or ceases to but between two optimizer steps. As many nodes are wanted in training as
+Nobody counts or ceases to but between two optimizer steps; what a node that died had in a step is
+not used. As many nodes are wanted in training as
 rollout can spare: those that are left hold all trajectories under way, and that wait to start,
 and idle nearly. No new ones come before a batch has been trained, so what is spare stays so.
 """
@@ -20,6 +21,7 @@ from ..domain.hybrid import (
     Ask,
     Kill,
     MemberDone,
+    MemberLost,
     MemberUp,
     ReplicaState,
     Role,
@@ -42,19 +44,19 @@ class Lending:
         self._version = self._step = self._era = 0
         self._pool: HybridPool | None = None
         self._unit = scenario.hardware.gpus_per_node
-        self._counting = 0
+        self._counting: dict[int, int] = {}  # node -> its life, of those that help in this step
+        self._lives = 0
         self._follow: list[Ask] = []  # who follows the running step, with zero
 
-    def begin(self, now: int, shares: Shares, rollouts: Rollouts,
-              opened: Sequence[tuple[Place, int]], back: Callable[[int], None]) -> None:
-        """Another split: its rollout nodes may be lent, those of small degrees first."""
+    def begin(self, now: int, shares: Shares, rollouts: Rollouts, engines: dict[int, list[int]],
+              back: Callable[[int], None]) -> None:
+        """Another split: its rollout nodes may be lent, those of small degrees first. `engines`:
+        those of each node that lives."""
         self._era += 1
         self._rollouts, self._back = rollouts, back
         self._places: dict[int, list[Place]] = {}
-        self._engines: dict[int, list[int]] = {}  # by node, in the order of lending
-        for place, engine in opened:
+        for place in shares.places:
             self._places.setdefault(place.node, []).append(place)
-            self._engines.setdefault(place.node, []).append(engine)
         nodes = sorted(self._places, reverse=True)
         whole = self._unit % (shares.layout.tp * shares.layout.pp) == 0
         lendable = nodes if whole else []
@@ -63,11 +65,63 @@ class Lending:
             replace(self._s.pool, reserved_gpus=-(-self._s.planner.min_rollout // self._unit)),
             [[node] for node in others], [n for n in nodes if n not in lendable],
             [[node] for node in lendable])
-        self._counting, self._follow = 0, []
-        self._engines = {node: self._engines[node] for node in lendable}
+        self._counting, self._follow = {}, []
+        # by node, in the order of lending; of one that cannot be lent the pipeline takes care
+        self._engines = {node: list(engines.get(node, ())) for node in lendable}
         self._most = len(nodes) - 1 if lendable else 0
+        self._life: dict[int, int] = {}
         for node in lendable:
-            self._tell(now, MemberUp(node, self._era))
+            if node in engines:
+                self._rises(now, node)
+
+    def owns(self, node: int) -> bool:
+        """Whether it is one that may be lent."""
+        return node in self._engines
+
+    def dies(self, now: int, node: int) -> None:
+        """A node that may be lent is gone, wherever it is."""
+        closed, self._engines[node] = self._engines[node], []
+        self._rollouts.close(now, closed)
+        self._follow = [other for other in self._follow if other.member != node]
+        self._tell(now, MemberLost(node, self._life.pop(node), "died"))
+
+    def returns(self, now: int, node: int) -> None:
+        """It is back, and serves, unless it is asked to join at once."""
+        self._engines[node] = [self._rollouts.open(now, p) for p in self._places[node]]
+        self._rises(now, node)
+
+    def _rises(self, now: int, node: int) -> None:
+        self._lives += 1
+        self._life[node] = self._lives
+        self._tell(now, MemberUp(node, self._lives))
+
+    def closed(self, engine: int) -> None:
+        """An engine died; its node lives."""
+        for engines in self._engines.values():
+            if engine in engines:
+                engines.remove(engine)
+
+    def reopen(self, now: int, place: Place) -> None:
+        """It is back, unless its node is not with rollout, or has come back itself meanwhile."""
+        assert self._pool is not None
+        there = [self._rollouts.place(e) for e in self._engines[place.node]]
+        with_rollout = self._pool.roles()[place.node] is Role.HYBRID_ROLLOUT
+        if with_rollout and there.count(place) < self._places[place.node].count(place):
+            self._engines[place.node].append(self._rollouts.open(now, place))
+
+    def check(self) -> None:
+        """The laws: who is not with rollout has no engine, and who counts lives."""
+        assert self._pool is not None
+        roles = self._pool.roles()
+        for node, engines in self._engines.items():
+            assert not engines or roles[node] is Role.HYBRID_ROLLOUT, f"{node} is in two roles"
+            assert (node in self._life) is (roles[node] is not Role.LOST)
+
+    def used(self) -> int:
+        """The GPUs whose gradients are used in the step that ends: of those that counted from its
+        beginning and still live."""
+        return self._unit * sum(self._life.get(node) == life
+                                for node, life in self._counting.items())
 
     @property
     def out(self) -> bool:
@@ -85,7 +139,7 @@ class Lending:
             self._tell(now, _done(ask))
         self.demand(now, demand)
         self._next_step(now)
-        return self._counting * self._unit
+        return len(self._counting) * self._unit
 
     def demand(self, now: int, demand: int) -> None:
         """So many trajectories are under way or wait to start."""
@@ -125,7 +179,8 @@ class Lending:
             if isinstance(order, Ask):
                 self._asked(now, order)
             elif isinstance(order, StepPlan):
-                self._counting = len(order.counting)
+                nodes = [self._pool.replicas[seat.replica][0] for seat in order.counting]
+                self._counting = {node: self._life[node] for node in nodes}
             assert not isinstance(order, Kill), "the scenario's pauses are longer than is waited"
 
     def _asked(self, now: int, ask: Ask) -> None:
@@ -145,10 +200,12 @@ class Lending:
         self._after(now + round(seconds * _SECOND), partial(self._did, self._era, ask))
 
     def _did(self, era: int, ask: Ask, now: int) -> None:
-        if era != self._era:
-            return  # of a split that is over
+        if era != self._era or self._life.get(ask.member) != ask.life:
+            return  # of a split, or of a life, that is over
         self._tell(now, _done(ask))
-        if ask.stage is ReplicaState.RETURNING:
+        assert self._pool is not None
+        if (ask.stage is ReplicaState.RETURNING
+                and self._pool.roles()[ask.member] is Role.HYBRID_ROLLOUT):
             self._engines[ask.member] = [self._rollouts.open(now, place)
                                          for place in self._places[ask.member]]
             self._back(now)

@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from ..core.cmlfq import CausalTree, Cmlfq
 from ..core.planner.rollout_cost import RolloutCost
 from ..core.planner.shapes import Request
+from .rl_faults import Fate
 from .rl_lend import Lending
 from .rl_lengths import Source, Trajectory
-from .rl_rollout import Rollouts
+from .rl_rollout import Place, Rollouts
 from .rl_routing import Bucketing, Mlfq, play
 from .rl_scenario import TRAJECTORIES, Scenario
 from .rl_systems import CMLFQ, Shares, Splitter, System
@@ -90,7 +91,10 @@ class Pipeline:
         self._rollouts = Rollouts(self._cost, scenario.router, scenario.tree,
                                   self._bucketing(before), self._after, self._trajectory_ended)
         self._rollouts.mean_context = mean_context(first)
-        self._trainer = Trainer(scenario, self._after, self._boundary, self._trained)
+        self.fate = Fate(scenario.faults, scenario.run.seed)
+        self._dead: dict[int, None] = {}  # rollout nodes that are away
+        self._trainer = Trainer(scenario, self._after, self._boundary, self._used, self._trained,
+                                self.fate)
         self._lending = Lending(scenario, self._after) if system.elastic else None
         self._colocated = system.splits == "colocated"
         self._mixed = scenario.run.pipeline == TRAJECTORIES and not self._colocated
@@ -112,6 +116,8 @@ class Pipeline:
         """Plays all batches."""
         self._install(0)
         self._go_on(0)
+        self._node_alarm(0)
+        self._engine_alarm(0)
         now = 0
         while self._trained_upto < self._s.run.iterations:
             assert self._events, "the pipeline stands still"
@@ -151,9 +157,11 @@ class Pipeline:
         """The trajectories of a batch; with another `turn` others of the same kind."""
         run = self._s.run
         progress = number / max(1, run.iterations - 1)
-        return [self._source.trajectory((number * run.prompts + p) % self._s.lengths.prompts,
-                                        (number + turn * 1_000_003) * run.samples + k, progress)
-                for p in range(run.prompts) for k in range(run.samples)]
+        drawn = [self._source.trajectory((number * run.prompts + p) % self._s.lengths.prompts,
+                                         (number + turn * 1_000_003) * run.samples + k, progress)
+                 for p in range(run.prompts) for k in range(run.samples)]
+        return drawn if turn else [self.fate.with_tools(one, f"{number}/{k}")
+                                   for k, one in enumerate(drawn)]
 
     # ---- rollout -----------------------------------------------------------------------------
 
@@ -238,6 +246,10 @@ class Pipeline:
         """An optimizer step begins: GPUs that help in it."""
         return self._lending.boundary(now, self._demand) if self._lending is not None else 0
 
+    def _used(self) -> int:
+        """GPUs of helpers whose gradients the step that ends can use."""
+        return self._lending.used() if self._lending is not None else 0
+
     def _stage_ns(self, number: int) -> int:
         """What a batch's rollout took of the pipeline. By batches: its time. By trajectories: how
         much later than the trainer was free it was whole (or earlier, below 0), to which its
@@ -298,13 +310,90 @@ class Pipeline:
         elif isinstance(self._rollouts.bucketing, Mlfq):
             self._rollouts.bucketing.edges = shares.edges
         self._trainer.layout = shares.layout
-        opened = [(place, self._rollouts.open(now, place))
-                  for place in shares.places]
+        engines: dict[int, list[int]] = {p.node: [] for p in shares.places
+                                         if p.node not in self._dead}
+        for place in shares.places:
+            if place.node not in self._dead:
+                engines[place.node].append(self._rollouts.open(now, place))
         if self._lending is not None:
-            self._lending.begin(now, shares, self._rollouts, opened, self._go_on)
+            self._lending.begin(now, shares, self._rollouts, engines, self._go_on)
 
     def _engines(self) -> list[int]:
         return [i.id for i in self._rollouts.router.instances]
+
+
+    # ---- faults ------------------------------------------------------------------------------
+
+    def _node_alarm(self, now: int) -> None:
+        wait = self.fate.next_node_ns()
+        if wait is not None:
+            self._after(now + wait, self._node_dies)
+
+    def _node_dies(self, now: int) -> None:
+        """One that rolls out, or is lent, dies with all that it has."""
+        living = sorted({p.node for p in self._shares.places} - set(self._dead))
+        if living and not self._stopped:
+            node = self.fate.one_of(living)
+            self.fate.nodes += 1
+            self._dead[node] = None
+            if self._lending is not None and self._lending.owns(node):
+                self._lending.dies(now, node)
+            else:
+                self._rollouts.close(now, [i.id for i in self._rollouts.router.instances
+                                           if i.node == f"n{node}"])
+            self._after(now + self.fate.back_ns, lambda at: self._node_returns(at, node))
+        self._node_alarm(now)
+
+    def _node_returns(self, now: int, node: int) -> None:
+        del self._dead[node]
+        if not self._stopped:
+            if self._lending is not None and self._lending.owns(node):
+                self._lending.returns(now, node)
+            else:
+                for place in self._shares.places:
+                    if place.node == node:
+                        self._rollouts.open(now, place)
+        self._go_on(now)
+
+    def _engine_alarm(self, now: int) -> None:
+        wait = self.fate.next_engine_ns()
+        if wait is not None:
+            self._after(now + wait, self._engine_dies)
+
+    def _engine_dies(self, now: int) -> None:
+        """The router loses an instance; its node lives, and begins another one."""
+        serving = self._engines()
+        if serving:
+            engine = self.fate.one_of(serving)
+            self.fate.engines += 1
+            place, shares = self._rollouts.place(engine), self._shares
+            if self._lending is not None:
+                self._lending.closed(engine)
+            self._rollouts.close(now, [engine])
+            self._after(now + self.fate.back_ns,
+                        lambda at: self._engine_returns(at, place, shares))
+        self._engine_alarm(now)
+
+    def _engine_returns(self, now: int, place: Place, shares: Shares) -> None:
+        if shares is not self._shares or self._stopped or place.node in self._dead:
+            return  # its node begins all of its engines anew
+        if self._lending is None or not self._lending.owns(place.node):
+            self._rollouts.open(now, place)
+        else:
+            self._lending.reopen(now, place)
+        self._go_on(now)
+
+    def check(self) -> None:
+        """The laws, between two events: no GPU is in two roles, requests are where the router says,
+        none is lost, batches are trained in order."""
+        self._rollouts.check()
+        if self._lending is not None:
+            self._lending.check()
+        used = sum(i.degree for i in self._rollouts.router.instances)
+        assert used <= self._shares.rollout_gpus, "more engines than GPUs"
+        begun = sum(len(ends) for ends in self._ends.values()) + self._rollouts.under_way
+        assert begun + len(self._line) == len(self._ends) * self._s.batch, "a trajectory is lost"
+        assert all(b >= self._trained_upto for b in self._ends), "a batch is there twice"
 
 
 def request_of(one: Trajectory) -> Request:

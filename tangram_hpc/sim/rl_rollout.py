@@ -68,6 +68,7 @@ class Rollouts:
         self.bucketing = bucketing
         self.router = Router(kv)
         self._engines: dict[int, Engine] = {}
+        self._place: dict[int, Place] = {}
         self._live: dict[int, _Live] = {}
         self._next_engine = self._next_request = 0
         self.mean_context = 1  # tokens, as is known of ended trajectories
@@ -96,6 +97,17 @@ class Rollouts:
         """GPU time in which engines decoded or read."""
         return self.busy_ns + sum(e.busy_ns * e.degree for e in self._engines.values())
 
+    def place(self, engine: int) -> Place:
+        """Where an engine that serves was put."""
+        return self._place[engine]
+
+    def check(self) -> None:
+        """The laws: the router's, and every turn that it has placed is in that engine, on its way
+        there, or over."""
+        self.router.check()
+        assert sum(e.load for e in self._engines.values()) == sum(
+            live.engine >= 0 for live in self._live.values())
+
     # ---- engines -----------------------------------------------------------------------------
 
     def open(self, now: int, place: Place) -> int:
@@ -103,7 +115,7 @@ class Rollouts:
         engine = Engine(self._cost, place.degree, self._cost.rollout.max_batch)
         self._next_engine += 1
         id_ = self._next_engine
-        self._engines[id_] = engine
+        self._engines[id_], self._place[id_] = engine, place
         most = max(1, min(self._cost.rollout.max_batch, engine.room // self.mean_context))
         step = self._cost.step_s(place.degree, 1, 0)
         each = self._cost.step_s(place.degree, 2, 2 * self.mean_context) - step
@@ -119,6 +131,7 @@ class Rollouts:
         stranded: list[int] = []
         for engine in engines:
             one = self._engines.pop(engine)
+            del self._place[engine]
             for request in self.router.remove(engine):
                 live = self._live[request]
                 if live.engine == engine:  # else its keys were on their way

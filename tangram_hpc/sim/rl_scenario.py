@@ -22,6 +22,7 @@ from ..core.rollout_router import KvCost
 from ..errors import InvalidInput
 from ..planning.files import read_hardware, read_model
 from ..planning.settings import PlannerSettings, planner_settings
+from .rl_faults import Faults
 from .rl_lengths import Causes
 
 FORMAT = "tangram-rl/1"
@@ -87,6 +88,7 @@ class Scenario:
     pool: PoolRules
     router: KvCost
     tree: Shape
+    faults: Faults = field(default_factory=Faults)
 
     @property
     def batch(self) -> int:
@@ -108,6 +110,7 @@ class _File:
     pool: PoolRules = field(default_factory=PoolRules)
     router: KvCost = field(default_factory=KvCost)
     tree: Shape = field(default_factory=Shape)
+    faults: Faults = field(default_factory=Faults)
 
 
 _T = TypeVar("_T")
@@ -131,7 +134,7 @@ def read_scenario(path: Path) -> Scenario:
     hardware = read_hardware(_beside(path, planner.hardware)).hardware()
     scenario = Scenario(
         of.name, of.run, model.shape(), hardware, job, model.engine(), of.lengths, of.pauses,
-        of.baselines, planner, of.pool, of.router, of.tree)
+        of.baselines, planner, of.pool, of.router, of.tree, of.faults)
     _check(scenario, where)
     return scenario
 
@@ -184,7 +187,7 @@ def _known(kind: Any, values: dict[str, Any], where: str, under: str) -> None:
 
 
 _PARTS: dict[str, Any] = {c.__name__: c for c in (
-    Run, Causes, Pauses, Baselines, PoolRules, KvCost, Shape)}
+    Run, Causes, Pauses, Baselines, PoolRules, KvCost, Shape, Faults)}
 
 
 def _numbers(value: Any, where: str, place: str) -> None:
@@ -223,9 +226,20 @@ def _check_lengths(s: Scenario, where: str) -> None:
                            "end of the run one phase must be above 0")
 
 
+def _check_faults(s: Scenario, where: str) -> None:
+    """What a run can come through."""
+    for name in ("step", "tool"):
+        if getattr(s.faults, name) >= 1:
+            raise InvalidInput(f"{where}: field `faults.{name}`: a share below 1")
+    for name in ("node_s", "engine_s", "back_s", "tool_timeout_s"):
+        if 0 < getattr(s.faults, name) < 1:
+            raise InvalidInput(f"{where}: field `faults.{name}`: 0, or at least 1 s")
+
+
 def _check(s: Scenario, where: str) -> None:
     """What types do not say."""
     _check_pauses(s, where)
+    _check_faults(s, where)
     for name in ("gpus", "iterations", "prompts", "samples", "train_steps", "staleness"):
         if getattr(s.run, name) < 1:
             raise InvalidInput(f"{where}: field `run.{name}`: at least 1")
