@@ -34,6 +34,7 @@ from tangram_hpc.core.planner.shapes import (
     Training,
 )
 from tangram_hpc.core.planner.split import Plan, plan
+from tangram_hpc.core.planner.standing import standing
 from tangram_hpc.core.planner.train_cost import TrainCost
 from tangram_hpc.core.planner.tree import Node, Tree
 from tangram_hpc.errors import InvalidInput
@@ -42,8 +43,9 @@ from tangram_hpc.errors import InvalidInput
 
 
 def rollout_s(model: ModelShape, hw: Hardware, rollout: Rollout, degree: int,
-              requests: Sequence[Request]) -> float:
-    """Seconds of one instance for these requests, request by request; inf where it cannot run."""
+              requests: Sequence[Request], ahead: int = 0, train: float = 0.0) -> float:
+    """Seconds of one instance for these requests, request by request; inf where it cannot run. With
+    `ahead` the least period that it keeps up with beside a training step of so long."""
     if model.heads % degree or (model.ffn or model.expert_ffn) % degree or (
             model.kv_heads % degree and degree % model.kv_heads) or hw.gpus_per_node % degree:
         return math.inf
@@ -84,7 +86,25 @@ def rollout_s(model: ModelShape, hw: Hardware, rollout: Rollout, degree: int,
              r.generated * (r.prompt + r.generated / 2) for r in requests]
     tokens = sum(r.generated for r in requests)
     packed = max(sum(reads) / room, tokens / rollout.max_batch)
-    steps = max(max(r.generated for r in requests), packed)
+    longest = max(r.generated for r in requests)
+    if ahead:
+        read = sum(prefill(r.prompt) for r in requests)
+        wait = train + max(r.tool_ns / 1e9 + prefill(r.prompt) for r in requests)
+
+        def period(steps: float) -> float:
+            return read + decode(steps, tokens, sum(reads), steps * experts(tokens / steps))
+
+        def in_time(steps: float) -> bool:
+            return wait + longest * period(steps) / steps <= (ahead + 1) * period(steps)
+
+        low = high = max(packed, longest / (ahead + 1))
+        while not in_time(high):
+            high *= 2
+        for _ in range(0 if in_time(low) else 100):
+            middle = (low + high) / 2
+            low, high = (low, middle) if in_time(middle) else (middle, high)
+        return period(high)
+    steps = max(longest, packed)
     ends = sorted(r.generated for r in requests)
     together = sum((end - start) * experts(len(ends) - k)
                    for k, (start, end) in enumerate(itertools.pairwise([0, *ends])))
@@ -231,10 +251,25 @@ def compositions(items: int, parts_most: int) -> Iterator[tuple[tuple[int, int],
         yield tuple(itertools.pairwise(edges))
 
 
-def brute_rollout(costs: AnalyticCosts, gpus: int) -> float:
-    """The least makespan over every cut and every choice of degrees."""
+def brute_rollout(costs: AnalyticCosts, gpus: int, search: Search, train: float) -> float:
+    """The least time over every cut and every choice of degrees; of alike instances over every
+    degree."""
     ordered = sorted(costs.batch, key=lambda r: (r.total, r.prompt, r.tool_ns))
-    seconds = {(d, a, b): rollout_s(costs.model, costs.hardware, costs.rollout, d, ordered[a:b])
+
+    def takes(degree: int, some: Sequence[Request]) -> float:
+        return rollout_s(costs.model, costs.hardware, costs.rollout, degree, some, search.ahead,
+                         train)
+
+    dealt = math.inf
+    for d in costs.rollout.degrees if search.loss or search.dealt else ():
+        hands: list[list[Request]] = [[] for _ in range(gpus // d)]
+        for k, request in enumerate(reversed(ordered)):
+            if hands:
+                hands[k % len(hands)].append(request)
+        dealt = min(dealt, max((takes(d, hand) for hand in hands if hand), default=math.inf))
+    if search.dealt:
+        return dealt
+    seconds = {(d, a, b): takes(d, ordered[a:b]) * (1 + search.loss)
                for d in costs.rollout.degrees
                for a, b in itertools.combinations(range(len(ordered) + 1), 2)}
     best = math.inf
@@ -243,7 +278,7 @@ def brute_rollout(costs: AnalyticCosts, gpus: int) -> float:
             if sum(degrees) <= gpus:
                 best = min(best, max(seconds[d, a, b]
                                      for d, (a, b) in zip(degrees, runs, strict=True)))
-    return best
+    return min(best, dealt)
 
 
 def brute_force(costs: AnalyticCosts, gpus: int, search: Search) -> float:
@@ -257,7 +292,7 @@ def brute_force(costs: AnalyticCosts, gpus: int, search: Search) -> float:
             if memory <= costs.hardware.mem_bytes:
                 trained = min(trained, seconds)
         if trained < best:
-            best = min(best, max(trained, brute_rollout(costs, gpus - size)))
+            best = min(best, max(trained, brute_rollout(costs, gpus - size, search, trained)))
     return best
 
 
@@ -309,6 +344,29 @@ def test_the_plan_is_as_good_as_brute_force(moe: bool) -> None:
         assert found == plan(costs, gpus, search, memo=False)
         ran += 1
     assert ran >= 120, "most cases must have an answer, or this shows little"
+
+
+@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
+def test_the_plan_of_batches_that_mix_is_as_good_as_brute_force(moe: bool) -> None:
+    """Also where the router does not know lengths, or only roughly."""
+    ran = 0
+    for seed in range(60):
+        costs, gpus, search = random_costs(1_000 + seed, moe)
+        search = replace(search, ahead=seed % 4, loss=(0.0, 0.3)[seed % 3 > 0],
+                         dealt=seed % 5 == 0)
+        wanted = brute_force(costs, gpus, search)
+        if math.isinf(wanted):
+            with pytest.raises(InvalidInput, match=f"{gpus} GPUs: "):
+                plan(costs, gpus, search)
+            continue
+        found = plan(costs, gpus, search)
+        assert found.best.step_ns / 1e9 == pytest.approx(wanted, rel=1e-6, abs=3e-8), seed
+        assert found == plan(costs, gpus, search, memo=False)
+        again = standing(costs, gpus, found.best.layout,
+                         [one.degree for one in found.best.instances], search)
+        assert again is not None and again.rollout_ns == found.best.rollout_ns
+        ran += 1
+    assert ran >= 25, "most cases must have an answer, or this shows little"
 
 
 def test_every_prune_decides_somewhere() -> None:
@@ -499,6 +557,19 @@ def test_a_roomy_split_costs_no_more_than_its_slack(problem: tuple[AnalyticCosts
     assert slack or one == found.best
     assert not any(s.rollout_gpus > one.rollout_gpus for s in found.splits
                    if slack and s.step_ns <= found.best.step_ns * (1 + slack))
+
+
+@settings(max_examples=15, deadline=None)
+@given(problems(), st.integers(1, 4))
+def test_further_ahead_and_faster_training_are_never_worse(
+        problem: tuple[AnalyticCosts, int], ahead: int) -> None:
+    costs, _ = problem
+    strata = costs.strata(64)
+    for degree in costs.rollout.degrees:
+        least = costs.flow(degree, strata, ahead, 10**9)
+        assert (costs.flow(degree, strata, ahead + 1, 10**9) <= least + 2).all()
+        assert (least <= costs.flow(degree, strata, ahead, 10**11) + 2).all()
+        assert ((least >= NEVER) == (costs.segments(degree, strata) >= NEVER)).all()
 
 
 @settings(max_examples=15, deadline=None)

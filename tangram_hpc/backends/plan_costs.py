@@ -77,7 +77,7 @@ class CommandCosts:
             CostsFailed: no usable answer.
         """
         n = len(strata)
-        if len(strata.prompt) != len(self.batch):
+        if strata.prompt is not self._own.strata(n).prompt:
             raise self._wrong("it is not asked for parts of a batch: leave `routing_loss` at 0")
         if (degree, n) not in self._segments:
             spans = [(j, i) for j in range(n) for i in range(j + 1, n + 1)]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from ...errors import InvalidInput
 from .costs import Costs
-from .lengths import Ints, Strata, sorted_requests, strata_of
+from .lengths import Ints, Strata, hands_of
 from .rollout_dp import RolloutTable
 from .shapes import NEVER, Layout, Price, Search
 from .tree import Node, Note, Tree
@@ -198,17 +198,14 @@ def lossy(ns: int, search: Search) -> int:
 
 def dealt_to(costs: Costs, degree: int, count: int, ahead: int, train_ns: int
              ) -> tuple[int, tuple[Instance, ...]]:
-    """So many alike instances, each with as many requests of each length: dealt in turn, from the
-    longest; the first has the most. What they take, ns. O(requests)."""
-    ordered = sorted_requests(costs.batch)[::-1]
-    count = min(count, len(ordered))
+    """So many alike instances that are dealt the requests in turn, from the longest: what the
+    slowest takes, ns. O(instances ** 2 + requests)."""
     if not count:
         return NEVER, ()
-    hand = strata_of(ordered[::count], 1)
-    ns = int(segments_of(costs, (degree,), hand, ahead, train_ns)[degree][0, 1])
-    return ns, tuple(
-        Instance(degree, k, len(ordered[k::count]), ordered[k::count][-1].total, ordered[k].total,
-                 ns) for k in range(count)) if ns < NEVER else ()
+    hands = hands_of(costs.batch, count)
+    segments = segments_of(costs, (degree,), hands, ahead, train_ns)[degree]
+    instances = tuple(instance_of(degree, k, k + 1, hands, segments) for k in range(len(hands)))
+    return max(one.ns for one in instances), instances
 
 
 def segments_of(costs: Costs, degrees: Iterable[int], strata: Strata, ahead: int,
