@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tangram_hpc.backends.cmlfq_file import load, load_all, save
 from tangram_hpc.core.cmlfq import (
     AGREE,
-    MEAN,
     FAILURE,
+    MEAN,
     SUCCESS,
     TIMEOUT,
     Belief,

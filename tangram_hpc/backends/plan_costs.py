@@ -1,8 +1,8 @@
 """Costs that somebody else's program knows: one JSON question on its stdin, one answer on stdout.
 
 Law: `tangram-costs/1`. A program that fails, is late, or answers what cannot be meant is one clear
-error; nothing is made up in its place. What it is not asked (structure, TP share, batches
-that mix, and memory where it tells none) is the own model's. Learned factors apply to it as to the own model.
+error; nothing is made up in its place. What it is not asked (structure, TP share, batches that mix,
+and memory where it tells none) is the own model's. Learned factors apply to it as to the own model.
 
 The question has `format`, `kind`, `model`, `hardware` and either
   kind `train`: `training`, `lengths` (tokens of each sequence), `layouts` (tables of tp, ep, pp,
@@ -77,7 +77,7 @@ class CommandCosts:
             CostsFailed: no usable answer.
         """
         n = len(strata)
-        if strata.prompt is not self._own.strata(n).prompt:
+        if strata.generated.tolist() != [r.generated for r in self.batch]:
             raise self._wrong("it is not asked for parts of a batch: leave `routing_loss` at 0")
         if (degree, n) not in self._segments:
             spans = [(j, i) for j in range(n) for i in range(j + 1, n + 1)]

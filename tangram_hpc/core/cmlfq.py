@@ -6,9 +6,10 @@ prefix tree over what tools returned (Libra, arXiv 2606.03077: its C-MLFQ), one 
 global one. Whole numbers only; nothing is dropped at random; memory is bounded by `Shape`.
 
 Ours, beside the paper's: where mean and P90 name two buckets, a request goes to the nearer one (in
-the paper it stays, however far behind both it is); lengths lie in mergeable histograms by epoch instead of a list of the last
-samples, so that trees of several ranks add up exactly and drift is forgotten by epoch; and where
-the deepest known prefix lies behind the trajectory, what was generated since is taken off it.
+the paper it stays, however far behind both it is); lengths lie in mergeable histograms by epoch
+instead of a list of the last samples, so that trees of several ranks add up exactly and drift is
+forgotten by epoch; and where the deepest known prefix lies behind the trajectory, what was
+generated since is taken off it.
 """
 
 from __future__ import annotations

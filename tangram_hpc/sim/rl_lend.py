@@ -11,7 +11,7 @@ and idle nearly. No new ones come before a batch has been trained, so what is sp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 

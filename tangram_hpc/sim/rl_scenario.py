@@ -33,9 +33,10 @@ BATCHES, TRAJECTORIES = "batches", "trajectories"  # see `rl_pipeline`
 class Run:
     """The run: `iterations` batches of `prompts` x `samples` trajectories on `gpus` GPUs; each is
     trained in `train_steps` optimizer steps. `pipeline`: what is asynchronous, whole batches or
-    trajectories. A batch may roll out while at most `staleness` older ones are not trained. The first `warmup` iterations are not in the figures. `slack`: of the step
-    that the planner may give away to leave more GPUs to rollout; `pool_slack`: the same where the
-    hybrid pool makes up for it."""
+    trajectories. A batch may roll out while at most `staleness` older ones are not trained. The
+    first `warmup` iterations are not in the figures. `slack`: of the step that the planner may give
+    away to leave more GPUs to rollout; `pool_slack`: the same where the hybrid pool makes up for
+    it."""
 
     gpus: int
     iterations: int

@@ -2,8 +2,8 @@
 
 Law: one batch at a time; an optimizer step takes `TrainCost.price` of its own trajectories in the
 core layout with as many more data-parallel replicas as have joined for that step; the samples of
-one that died meanwhile are computed by the core, and a step that failed is done again. A micro-batch
-that does not divide an optimizer step is cut down to one that does.
+one that died meanwhile are computed by the core, and a step that failed is done again. A
+micro-batch that does not divide an optimizer step is cut down to one that does.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Trainer:
         size = len(self._requests) // self._s.run.train_steps
         first = len(self._requests) - self._left * size
         cost = TrainCost(self._s.model, self._s.hardware,
-                         replace(self._s.training, batch=size, steps=1), self._requests[first:first + size])
+                         replace(self._s.training, batch=size, steps=1),
+                         self._requests[first:first + size])
         layout = replace(self.layout, micro=gcd(self.layout.micro, size))
         alone = cost.price(layout).ns
         self._alone_ns += alone

@@ -8,8 +8,9 @@ later begins when it has been trained. In a period of P seconds the instance mak
 steps S as fit into it; so a step takes P / S, a request of g tokens takes g P / S and the time of
 its prompt and tools, and about tokens / S of them run at once, which cache and engine must hold.
 Fewer steps share the weights' reading among more sequences, more steps end a request sooner: the
-least period is that of the fewest steps with which the longest request is in time (the mean of a
-processor-sharing queue; Kleinrock, Queueing Systems II, section 4.4).
+least period is that of the fewest steps with which all are in time, the most tokens and the longest
+prompt and tools taken as one request's (the mean of a processor-sharing queue; Kleinrock, Queueing
+Systems II, section 4.4).
 """
 
 from __future__ import annotations

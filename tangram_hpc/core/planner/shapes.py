@@ -133,7 +133,7 @@ class Search:
     min_rollout: int = 1
     strata: int = 0  # groups of requests that are assigned whole; 0: see `groups_for`
     dealt: bool = False  # only alike instances, dealt requests whatever their length
-    loss: float = 0.0  # of a router that knows lengths roughly: cuts take so much longer; see `plan`
+    loss: float = 0.0  # by which cuts take longer as the router knows lengths roughly; see `plan`
     ahead: int = 0  # batches that roll out beside an older one, mixed; 0: one after the other
 
 

@@ -4,10 +4,10 @@ Law: a step of the asynchronous pipeline takes max(T_train, T_rollout); every sp
 allow is looked at, each with its best training layout and its best rollout instances. Where batches
 mix (`Search.ahead`), T_rollout is the period that the instances keep up with beside that training
 (`FlowCost`), not the time of a batch that is alone. Where the router is not believed to know all
-lengths (`Search.loss`), alike instances that are dealt requests in turn are looked at as well. Of equal
-steps the one with the smaller sum of both is better, then the one that trains on fewer GPUs. No GPU
-is on both sides. With `memo` off the rollouts of each split are planned anew: the same answer,
-later.
+lengths (`Search.loss`), alike instances that are dealt requests in turn are looked at as well. Of
+equal steps the one with the smaller sum of both is better, then the one that trains on fewer GPUs.
+No GPU is on both sides. With `memo` off the rollouts of each split are planned anew: the same
+answer, later.
 """
 
 from __future__ import annotations
