@@ -243,7 +243,7 @@ def test_faults_come_and_cost_time_and_the_same_seed_has_the_same_ones() -> None
                  engine_s=st.sampled_from([0.0, 20.0, 100.0]),
                  back_s=st.sampled_from([1.0, 15.0, 100.0, 400.0]),
                  step=st.sampled_from([0.0, 0.1, 0.5]), tool=st.sampled_from([0.0, 0.05, 0.5])))
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_laws_hold_in_many_histories(name: str, pipeline: str, seed: int, faults: Faults) -> None:
     laws_hold(name, pipeline, seed, faults, iterations=5)
 
