@@ -16,7 +16,7 @@ from typing import Any
 
 import common
 
-from tangram_hpc.core.cmlfq import CausalTree, Cmlfq, Shape
+from tangram_hpc.core.cmlfq import AGREE, CausalTree, Cmlfq, Shape
 from tangram_hpc.sim.rl_lengths import Source, Trajectory, shuffled, three_phases
 from tangram_hpc.sim.rl_routing import Bucketing, LengthPredictor, Mlfq, play, teach
 
@@ -24,7 +24,7 @@ EDGES = (4_000, 12_000)
 EPOCHS = 4
 POLICIES: dict[str, Callable[[], Bucketing]] = {
     "cmlfq": lambda: Cmlfq(CausalTree(), EDGES),
-    "cmlfq_paper": lambda: Cmlfq(CausalTree(Shape(since=False)), EDGES),
+    "cmlfq_paper": lambda: Cmlfq(CausalTree(Shape(since=False)), EDGES, AGREE),
     "mlfq": lambda: Mlfq(EDGES),
     "length_predictor": lambda: LengthPredictor(EDGES),
 }

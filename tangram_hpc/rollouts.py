@@ -8,7 +8,7 @@ out and depends on a service (its batch, its blocks) is filled in by the broker,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -47,7 +47,8 @@ class Rollouts(BaseModel):
     buckets: tuple[Bucket, ...] = Field(min_length=1, description="by `upto`, the smallest first")
     tree: str = Field("", description="folder that keeps what is learned; empty: it goes with the "
                                       "broker")
-    agree: bool = Field(True, description="mean and P90 must name one bucket for a move")
+    rule: Literal["nearest", "agree", "mean"] = Field(
+        "nearest", description="to which of the buckets that mean and P90 name a trajectory goes")
     payload_edges: tuple[int, int] = Field((1_000, 12_000), description="first sizes of a medium "
                                                                         "and a large return")
     depth: int = Field(24, ge=1, le=1_000, description="returns that are looked at")
@@ -85,7 +86,7 @@ def rollouts_spec(name: str, wanted: Rollouts | Mapping[str, Any]) -> RolloutsSp
         name, tuple(e for e in edges if e is not None),
         tuple(_service(each, number, bucket) for number, bucket in enumerate(told.buckets)
               for each in bucket.services),
-        told.tree, told.agree, told.payload_edges, told.depth, told.least, told.enough, told.epochs,
+        told.tree, told.rule, told.payload_edges, told.depth, told.least, told.enough, told.epochs,
         told.nodes_max, told.since, told.transfer, _ns(told.kv_base_ms, 1e6),
         _ns(told.kv_near_us, 1e3), _ns(told.kv_far_us, 1e3), told.worth, told.idle, told.crowded,
         _ns(told.idle_s, 1e9))

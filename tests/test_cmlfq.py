@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from tangram_hpc.backends.cmlfq_file import load, load_all, save
 from tangram_hpc.core.cmlfq import (
+    AGREE,
     FAILURE,
+    MEAN,
     SUCCESS,
     TIMEOUT,
     Belief,
@@ -99,7 +101,7 @@ def test_the_deepest_prefix_wins_and_the_prompts_own_at_equal_depth() -> None:
     assert CausalTree().belief(3, [b], [10]) is None
 
 
-def test_a_request_starts_small_and_moves_only_when_mean_and_p90_agree() -> None:
+def test_a_request_starts_small_and_moves_as_far_as_mean_and_p90_both_ask_for() -> None:
     sure, torn = SIGNALS[:2]
     tree = CausalTree(Shape(least=4))
     for length in (20_000,) * 20:
@@ -108,11 +110,15 @@ def test_a_request_starts_small_and_moves_only_when_mean_and_p90_agree() -> None
         tree.learn(0, 0, [torn], [0], length)
     queues = Cmlfq(tree, EDGES)
     assert queues.started(1, 0) == 0
-    assert queues.returned(1, torn, 0) == 0  # mean says 1, P90 says 2: stays
-    assert Cmlfq(tree, EDGES, agree=False).started(1, 0) == 0
-    alone = Cmlfq(tree, EDGES, agree=False)
-    alone.started(1, 0)
-    assert alone.returned(1, torn, 0) == 1
+    assert queues.returned(1, torn, 0) == 1  # mean says 1, P90 says 2: both ask for 1
+    queues.started(3, 0)
+    assert queues.returned(3, sure, 0) == 2
+    assert queues.returned(3, torn, 0) == 2  # the prefix (sure, torn) is not known: sure holds
+    for rule, bucket in ((MEAN, 1), (AGREE, 0)):
+        other = Cmlfq(tree, EDGES, rule)
+        assert other.started(1, 0) == 0
+        assert other.returned(1, torn, 0) == bucket
+    queues.dropped(3)
     queues.started(2, 0)
     assert queues.returned(2, sure, 0) == 2
     queues.ended(1, 900, 0)

@@ -34,6 +34,7 @@ from tangram_hpc.core.planner.shapes import (
     Training,
 )
 from tangram_hpc.core.planner.split import Plan, plan
+from tangram_hpc.core.planner.standing import standing
 from tangram_hpc.core.planner.train_cost import TrainCost
 from tangram_hpc.core.planner.tree import Node, Tree
 from tangram_hpc.errors import InvalidInput
@@ -42,8 +43,9 @@ from tangram_hpc.errors import InvalidInput
 
 
 def rollout_s(model: ModelShape, hw: Hardware, rollout: Rollout, degree: int,
-              requests: Sequence[Request]) -> float:
-    """Seconds of one instance for these requests, request by request; inf where it cannot run."""
+              requests: Sequence[Request], ahead: int = 0, train: float = 0.0) -> float:
+    """Seconds of one instance for these requests, request by request; inf where it cannot run. With
+    `ahead` the least period that it keeps up with beside a training step of so long."""
     if model.heads % degree or (model.ffn or model.expert_ffn) % degree or (
             model.kv_heads % degree and degree % model.kv_heads) or hw.gpus_per_node % degree:
         return math.inf
@@ -84,7 +86,25 @@ def rollout_s(model: ModelShape, hw: Hardware, rollout: Rollout, degree: int,
              r.generated * (r.prompt + r.generated / 2) for r in requests]
     tokens = sum(r.generated for r in requests)
     packed = max(sum(reads) / room, tokens / rollout.max_batch)
-    steps = max(max(r.generated for r in requests), packed)
+    longest = max(r.generated for r in requests)
+    if ahead:
+        read = sum(prefill(r.prompt) for r in requests)
+        wait = train + max(r.tool_ns / 1e9 + prefill(r.prompt) for r in requests)
+
+        def period(steps: float) -> float:
+            return read + decode(steps, tokens, sum(reads), steps * experts(tokens / steps))
+
+        def in_time(steps: float) -> bool:
+            return wait + longest * period(steps) / steps <= (ahead + 1) * period(steps)
+
+        low = high = max(packed, longest / (ahead + 1))
+        while not in_time(high):
+            high *= 2
+        for _ in range(0 if in_time(low) else 100):
+            middle = (low + high) / 2
+            low, high = (low, middle) if in_time(middle) else (middle, high)
+        return period(high)
+    steps = max(longest, packed)
     ends = sorted(r.generated for r in requests)
     together = sum((end - start) * experts(len(ends) - k)
                    for k, (start, end) in enumerate(itertools.pairwise([0, *ends])))
@@ -161,7 +181,9 @@ def train_s(model: ModelShape, hw: Hardware, t: Training, x: Layout,
     micros = [ordered[k:k + x.micro] for k in range(0, len(ordered), x.micro)]
     mine = micros[::x.dp]
     stages = [stage_s(model, hw, t, x, m) for m in mine]
-    pipeline = flow_shop([s for s, _, _ in stages], x.pp) + sum(h for _, _, h in stages)
+    fill = flow_shop([stages[0][0]], x.pp) - stages[0][0]
+    pipeline = flow_shop([s for s, _, _ in stages], x.pp) + sum(h for _, _, h in stages) + (
+        (t.steps - 1) * fill)
     near = x.gpus <= hw.gpus_per_node
     rate = (hw.link_bw if near else hw.net_bw) * hw.comm_share
     hop = hw.link_latency_s if near else hw.net_latency_s
@@ -183,13 +205,13 @@ def train_s(model: ModelShape, hw: Hardware, t: Training, x: Layout,
     tokens = sum(micros[0])
     width = 6 * model.hidden + 2 * (model.heads + model.kv_heads) * model.head_dim + 3 * (
         model.ffn + model.top_k * model.expert_ffn)
-    flying = tokens * min(x.pp, len(mine))
+    flying = tokens * min(x.pp, len(mine) // t.steps)
     kept = flying * model.hidden * layers + tokens * width if t.recompute else (
         flying * width * layers)
     logits = min(tokens, t.logit_chunk) * model.vocab * (4 + model.value_bytes)
     memory = held_bytes(model, t, x) + hw.workspace_bytes + (
         kept * model.value_bytes + logits) // x.tp
-    return pipeline + max(0.0, comm - under) + slowed + update, memory
+    return pipeline + t.steps * (max(0.0, comm - under) + slowed + update), memory
 
 
 # ---- brute force --------------------------------------------------------------------------------
@@ -207,10 +229,10 @@ def all_layouts(costs: AnalyticCosts, gpus: int, search: Search) -> Iterator[Lay
             ok = ok and model.heads % tp == 0 and (model.ffn or model.expert_ffn) % tp == 0
             ok = ok and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
             ok = ok and (model.experts % ep == 0 if model.experts else ep == 1) and dp % ep == 0
-            ok = ok and t.batch % (dp * micro) == 0
+            ok = ok and t.batch % (dp * micro * t.steps) == 0
             if not ok:
                 continue
-            each = t.batch // (dp * micro)
+            each = t.batch // (dp * micro * t.steps)
             lengths = [r.total for r in costs.batch]
             mean = sum(lengths) // len(lengths)
             alone = Layout(tp, 1, 1, 1, 1)
@@ -229,10 +251,25 @@ def compositions(items: int, parts_most: int) -> Iterator[tuple[tuple[int, int],
         yield tuple(itertools.pairwise(edges))
 
 
-def brute_rollout(costs: AnalyticCosts, gpus: int) -> float:
-    """The least makespan over every cut and every choice of degrees."""
+def brute_rollout(costs: AnalyticCosts, gpus: int, search: Search, train: float) -> float:
+    """The least time over every cut and every choice of degrees; of alike instances over every
+    degree."""
     ordered = sorted(costs.batch, key=lambda r: (r.total, r.prompt, r.tool_ns))
-    seconds = {(d, a, b): rollout_s(costs.model, costs.hardware, costs.rollout, d, ordered[a:b])
+
+    def takes(degree: int, some: Sequence[Request]) -> float:
+        return rollout_s(costs.model, costs.hardware, costs.rollout, degree, some, search.ahead,
+                         train)
+
+    dealt = math.inf
+    for d in costs.rollout.degrees if search.loss or search.dealt else ():
+        hands: list[list[Request]] = [[] for _ in range(gpus // d)]
+        for k, request in enumerate(reversed(ordered)):
+            if hands:
+                hands[k % len(hands)].append(request)
+        dealt = min(dealt, max((takes(d, hand) for hand in hands if hand), default=math.inf))
+    if search.dealt:
+        return dealt
+    seconds = {(d, a, b): takes(d, ordered[a:b]) * (1 + search.loss)
                for d in costs.rollout.degrees
                for a, b in itertools.combinations(range(len(ordered) + 1), 2)}
     best = math.inf
@@ -241,7 +278,7 @@ def brute_rollout(costs: AnalyticCosts, gpus: int) -> float:
             if sum(degrees) <= gpus:
                 best = min(best, max(seconds[d, a, b]
                                      for d, (a, b) in zip(degrees, runs, strict=True)))
-    return best
+    return min(best, dealt)
 
 
 def brute_force(costs: AnalyticCosts, gpus: int, search: Search) -> float:
@@ -255,7 +292,7 @@ def brute_force(costs: AnalyticCosts, gpus: int, search: Search) -> float:
             if memory <= costs.hardware.mem_bytes:
                 trained = min(trained, seconds)
         if trained < best:
-            best = min(best, max(trained, brute_rollout(costs, gpus - size)))
+            best = min(best, max(trained, brute_rollout(costs, gpus - size, search, trained)))
     return best
 
 
@@ -282,7 +319,8 @@ def random_costs(seed: int, moe: bool) -> tuple[AnalyticCosts, int, Search]:
     batch = r.choice([2, 3, 4, 5, 6])
     training = Training(batch, micro_batches=r.choice([(1,), (1, 2), (1, 2, 3)]),
                         zero=r.choice([0, 1, 2, 3]), recompute=r.random() < 0.5,
-                        forward_passes=r.choice([0, 1, 2]), logit_chunk=256)
+                        forward_passes=r.choice([0, 1, 2]), logit_chunk=256,
+                        steps=2 if batch in (4, 6) and seed % 3 == 0 else 1)
     rollout = Rollout(degrees=r.choice([(1,), (1, 2), (1, 2, 4), (2, 4)]),
                       max_batch=r.choice([1, 2, 256]))
     history = [Request(r.randint(0, 300), r.randint(1, r.choice([60, 500, 4000])),
@@ -306,6 +344,29 @@ def test_the_plan_is_as_good_as_brute_force(moe: bool) -> None:
         assert found == plan(costs, gpus, search, memo=False)
         ran += 1
     assert ran >= 120, "most cases must have an answer, or this shows little"
+
+
+@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
+def test_the_plan_of_batches_that_mix_is_as_good_as_brute_force(moe: bool) -> None:
+    """Also where the router does not know lengths, or only roughly."""
+    ran = 0
+    for seed in range(60):
+        costs, gpus, search = random_costs(1_000 + seed, moe)
+        search = replace(search, ahead=seed % 4, loss=(0.0, 0.3)[seed % 3 > 0],
+                         dealt=seed % 5 == 0)
+        wanted = brute_force(costs, gpus, search)
+        if math.isinf(wanted):
+            with pytest.raises(InvalidInput, match=f"{gpus} GPUs: "):
+                plan(costs, gpus, search)
+            continue
+        found = plan(costs, gpus, search)
+        assert found.best.step_ns / 1e9 == pytest.approx(wanted, rel=1e-6, abs=3e-8), seed
+        assert found == plan(costs, gpus, search, memo=False)
+        again = standing(costs, gpus, found.best.layout,
+                         [one.degree for one in found.best.instances], search)
+        assert again is not None and again.rollout_ns == found.best.rollout_ns
+        ran += 1
+    assert ran >= 25, "most cases must have an answer, or this shows little"
 
 
 def test_every_prune_decides_somewhere() -> None:
@@ -496,6 +557,19 @@ def test_a_roomy_split_costs_no_more_than_its_slack(problem: tuple[AnalyticCosts
     assert slack or one == found.best
     assert not any(s.rollout_gpus > one.rollout_gpus for s in found.splits
                    if slack and s.step_ns <= found.best.step_ns * (1 + slack))
+
+
+@settings(max_examples=15, deadline=None)
+@given(problems(), st.integers(1, 4))
+def test_further_ahead_and_faster_training_are_never_worse(
+        problem: tuple[AnalyticCosts, int], ahead: int) -> None:
+    costs, _ = problem
+    strata = costs.strata(64)
+    for degree in costs.rollout.degrees:
+        least = costs.flow(degree, strata, ahead, 10**9)
+        assert (costs.flow(degree, strata, ahead + 1, 10**9) <= least + 2).all()
+        assert (least <= costs.flow(degree, strata, ahead, 10**11) + 2).all()
+        assert ((least >= NEVER) == (costs.segments(degree, strata) >= NEVER)).all()
 
 
 @settings(max_examples=15, deadline=None)

@@ -1,8 +1,8 @@
 """Costs that somebody else's program knows: one JSON question on its stdin, one answer on stdout.
 
 Law: `tangram-costs/1`. A program that fails, is late, or answers what cannot be meant is one clear
-error; nothing is made up in its place. What it is not asked (structure, TP share, and memory where
-it tells none) is the own model's. Learned factors apply to it as to the own model.
+error; nothing is made up in its place. What it is not asked (structure, TP share, batches that mix,
+and memory where it tells none) is the own model's. Learned factors apply to it as to the own model.
 
 The question has `format`, `kind`, `model`, `hardware` and either
   kind `train`: `training`, `lengths` (tokens of each sequence), `layouts` (tables of tp, ep, pp,
@@ -77,6 +77,8 @@ class CommandCosts:
             CostsFailed: no usable answer.
         """
         n = len(strata)
+        if strata.generated.tolist() != [r.generated for r in self.batch]:
+            raise self._wrong("it is not asked for parts of a batch: leave `routing_loss` at 0")
         if (degree, n) not in self._segments:
             spans = [(j, i) for j in range(n) for i in range(j + 1, n + 1)]
             told = self._ask({
@@ -86,6 +88,10 @@ class CommandCosts:
             times = self._times(told, len(spans), self._own.factors.of(degree))
             self._segments[degree, n] = matrix_of(n, dict(zip(spans, times, strict=True)))
         return self._segments[degree, n]
+
+    def flow(self, degree: int, strata: Strata, ahead: int, train_ns: int) -> Ints:
+        """The own model's: a program is not asked for batches that mix."""
+        return self._own.flow(degree, strata, ahead, train_ns)
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         whole = {"format": FORMAT, "model": asdict(self.model),

@@ -26,6 +26,8 @@ def add(verbs: Any) -> None:
                                                     "'+ elastic' (default: all)")
     p.add_argument("--iterations", type=int, metavar="N", help="batches, instead of the file's")
     p.add_argument("--seed", type=int, help="instead of the file's")
+    p.add_argument("--pipeline", choices=("batches", "trajectories"),
+                   help="what is asynchronous, instead of the file's")
     p.add_argument("--steps", action="store_true", help="print every batch of every system too")
     p.add_argument("--plot", type=Path, metavar="OUT.svg", help="draw the runs")
     p.add_argument("--json", action="store_true", help="one JSON object")
@@ -46,8 +48,8 @@ def go(args: argparse.Namespace) -> int:
     path = args.scenario
     shipped = EXAMPLES / f"{path}.toml"
     scenario = read_scenario(shipped if not path.exists() and shipped.exists() else path)
-    changed = {k: v for k, v in (("iterations", args.iterations), ("seed", args.seed))
-               if v is not None}
+    changed = {k: v for k, v in (("iterations", args.iterations), ("seed", args.seed),
+                                  ("pipeline", args.pipeline)) if v is not None}
     scenario = with_run(scenario, replace(scenario.run, **changed))
     runs = [Pipeline(scenario, system).play() for system in systems]
     if args.json:

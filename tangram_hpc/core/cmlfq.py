@@ -1,13 +1,15 @@
 """Pure. Causal multi-level feedback queues: which bucket a trajectory's next turn belongs to.
 
-Law: a request starts in the smallest bucket and moves only at a tool's return, and then only if the
-mean and the P90 of what is believed to be left name one bucket. What is believed comes from a
+Law: a request starts in the smallest bucket and moves only at a tool's return, and then only as far
+as both the mean and the P90 of what is believed to be left ask for. What is believed comes from a
 prefix tree over what tools returned (Libra, arXiv 2606.03077: its C-MLFQ), one root a prompt and a
 global one. Whole numbers only; nothing is dropped at random; memory is bounded by `Shape`.
 
-Ours, beside the paper's: lengths lie in mergeable histograms by epoch instead of a list of the last
-samples, so that trees of several ranks add up exactly and drift is forgotten by epoch; and where
-the deepest known prefix lies behind the trajectory, what was generated since is taken off it.
+Ours, beside the paper's: where mean and P90 name two buckets, a request goes to the nearer one (in
+the paper it stays, however far behind both it is); lengths lie in mergeable histograms by epoch
+instead of a list of the last samples, so that trees of several ranks add up exactly and drift is
+forgotten by epoch; and where the deepest known prefix lies behind the trajectory, what was
+generated since is taken off it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, NamedTuple
 from ..errors import InvalidInput
 from .speed import octaves
 
+NEAREST, AGREE, MEAN = "nearest", "agree", "mean"  # rules of moving, see `Cmlfq`
 SUCCESS, FAILURE, TIMEOUT = 0, 1, 2
 FORMAT = "tangram-cmlfq/1"
 _NONE = -1  # the epoch of what was never seen
@@ -401,8 +404,9 @@ class _Live:
 class Cmlfq:
     """The queues of one rank: requests under way, each in a bucket, and the tree they teach.
 
-    `edges`: the most remaining tokens of each bucket but the last. `agree`: mean and P90 must name
-    one bucket (False: the mean alone decides). Memory: the tree's bound, and O(returns) a request
+    `edges`: the most remaining tokens of each bucket but the last. `rule`: `nearest` goes to the
+    bucket between those of mean and P90 that is nearest, `agree` only if both name one (the
+    paper's), `mean` to the mean's. Memory: the tree's bound, and O(returns) a request
     under way.
 
     Raises:
@@ -410,8 +414,8 @@ class Cmlfq:
     """
 
     def __init__(self, tree: CausalTree, edges: Sequence[int] = (4_000, 12_000),
-                 agree: bool = True) -> None:
-        self.tree, self.agree = tree, agree
+                 rule: str = NEAREST) -> None:
+        self.tree, self.rule = tree, rule
         self._live: dict[int, _Live] = {}
         self.rebucket(edges)
 
@@ -427,8 +431,11 @@ class Cmlfq:
         belief = self.tree.belief(live.prompt, live.path, live.generated) if live.path else None
         if belief is None:
             return before
-        bucket = bucket_of(self.edges, belief.mean)
-        return before if self.agree and bucket != bucket_of(self.edges, belief.p90) else bucket
+        mean = bucket_of(self.edges, belief.mean)
+        if self.rule == MEAN:
+            return mean
+        low, high = sorted((mean, bucket_of(self.edges, belief.p90)))
+        return before if self.rule == AGREE and low != high else min(max(before, low), high)
 
     def started(self, request: int, prompt: int) -> int:
         """A request begins: the smallest bucket."""
@@ -465,7 +472,7 @@ class Cmlfq:
 
     def twin(self, requests: Iterable[int]) -> Cmlfq:
         """Queues that go on from here by themselves with these requests, and the same tree."""
-        twin = Cmlfq(self.tree, self.edges, self.agree)
+        twin = Cmlfq(self.tree, self.edges, self.rule)
         for request in requests:
             live = self._live[request]
             other = twin._live[request] = _Live(live.prompt)

@@ -74,7 +74,7 @@ class RolloutPool:
         self.router = Router(KvCost(spec.kv_base_ns, near_ns, far_ns, spec.worth, spec.idle,
                                     spec.crowded))
         self.lesson = CausalTree(shape_of(spec))  # what this pool learned itself
-        self.queues = Cmlfq(CausalTree(shape_of(spec)), spec.edges, spec.agree)
+        self.queues = Cmlfq(CausalTree(shape_of(spec)), spec.edges, spec.rule)
         self._shift: int | None = 0  # from the trainer's epochs to the tree's; None: not known yet
         self._epoch = 0
         self._names: dict[tuple[int, str], Trajectory] = {}  # by client and name; idle ones first

@@ -131,6 +131,11 @@ class Router:
         """The instance where a request runs; -1: none."""
         return self._at.get(request, -1)
 
+    def easy(self, instance: int) -> int:
+        """How many requests it holds and is still idle, in the sense of `KvCost`."""
+        one = self._instances[instance]
+        return min(one.running_max, self._cost.idle * one.step_ns // (1000 * one.request_ns))
+
     @property
     def instances(self) -> list[RolloutInstance]:
         """All that serve, in order of coming."""

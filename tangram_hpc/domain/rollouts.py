@@ -47,7 +47,7 @@ class RolloutsSpec(msgspec.Struct, frozen=True, array_like=True):
         edges: the most remaining tokens of each bucket but the last.
         services: at least one in each bucket.
         tree: folder in which what was learned is kept; empty: nowhere.
-        agree: mean and P90 must name one bucket.
+        rule: of moving between buckets, see `core.cmlfq.Cmlfq`.
         payload_edges, depth, least, enough, epochs, nodes_max, since: see `core.cmlfq.Shape`.
         transfer: whether the engines move KV between services; if not it is computed again.
         kv_base_ns, kv_near_ns, kv_far_ns, worth, idle, crowded: see `core.rollout_router.KvCost`.
@@ -58,7 +58,7 @@ class RolloutsSpec(msgspec.Struct, frozen=True, array_like=True):
     edges: tuple[int, ...]
     services: tuple[RolloutService, ...]
     tree: str = ""
-    agree: bool = True
+    rule: str = "nearest"
     payload_edges: tuple[int, int] = (1_000, 12_000)
     depth: int = 24
     least: int = 4

@@ -33,6 +33,12 @@ class PlannerSettings(BaseModel):
     min_rollout: int = Field(1, ge=1, description="GPUs that rollouts keep")
     strata: int = Field(0, ge=0, le=2048, description="groups of requests; 0: 64, doubled until "
                                                       "one a GPU, at most 256")
+    ahead: int = Field(0, ge=0, le=64, description="batches that roll out beside an older one, "
+                                                   "trajectories of all mixed; 0: one after the "
+                                                   "other")
+    routing_loss: float = Field(0.0, ge=0, le=10, description=(
+        "by which requests dealt by a router take longer than cut where lengths are known; above 0 "
+        "alike instances that are dealt requests in turn are looked at too"))
 
     plan_interval: int = Field(10, ge=1, description="steps between plans")
     warmup_steps: int = Field(1, ge=0, description="steps before the first one")
@@ -59,7 +65,8 @@ class PlannerSettings(BaseModel):
     def search(self) -> Search:
         """For the core."""
         return Search(self.tp_share, self.bubble, self.granularity, self.min_train,
-                      self.min_rollout, self.strata)
+                      self.min_rollout, self.strata, loss=self.routing_loss,
+                      ahead=self.ahead)
 
     def triggers(self) -> Triggers:
         """For the core."""

@@ -99,6 +99,12 @@ class Engine:
         self._admit(now)
         return left
 
+    def pause(self, now: int, ns: int) -> None:
+        """Nothing is decoded for so long from now on, or from the end of what it is reading."""
+        self._advance(now)
+        self._stalled = max(now, self._stalled) + ns
+        self.version += 1
+
     def _leave(self, request: int, end: int) -> None:
         work = self._work.pop(request)
         self._reserved -= work.context + work.tokens

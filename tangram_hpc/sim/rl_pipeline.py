@@ -1,10 +1,15 @@
 """The asynchronous RL pipeline on paper: rollout and training side by side, and GPUs between them.
 
 Law: one clock, events in order of time and then of making; batches are trained in order, each once;
-batch n rolls out only while at most `staleness` older batches are not trained; a batch's rollout
-ends with its last trajectory and the next begins after it, so a step takes the longer of both
-stages, as in the published formula. No GPU is in two stages. The planner, the router, C-MLFQ and
-the hybrid pool are the core's own objects.
+a trajectory of batch n starts only while at most `staleness` older batches are not trained, those
+of older batches first. No GPU is in two stages. The planner, the router, C-MLFQ and the hybrid pool
+are the core's own objects.
+
+Two pipelines. `batches`: a batch's rollout begins when that of the batch before has ended, so a
+step takes the longer of both stages, as in the published formula. `trajectories`: it begins at
+once, and one trajectory more starts whenever an engine has a place, while the longest of the
+batches before still run; new weights stop the engines for their pause and nothing else. A
+colocated system rolls out and trains in turn, in either.
 """
 
 from __future__ import annotations
@@ -17,11 +22,12 @@ from dataclasses import dataclass, field
 from ..core.cmlfq import CausalTree, Cmlfq
 from ..core.planner.rollout_cost import RolloutCost
 from ..core.planner.shapes import Request
+from .rl_faults import Fate
 from .rl_lend import Lending
 from .rl_lengths import Source, Trajectory
-from .rl_rollout import Rollouts
+from .rl_rollout import Place, Rollouts
 from .rl_routing import Bucketing, Mlfq, play
-from .rl_scenario import Scenario
+from .rl_scenario import TRAJECTORIES, Scenario
 from .rl_systems import CMLFQ, Shares, Splitter, System
 from .rl_train import Trainer
 
@@ -38,7 +44,8 @@ class Step:
     train_gpus: int
     rollout_gpus: int
     degrees: str
-    rollout_s: float = 0.0
+    rollout_s: float = 0.0  # from its first trajectory's start to its last one's end
+    stage_s: float = 0.0  # what its rollout took of the pipeline, see `Pipeline._stage_ns`
     p90_share: float = 0.0  # of the rollout time, after which 90 % of the trajectories had ended
     train_s: float = 0.0
     trained_at_s: float = 0.0
@@ -81,16 +88,24 @@ class Pipeline:
         first = [request_of(t) for t in before]
         self._splitter = Splitter(scenario, system, first)
         self._cost = RolloutCost(scenario.model, scenario.hardware, scenario.rollout)
-        self._mean_context = sum(r.prompt + r.generated // 2 for r in first) // len(first)
         self._rollouts = Rollouts(self._cost, scenario.router, scenario.tree,
                                   self._bucketing(before), self._after, self._trajectory_ended)
-        self._trainer = Trainer(scenario, self._after, self._boundary, self._trained)
+        self._rollouts.mean_context = mean_context(first)
+        self.fate = Fate(scenario.faults, scenario.run.seed)
+        self._dead: dict[int, None] = {}  # rollout nodes that are away
+        self._trainer = Trainer(scenario, self._after, self._boundary, self._used, self._trained,
+                                self.fate)
         self._lending = Lending(scenario, self._after) if system.elastic else None
-        self._ready: deque[int] = deque()  # batches that wait to be trained
-        self._trajectories: dict[int, list[Trajectory]] = {}
+        self._colocated = system.splits == "colocated"
+        self._mixed = scenario.run.pipeline == TRAJECTORIES and not self._colocated
+        self._line: deque[tuple[int, Trajectory]] = deque()  # may start, in order
+        self._trajectories: dict[int, list[Trajectory]] = {}  # of batches begun and not trained
+        self._ends: dict[int, list[int]] = {}  # of those, when trajectories ended
         self._steps: dict[int, Step] = {}
-        self._rolling = -1
-        self._began = 0
+        self._began: dict[int, int] = {}
+        self._last = -1  # the last batch that may roll out, or is about to
+        self._opening = self._stopped = False  # the next batch, and all of it, wait for a pause
+        self._free = 0  # when the trainer last became free
         self._trained_upto = 0  # batches
         self._pending: Shares | None = None
         self._shares = self._splitter.now
@@ -99,8 +114,10 @@ class Pipeline:
 
     def play(self) -> Played:
         """Plays all batches."""
-        self._install(0, self._shares)
-        self._next_batch(0)
+        self._install(0)
+        self._go_on(0)
+        self._node_alarm(0)
+        self._engine_alarm(0)
         now = 0
         while self._trained_upto < self._s.run.iterations:
             assert self._events, "the pipeline stands still"
@@ -111,6 +128,18 @@ class Pipeline:
         busy = self._rollouts.gpu_busy_ns() + self._trainer.gpu_busy_ns
         return Played(self._system, steps, self._s.run.warmup,
                       self._rollouts.totals.moved / generated, busy / (now * self._s.run.gpus))
+
+    def _go_on(self, now: int) -> None:
+        """Something has changed: does all that may be done now."""
+        if self._stopped:
+            return
+        hold = self._pending is not None and self._switch(now)
+        if self._stopped:
+            return
+        if self._mixed or not hold:
+            self._admit(now)
+        if not hold:
+            self._train(now)
 
     def _after(self, at: int, do: Callable[[int], None]) -> None:
         self._made += 1
@@ -128,113 +157,250 @@ class Pipeline:
         """The trajectories of a batch; with another `turn` others of the same kind."""
         run = self._s.run
         progress = number / max(1, run.iterations - 1)
-        return [self._source.trajectory((number * run.prompts + p) % self._s.lengths.prompts,
-                                        (number + turn * 1_000_003) * run.samples + k, progress)
-                for p in range(run.prompts) for k in range(run.samples)]
+        drawn = [self._source.trajectory((number * run.prompts + p) % self._s.lengths.prompts,
+                                         (number + turn * 1_000_003) * run.samples + k, progress)
+                 for p in range(run.prompts) for k in range(run.samples)]
+        return drawn if turn else [self.fate.with_tools(one, f"{number}/{k}")
+                                   for k, one in enumerate(drawn)]
 
     # ---- rollout -----------------------------------------------------------------------------
 
-    def _next_batch(self, now: int) -> None:
-        """Begins the next batch if it may."""
-        number = self._rolling + 1
-        idle = not self._rollouts.under_way and number < self._s.run.iterations
-        colocated = self._system.splits == "colocated"
-        lag = 0 if colocated else self._s.run.staleness
-        if not idle or self._began > now or number > self._trained_upto + lag:
-            return
-        pauses = self._s.pauses
-        pause = pauses.weights_s
-        if self._pending is not None:
-            if self._trainer.busy:
-                return  # everybody stops for another split, between two batches
-            if self._lending is not None and self._lending.out:
-                self._lending.idle(now)
-                return
-            self._shares, self._pending = self._pending, None
-            pause += pauses.reconfigure_s
-            self._install(now, self._shares)
-            self._after(now + round(pauses.reconfigure_s * _SECOND), self._train_next)
-        if colocated and number:
-            pause += pauses.to_rollout_s
-        self._rolling, self._began = number, now + round(pause * _SECOND)
-        self._after(self._began, self._begin)
+    def _admit(self, now: int) -> None:
+        """Begins batches that may, and starts their trajectories where there is room."""
+        run = self._s.run
+        lag = 0 if self._colocated else run.staleness
+        while (not self._opening and self._last + 1 < run.iterations
+               and self._last + 1 <= self._trained_upto + lag
+               and (self._mixed or not self._rollouts.under_way)):
+            self._last += 1
+            if self._mixed:
+                self._begin(now)
+            else:
+                pauses = self._s.pauses
+                pause = pauses.weights_s + (
+                    pauses.to_rollout_s if self._colocated and self._last else 0.0)
+                self._opening = True
+                self._after(now + round(pause * _SECOND), self._begin)
+        if self._mixed:
+            self._start(now)
 
     def _begin(self, now: int) -> None:
-        number = self._rolling
+        """The last batch may roll out from now on."""
+        self._opening, number = False, self._last
         batch = self._trajectories[number] = self._batch(number)
+        self._began[number], self._ends[number] = now, []
         tokens = sum(t.generated for t in batch)
         degrees = sorted((p.degree for p in self._shares.places), reverse=True)
         self._steps[number] = Step(
             number, tokens / len(batch), tokens, self._shares.layout.gpus,
             self._shares.rollout_gpus,
             " ".join(f"{degrees.count(d)}xTP{d}" for d in dict.fromkeys(degrees)))
-        self._rollouts.start(now, number, batch)
+        if self._mixed:
+            self._line.extend((number, one) for one in batch)
+        else:
+            self._rollouts.start(now, number, batch)
 
-    def _trajectory_ended(self, now: int) -> None:
-        if self._rollouts.under_way:
+    def _start(self, now: int) -> None:
+        """As many trajectories as engines have places."""
+        room = self._rollouts.places - self._rollouts.under_way
+        while self._line and room > 0:
+            number, one = self._line.popleft()
+            self._rollouts.start(now, number, [one])
+            room -= 1
+
+    def _trajectory_ended(self, now: int, number: int) -> None:
+        ends = self._ends[number]
+        ends.append(now)
+        if self._line:
+            self._start(now)
+        if self._lending is not None:
+            self._lending.demand(now, self._demand)
+        if len(ends) < self._s.batch:
             return
-        step, ends = self._steps[self._rolling], self._rollouts.totals.ends
-        step.rollout_s = (now - self._began) / _SECOND
-        step.p90_share = ends[len(ends) * 9 // 10] / max(1, ends[-1])
-        self._ready.append(self._rolling)
-        pause = (self._s.pauses.to_train_s if self._system.splits == "colocated" else 0)
-        self._after(now + round(pause * _SECOND), self._train_next)
-        self._next_batch(now)
+        step, began = self._steps[number], self._began[number]
+        step.rollout_s = (now - began) / _SECOND
+        step.p90_share = (ends[len(ends) * 9 // 10] - began) / max(1, now - began)
+        pause = self._s.pauses.to_train_s if self._colocated else 0
+        self._after(now + round(pause * _SECOND), self._go_on)
 
     # ---- training ----------------------------------------------------------------------------
 
-    def _train_next(self, now: int) -> None:
-        if self._trainer.busy or not self._ready:
+    def _train(self, now: int) -> None:
+        """Trains the next batch if it is whole."""
+        number = self._trained_upto
+        if self._trainer.busy or len(self._ends.get(number, ())) < self._s.batch:
             return
-        if self._pending is not None and not self._rollouts.under_way:
-            if self._rolling + 1 < self._s.run.iterations:
-                self._next_batch(now)  # another split first
-                return
-            self._pending = None  # nobody is left to roll out on it
-        batch = self._ready.popleft()
-        self._trainer.start(now, batch, [request_of(t) for t in self._trajectories.pop(batch)])
+        step = self._steps[number]
+        step.stage_s = self._stage_ns(number) / _SECOND
+        self._trainer.start(now, number, [request_of(t) for t in self._trajectories.pop(number)])
 
-    def _boundary(self, now: int, left: int, each_ns: int) -> int:
-        """An optimizer step begins, `left` to go: GPUs that help in it."""
-        if self._lending is None:
-            return 0
-        # help that is asked for now counts from the next step on; who is there helps in this one
-        steps = left if self._lending.out else left - 1
-        return self._lending.boundary(now, steps * each_ns, self._began > now)
+    @property
+    def _demand(self) -> int:
+        """Trajectories under way, and those that may start before another batch is trained."""
+        next_one = self._last + 1 <= self._trained_upto + self._s.run.staleness and (
+            self._last + 1 < self._s.run.iterations)
+        soon = self._s.batch if self._opening or next_one else 0
+        return self._rollouts.under_way + len(self._line) + soon
+
+    def _boundary(self, now: int) -> int:
+        """An optimizer step begins: GPUs that help in it."""
+        return self._lending.boundary(now, self._demand) if self._lending is not None else 0
+
+    def _used(self) -> int:
+        """GPUs of helpers whose gradients the step that ends can use."""
+        return self._lending.used() if self._lending is not None else 0
+
+    def _stage_ns(self, number: int) -> int:
+        """What a batch's rollout took of the pipeline. By batches: its time. By trajectories: how
+        much later than the trainer was free it was whole (or earlier, below 0), to which its
+        training's time is added: just as long as training means that nobody waits for the other.
+        """
+        whole = self._ends[number][-1]
+        return whole - (self._free if self._mixed and number else self._began[number])
 
     def _trained(self, now: int, batch: int, train_ns: int, requests: list[Request]) -> None:
         step = self._steps[batch]
         step.train_s, step.trained_at_s = self._trainer.took_ns / _SECOND, now / _SECOND
         step.lent_gpu_s = self._trainer.lent_gpu_ns / _SECOND
-        self._trained_upto += 1
-        shares = self._splitter.after(batch + 1, train_ns, round(step.rollout_s * _SECOND),
-                                      requests)
+        self._trained_upto, self._free = batch + 1, now
+        self._rollouts.mean_context = mean_context(requests)
+        del self._ends[batch]
+        if self._mixed:
+            step.stage_s += train_ns / _SECOND if batch else 0.0
+            self._rollouts.pause(now, round(self._s.pauses.weights_s * _SECOND))
+        shares = self._splitter.after(batch + 1, train_ns,
+                                      max(1, round(step.stage_s * _SECOND)), requests)
         if shares is not None:
             step.switched, self._pending = True, shares
-        if self._lending is not None and not self._ready:
-            self._lending.idle(now)
-        self._train_next(now)
-        self._next_batch(now)
+        self._go_on(now)
+        if self._lending is not None and not self._trainer.busy and self._demand:
+            self._lending.home(now)  # till the next batch is whole
 
-    def _install(self, now: int, shares: Shares) -> None:
-        """Engines and a training layout for this split."""
-        for engine in list(self._engines()):
-            self._rollouts.close(now, engine)
+    # ---- another split -----------------------------------------------------------------------
+
+    def _switch(self, now: int) -> bool:
+        """Changes to the pending split if it may; whether batches must wait for it."""
+        if (self._last + 1 == self._s.run.iterations and not self._line
+                and not self._rollouts.under_way and not self._opening):
+            self._pending = None  # nobody is left to roll out on it
+            return False
+        if not self._mixed and (self._rollouts.under_way or self._opening):
+            return False
+        if self._trainer.busy:
+            return True
+        if self._lending is not None and self._lending.out:
+            self._lending.home(now)
+            return True
+        assert self._pending is not None
+        self._shares, self._pending, self._stopped = self._pending, None, True
+        self._rollouts.close(now, self._engines())
+        self._after(now + round(self._s.pauses.reconfigure_s * _SECOND), self._switched)
+        return True
+
+    def _switched(self, now: int) -> None:
+        self._stopped, self._free = False, now
+        self._install(now)
+        self._go_on(now)
+
+    def _install(self, now: int) -> None:
+        """Engines and a training layout for the split."""
+        shares = self._shares
         if isinstance(self._rollouts.bucketing, Cmlfq):
             self._rollouts.bucketing.rebucket(shares.edges)
         elif isinstance(self._rollouts.bucketing, Mlfq):
             self._rollouts.bucketing.edges = shares.edges
         self._trainer.layout = shares.layout
-        opened = [(place, self._rollouts.open(now, place, self._mean_context))
-                  for place in shares.places]
+        engines: dict[int, list[int]] = {p.node: [] for p in shares.places
+                                         if p.node not in self._dead}
+        for place in shares.places:
+            if place.node not in self._dead:
+                engines[place.node].append(self._rollouts.open(now, place))
         if self._lending is not None:
-            self._lending.begin(now, shares, self._rollouts, opened, self._mean_context,
-                                self._next_batch)
+            self._lending.begin(now, shares, self._rollouts, engines, self._go_on)
 
     def _engines(self) -> list[int]:
         return [i.id for i in self._rollouts.router.instances]
 
 
+    # ---- faults ------------------------------------------------------------------------------
+
+    def _node_alarm(self, now: int) -> None:
+        wait = self.fate.next_node_ns()
+        if wait is not None:
+            self._after(now + wait, self._node_dies)
+
+    def _node_dies(self, now: int) -> None:
+        """One that rolls out, or is lent, dies with all that it has."""
+        living = sorted({p.node for p in self._shares.places} - set(self._dead))
+        if living and not self._stopped:
+            node = self.fate.one_of(living)
+            self.fate.nodes += 1
+            self._dead[node] = None
+            if self._lending is not None and self._lending.owns(node):
+                self._lending.dies(now, node)
+            else:
+                self._rollouts.close(now, [i.id for i in self._rollouts.router.instances
+                                           if i.node == f"n{node}"])
+            self._after(now + self.fate.back_ns, lambda at: self._node_returns(at, node))
+        self._node_alarm(now)
+
+    def _node_returns(self, now: int, node: int) -> None:
+        del self._dead[node]
+        if not self._stopped:
+            if self._lending is not None and self._lending.owns(node):
+                self._lending.returns(now, node)
+            else:
+                for place in self._shares.places:
+                    if place.node == node:
+                        self._rollouts.open(now, place)
+        self._go_on(now)
+
+    def _engine_alarm(self, now: int) -> None:
+        wait = self.fate.next_engine_ns()
+        if wait is not None:
+            self._after(now + wait, self._engine_dies)
+
+    def _engine_dies(self, now: int) -> None:
+        """The router loses an instance; its node lives, and begins another one."""
+        serving = self._engines()
+        if serving:
+            engine = self.fate.one_of(serving)
+            self.fate.engines += 1
+            place, shares = self._rollouts.place(engine), self._shares
+            if self._lending is not None:
+                self._lending.closed(engine)
+            self._rollouts.close(now, [engine])
+            self._after(now + self.fate.back_ns,
+                        lambda at: self._engine_returns(at, place, shares))
+        self._engine_alarm(now)
+
+    def _engine_returns(self, now: int, place: Place, shares: Shares) -> None:
+        if shares is not self._shares or self._stopped or place.node in self._dead:
+            return  # its node begins all of its engines anew
+        if self._lending is None or not self._lending.owns(place.node):
+            self._rollouts.open(now, place)
+        else:
+            self._lending.reopen(now, place)
+        self._go_on(now)
+
+    def check(self) -> None:
+        """The laws, between two events: no GPU is in two roles, requests are where the router says,
+        none is lost, batches are trained in order."""
+        self._rollouts.check()
+        if self._lending is not None:
+            self._lending.check()
+        used = sum(i.degree for i in self._rollouts.router.instances)
+        assert used <= self._shares.rollout_gpus, "more engines than GPUs"
+        begun = sum(len(ends) for ends in self._ends.values()) + self._rollouts.under_way
+        assert begun + len(self._line) == len(self._ends) * self._s.batch, "a trajectory is lost"
+        assert all(b >= self._trained_upto for b in self._ends), "a batch is there twice"
+
+
 def request_of(one: Trajectory) -> Request:
     """A trajectory as the planner knows it."""
     return Request(one.read, one.generated, one.tool_ns)
+
+
+def mean_context(requests: list[Request]) -> int:
+    """Tokens in the cache for one of these while it decodes."""
+    return max(1, sum(r.prompt + r.generated // 2 for r in requests) // len(requests))

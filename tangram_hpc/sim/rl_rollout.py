@@ -2,13 +2,14 @@
 
 Law: every turn is asked for at the router and decoded by the engine that it names; what a tool
 returns is told to the bucketing when it returns and not before; lengths are told when a trajectory
-ends. A turn that loses its engine is asked for again with its context to be read anew.
+ends. A turn that loses its engine is asked for again with its context to be read anew. Batches may
+mix: which trajectory starts when is the caller's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from ..core.cmlfq import Cmlfq, Shape
@@ -54,20 +55,23 @@ class Totals:
     moved: int = 0  # tokens of context that went to another engine
     moves: int = 0
     generated: int = 0
-    ends: list[int] = field(default_factory=list)  # ns from the batch's start, each trajectory
+    ended: int = 0
 
 
 class Rollouts:
-    """Engines, router and trajectories. `after` sets an alarm; `ended` is told each end."""
+    """Engines, router and trajectories. `after` sets an alarm; `ended` is told each end: when, and
+    of which batch."""
 
     def __init__(self, cost: RolloutCost, kv: KvCost, shape: Shape, bucketing: Bucketing,
-                 after: After, ended: Callable[[int], None]) -> None:
+                 after: After, ended: Callable[[int, int], None]) -> None:
         self._cost, self._shape, self._after, self._ended = cost, shape, after, ended
         self.bucketing = bucketing
         self.router = Router(kv)
         self._engines: dict[int, Engine] = {}
+        self._place: dict[int, Place] = {}
         self._live: dict[int, _Live] = {}
         self._next_engine = self._next_request = 0
+        self.mean_context = 1  # tokens, as is known of ended trajectories
         self.totals = Totals()
         self.busy_ns = 0  # GPU ns, of engines that are gone
 
@@ -75,6 +79,12 @@ class Rollouts:
     def under_way(self) -> int:
         """Trajectories that have not ended."""
         return len(self._live)
+
+    @property
+    def places(self) -> int:
+        """Trajectories that all engines together decode at once, by their mean context."""
+        return sum(min(self._cost.rollout.max_batch, i.context_max // self.mean_context)
+                   for i in self.router.instances)
 
     def left_ns(self) -> int:
         """How long the longest may still take, by what is believed of it, alone on the largest
@@ -87,17 +97,28 @@ class Rollouts:
         """GPU time in which engines decoded or read."""
         return self.busy_ns + sum(e.busy_ns * e.degree for e in self._engines.values())
 
+    def place(self, engine: int) -> Place:
+        """Where an engine that serves was put."""
+        return self._place[engine]
+
+    def check(self) -> None:
+        """The laws: the router's, and every turn that it has placed is in that engine, on its way
+        there, or over."""
+        self.router.check()
+        assert sum(e.load for e in self._engines.values()) == sum(
+            live.engine >= 0 for live in self._live.values())
+
     # ---- engines -----------------------------------------------------------------------------
 
-    def open(self, now: int, place: Place, mean_context: int) -> int:
+    def open(self, now: int, place: Place) -> int:
         """One more engine serves; its id."""
         engine = Engine(self._cost, place.degree, self._cost.rollout.max_batch)
         self._next_engine += 1
         id_ = self._next_engine
-        self._engines[id_] = engine
-        most = max(1, min(self._cost.rollout.max_batch, engine.room // max(1, mean_context)))
+        self._engines[id_], self._place[id_] = engine, place
+        most = max(1, min(self._cost.rollout.max_batch, engine.room // self.mean_context))
         step = self._cost.step_s(place.degree, 1, 0)
-        each = self._cost.step_s(place.degree, 2, 2 * mean_context) - step
+        each = self._cost.step_s(place.degree, 2, 2 * self.mean_context) - step
         routes = self.router.add(RolloutInstance(
             id_, place.bucket, place.degree, f"n{place.node}", most, 0,
             engine.room, round(step * 1e9), max(1, round(each / 2 * 1e9)),
@@ -105,25 +126,35 @@ class Rollouts:
         self._go(now, routes)
         return id_
 
-    def close(self, now: int, engine: int) -> None:
-        """It serves no more; what ran there goes elsewhere."""
-        one = self._engines.pop(engine)
-        self.busy_ns += one.busy_ns * one.degree
-        for request in self.router.remove(engine):
-            live = self._live[request]
-            if live.engine == engine:  # else its keys were on their way
-                left = one.remove(now, request)
-                live.done += live.left - left
-                live.context += live.left - left + live.unread
-                live.left, live.unread, live.engine = left, 0, -1
+    def close(self, now: int, engines: Sequence[int]) -> None:
+        """They serve no more; what ran there goes elsewhere, or waits until there is room."""
+        stranded: list[int] = []
+        for engine in engines:
+            one = self._engines.pop(engine)
+            del self._place[engine]
+            for request in self.router.remove(engine):
+                live = self._live[request]
+                if live.engine == engine:  # else its keys were on their way
+                    left = one.remove(now, request)
+                    live.done += live.left - left
+                    live.context += live.left - left + live.unread
+                    live.left, live.unread, live.engine = left, 0, -1
+                stranded.append(request)
+            self.busy_ns += one.busy_ns * one.degree
+        for request in stranded:
             self._ask(now, request)
+
+    def pause(self, now: int, ns: int) -> None:
+        """All engines stop for so long, as when they take up new weights."""
+        for id_, engine in self._engines.items():
+            engine.pause(now, ns)
+            self._alarm(id_)
 
     # ---- trajectories ------------------------------------------------------------------------
 
     def start(self, now: int, batch: int, trajectories: Sequence[Trajectory]) -> None:
-        """A batch begins."""
-        self.totals.ends.clear()
-        self._began = now
+        """These of a batch begin."""
+        begun = []
         for one in trajectories:
             self._next_request += 1
             request = self._next_request
@@ -131,9 +162,9 @@ class Rollouts:
             live.bucket = self.bucketing.started(request, one.prompt)
             live.unread = one.prompt_tokens
             live.left = one.turns[0].generated if one.turns else one.last
-        for request in list(self._live):
-            if self._live[request].batch == batch:
-                self._ask(now, request)
+            begun.append(request)
+        for request in begun:
+            self._ask(now, request)
 
     def _ask(self, now: int, request: int) -> None:
         live = self._live[request]
@@ -197,10 +228,10 @@ class Rollouts:
     def _finish(self, now: int, request: int, live: _Live) -> None:
         del self._live[request]
         self.bucketing.ended(request, live.one.generated, live.batch)
-        self.totals.ends.append(now - self._began)
+        self.totals.ended += 1
         self.totals.generated += live.one.generated
         self._go(now, self.router.ended(request))
-        self._ended(now)
+        self._ended(now, live.batch)
 
     def _tool_returns(self, now: int, request: int) -> None:
         live = self._live[request]

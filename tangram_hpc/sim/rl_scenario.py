@@ -22,24 +22,28 @@ from ..core.rollout_router import KvCost
 from ..errors import InvalidInput
 from ..planning.files import read_hardware, read_model
 from ..planning.settings import PlannerSettings, planner_settings
+from .rl_faults import Faults
 from .rl_lengths import Causes
 
 FORMAT = "tangram-rl/1"
+BATCHES, TRAJECTORIES = "batches", "trajectories"  # see `rl_pipeline`
 
 
 @dataclass(frozen=True)
 class Run:
     """The run: `iterations` batches of `prompts` x `samples` trajectories on `gpus` GPUs; each is
-    trained in `train_steps` optimizer steps. A batch may roll out while at most `staleness` older
-    ones are not trained. The first `warmup` iterations are not in the figures. `slack`: of the step
-    that the planner may give away to leave more GPUs to rollout; `pool_slack`: the same where the
-    hybrid pool makes up for it."""
+    trained in `train_steps` optimizer steps. `pipeline`: what is asynchronous, whole batches or
+    trajectories. A batch may roll out while at most `staleness` older ones are not trained. The
+    first `warmup` iterations are not in the figures. `slack`: of the step that the planner may give
+    away to leave more GPUs to rollout; `pool_slack`: the same where the hybrid pool makes up for
+    it."""
 
     gpus: int
     iterations: int
     prompts: int
     samples: int
     train_steps: int
+    pipeline: str = BATCHES
     staleness: int = 1
     warmup: int = 1
     seed: int = 7
@@ -85,6 +89,7 @@ class Scenario:
     pool: PoolRules
     router: KvCost
     tree: Shape
+    faults: Faults = field(default_factory=Faults)
 
     @property
     def batch(self) -> int:
@@ -106,6 +111,7 @@ class _File:
     pool: PoolRules = field(default_factory=PoolRules)
     router: KvCost = field(default_factory=KvCost)
     tree: Shape = field(default_factory=Shape)
+    faults: Faults = field(default_factory=Faults)
 
 
 _T = TypeVar("_T")
@@ -125,11 +131,11 @@ def read_scenario(path: Path) -> Scenario:
     of = checked(_File, told, where)
     planner = planner_settings(of.planner)
     model = read_model(_beside(path, of.model))
-    job = replace(model.job(), batch=of.run.prompts * of.run.samples)
+    job = replace(model.job(), batch=of.run.prompts * of.run.samples, steps=of.run.train_steps)
     hardware = read_hardware(_beside(path, planner.hardware)).hardware()
     scenario = Scenario(
         of.name, of.run, model.shape(), hardware, job, model.engine(), of.lengths, of.pauses,
-        of.baselines, planner, of.pool, of.router, of.tree)
+        of.baselines, planner, of.pool, of.router, of.tree, of.faults)
     _check(scenario, where)
     return scenario
 
@@ -140,7 +146,8 @@ def with_run(scenario: Scenario, run: Run) -> Scenario:
     Raises:
         InvalidInput: it cannot be played.
     """
-    changed = replace(scenario, run=run)
+    job = replace(scenario.training, batch=run.prompts * run.samples, steps=run.train_steps)
+    changed = replace(scenario, run=run, training=job)
     _check(changed, f"scenario {scenario.name}")
     return changed
 
@@ -181,7 +188,7 @@ def _known(kind: Any, values: dict[str, Any], where: str, under: str) -> None:
 
 
 _PARTS: dict[str, Any] = {c.__name__: c for c in (
-    Run, Causes, Pauses, Baselines, PoolRules, KvCost, Shape)}
+    Run, Causes, Pauses, Baselines, PoolRules, KvCost, Shape, Faults)}
 
 
 def _numbers(value: Any, where: str, place: str) -> None:
@@ -220,12 +227,25 @@ def _check_lengths(s: Scenario, where: str) -> None:
                            "end of the run one phase must be above 0")
 
 
+def _check_faults(s: Scenario, where: str) -> None:
+    """What a run can come through."""
+    for name in ("step", "tool"):
+        if getattr(s.faults, name) >= 1:
+            raise InvalidInput(f"{where}: field `faults.{name}`: a share below 1")
+    for name in ("node_s", "engine_s", "back_s", "tool_timeout_s"):
+        if 0 < getattr(s.faults, name) < 1:
+            raise InvalidInput(f"{where}: field `faults.{name}`: 0, or at least 1 s")
+
+
 def _check(s: Scenario, where: str) -> None:
     """What types do not say."""
     _check_pauses(s, where)
+    _check_faults(s, where)
     for name in ("gpus", "iterations", "prompts", "samples", "train_steps", "staleness"):
         if getattr(s.run, name) < 1:
             raise InvalidInput(f"{where}: field `run.{name}`: at least 1")
+    if s.run.pipeline not in (BATCHES, TRAJECTORIES):
+        raise InvalidInput(f"{where}: field `run.pipeline`: {BATCHES!r} or {TRAJECTORIES!r}")
     if s.run.gpus % s.hardware.gpus_per_node or s.run.gpus < 2 * s.hardware.gpus_per_node:
         raise InvalidInput(f"{where}: field `run.gpus`: whole nodes of "
                            f"{s.hardware.gpus_per_node}, two at least")

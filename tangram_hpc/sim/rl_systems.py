@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from ..core.planner.costs import AnalyticCosts
 from ..core.planner.online import OnlinePlanner
-from ..core.planner.rollout_dp import RolloutTable
 from ..core.planner.shapes import Factors, Layout, Request
-from ..core.planner.split import Split, plan
+from ..core.planner.split import Split, dealt_to, plan
 from ..core.planner.standing import standing
 from ..core.planner.tree import Tree
 from ..core.planner.trigger import StepFacts
 from ..errors import InvalidInput
 from .rl_rollout import Place
-from .rl_scenario import Scenario
+from .rl_scenario import TRAJECTORIES, Scenario
 
 LEAST, MLFQ, CMLFQ = "least connections", "MLFQ", "C-MLFQ"
 
@@ -76,6 +76,10 @@ class Splitter:
     def __init__(self, scenario: Scenario, system: System, first: Sequence[Request]) -> None:
         self._s, self._system = scenario, system
         self._search = scenario.planner.search()
+        if system.routing == LEAST:
+            self._search = replace(self._search, dealt=True, loss=0.0)
+        if scenario.run.pipeline == TRAJECTORIES and system.splits != "colocated":
+            self._search = replace(self._search, ahead=scenario.run.staleness)
         self.now = self._begin(list(first))
 
     def after(self, step: int, train_ns: int, rollout_ns: int, requests: Sequence[Request]
@@ -95,7 +99,7 @@ class Splitter:
         """One factor for all degrees: engines are as fast as the model says, what differs is how
         well requests were dealt, which says nothing about a degree."""
         split, degrees = self._online.now, self._system_degrees()
-        if split is None:
+        if split is None or self._search.ahead:  # a batch's own time says little where they mix
             return
         said = standing(self._costs(requests, degrees), self._s.run.gpus, split.layout,
                         [one.degree for one in split.instances], self._search)
@@ -141,9 +145,7 @@ class Splitter:
         found = Tree(costs, self._search).best(gpus)
         if found is None:
             raise InvalidInput(f"scenario {self._s.name}: no training layout runs on {gpus} GPUs")
-        strata = costs.strata(gpus)
-        best = min(self._degrees(), key=lambda d: RolloutTable(
-            {d: costs.segments(d, strata)}, gpus).ns(gpus))
+        best = min(self._degrees(), key=lambda d: dealt_to(costs, d, gpus // d, 0, 0)[0])
         return Shares(found[0], self._alike(gpus, best), gpus)
 
     def _degrees(self) -> tuple[int, ...]:
@@ -203,13 +205,21 @@ class Splitter:
                       self._edges(split, degrees))
 
     def _edges(self, split: Split, degrees: list[int]) -> tuple[int, ...]:
-        """Generated tokens at which the plan's smaller degrees end, if dealt in order of length."""
+        """Remaining tokens at which the buckets end. The plan gives each request to one degree for
+        all of its life; a queue by what is left serves the last tokens of everybody in its
+        smallest bucket. So the edges are those at which each degree has the share of all tokens
+        that the plan gives it."""
         recent = sorted(r.generated for r in self._recent)
+        n = len(recent)
+        prefix = [0, *accumulate(recent)]
         edges: list[int] = []
         upto = 0
         for degree in degrees[:-1]:
             upto += sum(o.requests for o in split.instances if o.degree == degree)
-            edge = recent[min(len(recent) - 1, upto * len(recent) // self._s.batch)]
+            wanted = prefix[min(n, upto * n // self._s.batch)]  # tokens of the requests till there
+            # the least edge under which as many lie: all of the k shorter ones, edge of each other
+            k = next((k for k in range(n) if prefix[k] + recent[k] * (n - k) >= wanted), n - 1)
+            edge = max(1, -(-(wanted - prefix[k]) // (n - k)))
             edges.append(max(edge, edges[-1] + 1 if edges else 1))
         return tuple(edges)
 

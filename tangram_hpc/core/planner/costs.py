@@ -12,10 +12,12 @@ from typing import Protocol
 
 import numpy as np
 
+from .flow_cost import FlowCost
 from .lengths import Ints, Strata, batch_of, strata_of
 from .rollout_cost import RolloutCost
 from .shapes import (
     NEVER,
+    SECOND,
     Factors,
     Hardware,
     Layout,
@@ -53,6 +55,10 @@ class Costs(Protocol):
         """See `RolloutCost.matrix`."""
         ...
 
+    def flow(self, degree: int, strata: Strata, ahead: int, train_ns: int) -> Ints:
+        """See `FlowCost.matrix`."""
+        ...
+
 
 def matrix_of(strata: int, times: Mapping[tuple[int, int], int]) -> Ints:
     """A matrix as of `RolloutCost.matrix` from the ns of each (j, i)."""
@@ -77,6 +83,7 @@ class AnalyticCosts:
         self.train_cost = TrainCost(model, hardware, training, self.batch)
         self.rollout_cost = RolloutCost(model, hardware, rollout)
         self._strata: dict[int, Strata] = {}
+        self._flows: dict[int, tuple[Strata, FlowCost]] = {}
 
     def tp_share(self, tp: int) -> float:
         """TP communication over compute, at the mean length."""
@@ -95,3 +102,10 @@ class AnalyticCosts:
     def segments(self, degree: int, strata: Strata) -> Ints:
         """See `RolloutCost.matrix`."""
         return self.rollout_cost.matrix(degree, strata, self.factors.of(degree))
+
+    def flow(self, degree: int, strata: Strata, ahead: int, train_ns: int) -> Ints:
+        """See `FlowCost.matrix`."""
+        kept = self._flows.get(degree)
+        if kept is None or kept[0] is not strata:
+            kept = self._flows[degree] = strata, FlowCost(self.rollout_cost, degree, strata)
+        return kept[1].matrix(ahead, train_ns / SECOND, self.factors.of(degree))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,8 @@ def batch_of(history: Sequence[Request], batch: int) -> list[Request]:
 
 @dataclass(frozen=True)
 class Strata:
-    """A sorted batch, in groups: the arrays of requests, and where each group begins in them."""
+    """A batch in groups whose longest ascend: the arrays of requests, and where each group begins
+    in them."""
 
     prompt: Ints
     generated: Ints
@@ -82,7 +84,20 @@ def strata_of(batch: Sequence[Request], most: int) -> Strata:
     """The batch in `most` groups whose sizes differ by at most one, or one a request."""
     ordered = sorted_requests(batch)
     groups = min(most, len(ordered))
+    return _strata(ordered, [k * len(ordered) // groups for k in range(groups)])
+
+
+def hands_of(batch: Sequence[Request], most: int) -> Strata:
+    """The batch dealt in turn to `most` groups, or one a request, from the longest on, which comes
+    to the last group."""
+    ordered = sorted_requests(batch)[::-1]
+    count = min(most, len(ordered))
+    hands = [ordered[k::count][::-1] for k in reversed(range(count))]
+    starts = [0, *accumulate(len(hand) for hand in hands)]
+    return _strata([request for hand in hands for request in hand], starts[:-1])
+
+
+def _strata(ordered: Sequence[Request], starts: Sequence[int]) -> Strata:
     table = np.array([(r.prompt, r.generated, r.tool_ns) for r in ordered], np.int64)
-    starts = np.array([k * len(ordered) // groups for k in range(groups)], np.int64)
     prompt, generated, tool_ns = table.T
-    return Strata(prompt, generated, tool_ns, starts)
+    return Strata(prompt, generated, tool_ns, np.array(starts, np.int64))

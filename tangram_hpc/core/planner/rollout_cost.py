@@ -129,28 +129,19 @@ class RolloutCost:
 
     def _seconds(self, degree: int, strata: Strata, most: int, room: int) -> Any:
         """[j, i] in seconds, for the first `most` strata; what lies under the diagonal is junk."""
-        def spans(values: Ints) -> Any:
-            prefix = np.concatenate(([0], np.cumsum(values[:most])))
-            return np.maximum(prefix[None, :] - prefix[:, None], 0)
-
-        def tops(values: Any) -> Any:
-            high = np.zeros((most + 1, most + 1))
-            for j in range(most):
-                high[j, j + 1:] = np.maximum.accumulate(values[j:])
-            return high
-
         end = strata.begin(most)
         one = self.alone_s(degree, strata.prompt[:end], strata.generated[:end],
                            strata.tool_ns[:end] / SECOND)
-        alone = tops(np.maximum.reduceat(one, strata.starts[:most]))
-        longest = tops(strata.longest[:most])
-        tokens, areas = spans(strata.tokens), spans(strata.areas) / 2
+        alone = tops(np.maximum.reduceat(one, strata.starts[:most]), most)
+        longest = tops(strata.longest, most)
+        tokens, areas = spans(strata.tokens, most), spans(strata.areas, most) / 2
         packed = np.maximum(areas / room, tokens / self.rollout.max_batch)
         experts = np.maximum(
             self._together(strata)[:most + 1, :most + 1] / degree,
             packed * self.experts_s(degree, tokens / np.maximum(packed, 1)))
         decode = self.decode_s(degree, np.maximum(longest, packed), tokens, areas, experts)
-        prefill = self.prefill_s(degree, spans(strata.prompts), spans(strata.squares))
+        prefill = self.prefill_s(degree, spans(strata.prompts, most),
+                                 spans(strata.squares, most))
         return np.maximum(prefill + decode, alone)
 
     def _together(self, strata: Strata) -> Any:
@@ -171,6 +162,20 @@ class RolloutCost:
             found[first, end] = seconds
             self._read = strata, found
         return self._read[1]
+
+
+def spans(values: Ints, most: int) -> Any:
+    """[j, i]: the sum of values j .. i-1 of the first `most`; 0 where there is none."""
+    prefix = np.concatenate(([0], np.cumsum(values[:most])))
+    return np.maximum(prefix[None, :] - prefix[:, None], 0)
+
+
+def tops(values: Any, most: int) -> Any:
+    """[j, i]: the largest of values j .. i-1 of the first `most`; 0 where there is none."""
+    high = np.zeros((most + 1, most + 1))
+    for j in range(most):
+        high[j, j + 1:] = np.maximum.accumulate(values[j:most])
+    return high
 
 
 def _edges(lengths: Ints) -> list[int]:

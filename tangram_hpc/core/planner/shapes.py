@@ -98,7 +98,8 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Training:
-    """One training step: `batch` sequences, and how their states are kept."""
+    """One training step: `batch` sequences in `steps` optimizer steps of equal size, and how their
+    states are kept."""
 
     batch: int
     micro_batches: tuple[int, ...] = (1, 2, 4, 8)
@@ -109,6 +110,7 @@ class Training:
     grad_bytes: int = 4
     optimizer_bytes: int = 12
     logit_chunk: int = 4096  # tokens whose logits are in memory at once
+    steps: int = 1  # optimizer steps; each waits for its own pipeline, gradients and update
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,9 @@ class Search:
     min_train: int = 1
     min_rollout: int = 1
     strata: int = 0  # groups of requests that are assigned whole; 0: see `groups_for`
+    dealt: bool = False  # only alike instances, dealt requests whatever their length
+    loss: float = 0.0  # by which cuts take longer as the router knows lengths roughly; see `plan`
+    ahead: int = 0  # batches that roll out beside an older one, mixed; 0: one after the other
 
 
 @dataclass(frozen=True, order=True)

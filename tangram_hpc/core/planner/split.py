@@ -1,20 +1,24 @@
 """Pure. The plan: the split of N GPUs between training and rollouts with the shortest step.
 
 Law: a step of the asynchronous pipeline takes max(T_train, T_rollout); every split that the bounds
-allow is looked at, each with its best training layout and its best rollout instances. Of equal
-steps the one with the smaller sum of both is better, then the one that trains on fewer GPUs. No GPU
-is on both sides. With `memo` off the rollouts of each split are planned anew: the same answer,
-later.
+allow is looked at, each with its best training layout and its best rollout instances. Where batches
+mix (`Search.ahead`), T_rollout is the period that the instances keep up with beside that training
+(`FlowCost`), not the time of a batch that is alone. Where the router is not believed to know all
+lengths (`Search.loss`), alike instances that are dealt requests in turn are looked at as well. Of
+equal steps the one with the smaller sum of both is better, then the one that trains on fewer GPUs.
+No GPU is on both sides. With `memo` off the rollouts of each split are planned anew: the same
+answer, later.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ...errors import InvalidInput
 from .costs import Costs
-from .lengths import Ints, Strata
+from .lengths import Ints, Strata, hands_of
 from .rollout_dp import RolloutTable
 from .shapes import NEVER, Layout, Price, Search
 from .tree import Node, Note, Tree
@@ -150,26 +154,66 @@ class _Rollouts:
     def __init__(self, costs: Costs, gpus: int, most: int, search: Search, memo: bool) -> None:
         self._costs, self._gpus = costs, gpus
         self._strata = costs.strata(search.strata or groups_for(gpus))
-        self._kept = self._planned(most) if memo else None
+        self._search, self._ahead, self._memo = search, search.ahead, memo
+        self._kept = self._planned(most, 0) if memo and not self._ahead else None
 
-    def _planned(self, most: int) -> tuple[dict[int, Ints], RolloutTable]:
-        """Prices and table of that many GPUs at most."""
-        strata = replace(self._strata)  # of this plan alone: nothing was summed for it before
-        segments = {degree: self._costs.segments(degree, strata)
-                    for degree in self._costs.rollout.degrees}
+    def _planned(self, most: int, train_ns: int) -> tuple[dict[int, Ints], RolloutTable]:
+        """Prices and table of that many GPUs at most; of batches that mix, beside that training."""
+        strata = self._strata
+        if not (self._memo and self._ahead):
+            strata = replace(strata)  # of this plan alone: nothing was summed for it before
+        segments = segments_of(self._costs, self._costs.rollout.degrees, strata, self._ahead,
+                               train_ns)
         return segments, RolloutTable(segments, most)
 
     def split(self, layout: Layout, price: Price) -> Split | None:
         """The split with this training side; None if the rollouts cannot run."""
+        ways = [] if self._search.dealt else [self._cut(layout, price)]
+        if self._search.dealt or self._search.loss:
+            ways += [self._dealt(degree, layout, price) for degree in self._costs.rollout.degrees]
+        return min((way for way in ways if way.rollout_ns < NEVER), key=lambda way: way.rollout_ns,
+                   default=None)
+
+    def _cut(self, layout: Layout, price: Price) -> Split:
+        """With the best cuts of the sorted requests."""
         left = self._gpus - layout.gpus
-        segments, table = self._kept or self._planned(left)
+        segments, table = self._kept or self._planned(left, price.ns)
         ns = table.ns(left)
-        if ns >= NEVER:
-            return None
         instances = tuple(instance_of(*piece, self._strata, segments[piece.degree])
-                          for piece in table.pieces(left))
+                          for piece in table.pieces(left)) if ns < NEVER else ()
         spare = left - table.least_gpus(max(ns, price.ns))
-        return Split(self._gpus, layout, price, instances, ns, spare)
+        return Split(self._gpus, layout, price, instances, lossy(ns, self._search), spare)
+
+    def _dealt(self, degree: int, layout: Layout, price: Price) -> Split:
+        """With as many instances of one degree as there is room for."""
+        left = self._gpus - layout.gpus
+        ns, instances = dealt_to(self._costs, degree, left // degree, self._search.ahead, price.ns)
+        return Split(self._gpus, layout, price, instances, ns, 0)
+
+
+def lossy(ns: int, search: Search) -> int:
+    """What cuts by length take where the router does not know all lengths."""
+    return min(NEVER, round(ns * (1 + search.loss))) if search.loss and ns < NEVER else ns
+
+
+def dealt_to(costs: Costs, degree: int, count: int, ahead: int, train_ns: int
+             ) -> tuple[int, tuple[Instance, ...]]:
+    """So many alike instances that are dealt the requests in turn, from the longest: what the
+    slowest takes, ns. O(instances ** 2 + requests)."""
+    if not count:
+        return NEVER, ()
+    hands = hands_of(costs.batch, count)
+    segments = segments_of(costs, (degree,), hands, ahead, train_ns)[degree]
+    instances = tuple(instance_of(degree, k, k + 1, hands, segments) for k in range(len(hands)))
+    return max(one.ns for one in instances), instances
+
+
+def segments_of(costs: Costs, degrees: Iterable[int], strata: Strata, ahead: int,
+                train_ns: int) -> dict[int, Ints]:
+    """What each segment of the sorted batch takes on an instance of each degree."""
+    if ahead:
+        return {degree: costs.flow(degree, strata, ahead, train_ns) for degree in degrees}
+    return {degree: costs.segments(degree, strata) for degree in degrees}
 
 
 def instance_of(degree: int, first: int, end: int, strata: Strata, segments: Ints) -> Instance:

@@ -12,7 +12,7 @@ import numpy as np
 
 from .costs import Costs
 from .shapes import NEVER, Layout, Search
-from .split import Instance, Split, groups_for, instance_of
+from .split import Instance, Split, dealt_to, groups_for, instance_of, lossy, segments_of
 
 
 def standing(costs: Costs, gpus: int, layout: Layout, degrees: Sequence[int],
@@ -29,8 +29,20 @@ def standing(costs: Costs, gpus: int, layout: Layout, degrees: Sequence[int],
     price = costs.train([layout])[0]
     if price.ns >= NEVER or price.mem_bytes > costs.hardware.mem_bytes:
         return None
+    ways = []
+    if (search.dealt or search.loss) and len(set(degrees)) == 1:
+        ways.append(dealt_to(costs, degrees[0], len(degrees), search.ahead, price.ns))
+    if not search.dealt:
+        ways.append(_cut(costs, gpus, degrees, search, price.ns))
+    ns, instances = min(ways, key=lambda way: way[0], default=(NEVER, ()))
+    return Split(gpus, layout, price, instances, ns, 0) if ns < NEVER else None
+
+
+def _cut(costs: Costs, gpus: int, degrees: Sequence[int], search: Search, train_ns: int
+         ) -> tuple[int, tuple[Instance, ...]]:
+    """These instances with the best cuts of the sorted requests."""
     strata = costs.strata(search.strata or groups_for(gpus))
-    segments = {degree: costs.segments(degree, strata) for degree in sorted(set(degrees))}
+    segments = segments_of(costs, sorted(set(degrees)), strata, search.ahead, train_ns)
     least = np.full(len(strata) + 1, NEVER, np.int64)
     least[0] = 0
     firsts = []
@@ -38,20 +50,19 @@ def standing(costs: Costs, gpus: int, layout: Layout, degrees: Sequence[int],
         takes = np.maximum(segments[degree], least[:, None])  # [j, i]
         firsts.append(takes.argmin(axis=0))
         least = takes.min(axis=0)
-    if least[-1] >= NEVER:
-        return None
+    ns = lossy(int(least[-1]), search)
     instances: list[Instance] = []
-    at = len(strata)
+    at = len(strata) if ns < NEVER else 0
     for degree, first in zip(reversed(degrees), reversed(firsts), strict=True):
         begin = int(first[at])
         if begin < at:
             instances.append(instance_of(degree, begin, at, strata, segments[degree]))
         at = begin
-    return Split(gpus, layout, price, tuple(reversed(instances)), int(least[-1]), 0)
+    return ns, tuple(reversed(instances))
 
 
 def _divides(costs: Costs, gpus: int, layout: Layout) -> bool:
     """Whether the layout is one of this model and batch at all."""
     return (layout.gpus < gpus and costs.model.layers % layout.pp == 0
             and layout.dp % layout.ep == 0 and max(1, costs.model.experts) % layout.ep == 0
-            and costs.training.batch % (layout.dp * layout.micro) == 0)
+            and costs.training.batch % (layout.dp * layout.micro * costs.training.steps) == 0)

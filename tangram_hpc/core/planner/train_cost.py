@@ -3,7 +3,8 @@
 Law: a function of its arguments. The batch is packed without padding: sorted by length, cut into
 micro-batches, dealt to the replicas in turn; the first replica has the most work and is the one
 that is timed. Its pipeline is a flow shop of alike stages, which takes the sum of all micro-batches
-and the longest once more for each further stage (Pinedo, Scheduling, section 6.1).
+and the longest once more for each further stage (Pinedo, Scheduling, section 6.1); of several
+optimizer steps each may have the longest.
 """
 
 from __future__ import annotations
@@ -102,8 +103,10 @@ class TrainCost:
         head = 2.0 * self.passes * self.model.head_params * load.tokens / self._rate(of)
         exposed, slowed = self._gradients(of, 2 / self.passes * longest.compute)
         # in the order of PARTS
+        steps = self.training.steps
         seconds = (all_of_it.compute + head, all_of_it.tp, all_of_it.ep, all_of_it.pp,
-                   (of.pp - 1) * longest.total, exposed, slowed, self._update(of))
+                   steps * (of.pp - 1) * longest.total, steps * exposed, steps * slowed,
+                   steps * self._update(of))
         parts = np.rint(np.minimum(np.array(seconds).T * factor * SECOND, NEVER)).astype(np.int64)
         total = np.minimum(parts.sum(axis=1), NEVER).tolist()
         memory = self._mem_bytes(of, load, top).tolist()
@@ -118,7 +121,7 @@ class TrainCost:
             for size, divided in ((m.value_bytes, 3), (t.grad_bytes, 2), (t.optimizer_bytes, 1)):
                 held += -(-params * size // (replicas if t.zero >= divided else 1))
         tokens = top.tokens.astype(float)  # exact as far as any memory goes, and no overflow
-        flying = tokens * np.minimum(of.pp, load.micros)
+        flying = tokens * np.minimum(of.pp, load.micros // t.steps)
         width = 6 * m.hidden + 2 * (m.heads + m.kv_heads) * m.head_dim + 3 * (
             m.ffn + m.top_k * m.expert_ffn)  # values of a token kept by a layer
         layers = m.layers // of.pp

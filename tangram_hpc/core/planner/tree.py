@@ -12,7 +12,7 @@ from math import gcd
 from typing import NamedTuple
 
 from .costs import Costs
-from .shapes import NEVER, Layout, Price, Search
+from .shapes import NEVER, Layout, Price, Search, Training
 
 
 class Node(NamedTuple):
@@ -130,7 +130,8 @@ class Tree:
                 continue
             there = (*there, ("dp", dp))
             cut = f"EP does not divide DP {dp}" if dp % ep else (
-                f"DP does not divide a batch of {training.batch}" if training.batch % dp else "")
+                f"DP does not divide {_batch(training)}"
+                if training.batch % (dp * training.steps) else "")
             if not self._visit(gpus, there, cut):
                 continue
             for micro in training.micro_batches:
@@ -142,14 +143,20 @@ class Tree:
                     self._note(Node(gpus, _path(layout), cut))
 
     def _micro_cut(self, layout: Layout) -> str:
-        each, rest = divmod(self._costs.training.batch, layout.dp * layout.micro)
+        training = self._costs.training
+        each, rest = divmod(training.batch, layout.dp * layout.micro * training.steps)
         if rest:
-            return (f"DP times micro-batch does not divide a batch of "
-                    f"{self._costs.training.batch}")
+            return f"DP times micro-batch does not divide {_batch(training)}"
         bubble = (layout.pp - 1) / (layout.pp + each - 1)
         if bubble > self._search.bubble:
             return f"the pipeline idles {bubble:.2f} of the time, over {self._search.bubble:.2f}"
         return ""
+
+
+def _batch(training: Training) -> str:
+    """Its words."""
+    parts = f" in {training.steps} steps" if training.steps > 1 else ""
+    return f"a batch of {training.batch}{parts}"
 
 
 def _path(layout: Layout) -> Path:

@@ -1,0 +1,81 @@
+"""What goes wrong in a simulated RL run, and when: drawn from a seed alone.
+
+Law: faults are facts that the run is told and nothing else; the same seed and rates give the same
+faults in the same order, whoever plays. A rollout node that dies takes with it its engines, or its
+place in training if it is lent, and what lay in its caches; it comes back empty. An optimizer step
+that fails is done again from its beginning. A tool that never returns is given up after a time,
+which its trajectory is told as a time-out. Rates of 0 draw nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from ..core.cmlfq import TIMEOUT
+from .rl_lengths import Trajectory
+
+_SECOND = 10**9
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How often. `node_s`, `engine_s`: mean seconds between two deaths, of whole rollout nodes and
+    of single engines (0: none); `back_s` until one serves again. `step`: the share of optimizer
+    steps that fail at their end; `tool`: of tool calls that never return, given up after
+    `tool_timeout_s`."""
+
+    node_s: float = 0.0
+    engine_s: float = 0.0
+    back_s: float = 120.0
+    step: float = 0.0
+    tool: float = 0.0
+    tool_timeout_s: float = 60.0
+
+
+class Fate:
+    """The faults of one run."""
+
+    def __init__(self, faults: Faults, seed: int) -> None:
+        self.faults = faults
+        self._seed = seed
+        self._rng = random.Random(f"faults/{seed}")
+        self._steps = random.Random(f"steps/{seed}")
+        self.nodes = self.engines = self.steps = self.tools = 0  # how many came
+
+    def next_node_ns(self) -> int | None:
+        """How long until the next node dies, or None: none does."""
+        return self._next(self.faults.node_s)
+
+    def next_engine_ns(self) -> int | None:
+        """How long until the next engine dies, or None."""
+        return self._next(self.faults.engine_s)
+
+    @property
+    def back_ns(self) -> int:
+        """How long who died is away."""
+        return round(self.faults.back_s * _SECOND)
+
+    def one_of(self, choices: list[int]) -> int:
+        """Who dies."""
+        return self._rng.choice(choices)
+
+    def step_fails(self) -> bool:
+        """Whether the optimizer step that ends now has failed."""
+        failed = self._steps.random() < self.faults.step
+        self.steps += failed
+        return failed
+
+    def with_tools(self, one: Trajectory, key: str) -> Trajectory:
+        """The trajectory with the tool calls that never return."""
+        if not self.faults.tool:
+            return one
+        rng = random.Random(f"tools/{self._seed}/{key}")
+        late = round(self.faults.tool_timeout_s * _SECOND)
+        turns = tuple(turn._replace(tool_ns=late, status=TIMEOUT)
+                      if rng.random() < self.faults.tool else turn for turn in one.turns)
+        self.tools += sum(a is not b for a, b in zip(turns, one.turns, strict=True))
+        return replace(one, turns=turns)
+
+    def _next(self, mean_s: float) -> int | None:
+        return max(1, round(self._rng.expovariate(1 / mean_s) * _SECOND)) if mean_s else None
