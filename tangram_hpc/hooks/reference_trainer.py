@@ -25,6 +25,7 @@ from ..demo.job import mpiexec
 from ..domain.hybrid import End
 from ..errors import InvalidInput, MissingExtra, TangramError
 from ..local import LocalCluster
+from .reference_planning import figures as plan_figures
 
 _RANK = "tangram_hpc.hooks.reference_rank"
 _NEEDED = ("torch", "transformers", "safetensors", "tokenizers", "mpi4py")
@@ -35,10 +36,13 @@ class Plan:
     """What to train, and on what.
 
     Attributes:
-        prompts, group: prompts of a rank in a step, and completions of each.
-        stale: steps by which the weights that draw a completion may lag behind those it trains;
+        prompts, group: prompts of a rank in a step, and trajectories of each.
+        hidden: width of the model.
+        stale: steps by which the weights that write a turn may lag behind those it trains;
             at least 2, as the next step's are asked for before this step's weights are published.
-        lend: from which step to which the plan has one replica in training; empty: the pool is off.
+        router: turns go where the broker's router sends them, not to the least loaded service.
+        lend: from which step to which one replica trains; empty: never.
+        planner: the planner says when one does, from what was measured; not together with `lend`.
         patience_s: how long the step before waits for the replica's process, which in a real
             training starts well within a step and in a tiny one does not; 0: not at all.
         slots: devices that the services and the replica share.
@@ -48,12 +52,15 @@ class Plan:
     folder: str
     steps: int = 24
     ranks: int = 2
-    prompts: int = 4
+    prompts: int = 3
     group: int = 16
     seed: int = 1
-    lr: float = 0.004
+    lr: float = 0.006
+    hidden: int = 64
     stale: int = 2
+    router: bool = False
     lend: tuple[int, ...] = ()
+    planner: bool = False
     patience_s: float = 240.0
     slots: int = 3
     sandboxes: int = 4
@@ -62,12 +69,21 @@ class Plan:
     def __post_init__(self) -> None:
         """Raises InvalidInput: a field makes no sense; names it."""
         least = {"steps": 2, "ranks": 1, "prompts": 1, "group": 2, "stale": 2, "sandboxes": 1,
-                 "slots": 2 if self.lend else 1}
+                 "slots": 2 if self.pool else 1}
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise InvalidInput(f"{name}: {getattr(self, name)} must be at least {low}")
         if self.device not in ("cpu", "cuda"):
             raise InvalidInput(f"device: {self.device!r} is neither cpu nor cuda")
+        if self.hidden < 16 or self.hidden % 16:
+            raise InvalidInput(f"hidden: {self.hidden} must be a multiple of 16")
+        if self.lend and self.planner:
+            raise InvalidInput("lend: the planner says when a replica is lent; leave one out")
+
+    @property
+    def pool(self) -> bool:
+        """Whether there is a replica at all."""
+        return bool(self.lend) or self.planner
 
 
 def run(plan: Plan) -> dict[str, Any]:
@@ -82,7 +98,7 @@ def run(plan: Plan) -> dict[str, Any]:
     from .reference_model import make_policy
 
     folder = Path(plan.folder)
-    make_policy(folder / "model", plan.seed)
+    make_policy(folder / "model", plan.seed, plan.hidden)
     (folder / "plan.json").write_text(json.dumps(asdict(plan)))
     with LocalCluster(max(4, plan.ranks * 2), devices=f"cpu:{plan.slots}", mem_mib=8192,
                       home=folder / "home") as cluster:
@@ -106,31 +122,42 @@ def figures(plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
     """What a run was like, from what rank 0 told."""
     steps, part = told["steps"], max(1, plan.steps // 4)
     rewards = [step["reward"] for step in steps]
+    told_plan = {"plan": plan_figures(told["plan"])} if told["plan"] else {}
+    told_router = {"router": told["router"]} if told["router"] else {}
+
+    def middle(name: str) -> float:
+        return statistics.median(step[name] for step in steps[1:])
+
     return {
-        "pool": bool(plan.lend), "steps": len(steps),
+        "pool": plan.pool, "routed": plan.router, "steps": len(steps),
         "reward_first": statistics.fmean(rewards[:part]),
         "reward_last": statistics.fmean(rewards[-part:]),
-        "step_s": statistics.median(step["step_s"] for step in steps[1:]),
-        "train_s": statistics.median(step["train_s"] for step in steps[1:]),
-        "rollout_s": statistics.median(step["rollout_s"] for step in steps[1:]),
-        "stale_max": max(step["stale"] for step in steps),
+        "solved_last": statistics.fmean(step["solved"] for step in steps[-part:]),
+        "turns_first": statistics.fmean(step["turns"] for step in steps[:part]),
+        "turns_last": statistics.fmean(step["turns"] for step in steps[-part:]),
+        "step_s": middle("step_s"), "train_s": middle("train_s"),
+        "rollout_s": middle("rollout_s"), "stale_max": max(step["stale"] for step in steps),
         "steps_with_a_replica": sum(step["replicas"] > 0 for step in steps),
         "joined": sum(end == End.JOINED.value for _, end, _ in told["news"]),
         "added": told["added"], "ignored": told["ignored"], "news": told["news"],
-        "buckets": sorted({b for step in steps for b in step["buckets"]}),
+        "buckets": told["buckets"], **told_router, **told_plan,
         "rewards": [round(reward, 3) for reward in rewards]}
 
 
 def main() -> None:
     """One run; prints its figures as one JSON line."""
     p = argparse.ArgumentParser(prog="python -m tangram_hpc.hooks.reference_trainer")
-    for name in ("steps", "ranks", "prompts", "group", "seed", "slots", "stale"):
+    for name in ("steps", "ranks", "prompts", "group", "seed", "slots", "stale", "hidden"):
         p.add_argument(f"--{name}", type=int, default=getattr(Plan, name))
     p.add_argument("--patience_s", type=float, default=Plan.patience_s, help="see Plan")
     p.add_argument("--lend", default="", help="FROM:TO, the steps for which a replica is lent")
+    p.add_argument("--plan", action="store_true", dest="planner",
+                   help="the planner lends the replica, from what it measures")
+    p.add_argument("--router", choices=("on", "off"), default="off",
+                   help="on: turns go by what tools returned; off: to the least loaded service")
     p.add_argument("--device", default=Plan.device, help="of the ranks: cpu or cuda")
     args = vars(p.parse_args())
-    lend_text = args.pop("lend")
+    lend_text, router = args.pop("lend"), args.pop("router") == "on"
     try:
         lent = tuple(int(part) for part in lend_text.split(":")) if lend_text else ()
         if len(lent) not in (0, 2):
@@ -138,7 +165,7 @@ def main() -> None:
     except ValueError:
         raise InvalidInput(f"--lend: {lend_text!r} is not FROM:TO, as 4:18") from None
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(run(Plan(folder=folder, lend=lent, **args))))
+        print(json.dumps(run(Plan(folder=folder, lend=lent, router=router, **args))))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,86 @@
+"""Owns: which of the policy's services a trajectory's next turn goes to - the least loaded one, or
+the one that the broker's router takes by what tools returned. Must not know what is asked.
+
+Law: both ways have one face (`Routes`); a turn is asked for once and goes to one service.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+SERVICES = {"rollout-1": 1, "rollout-2": 2}  # of the policy, and the degree of each
+
+
+class Routes(Protocol):
+    """A way from trajectories to services."""
+
+    def ask(self, trajectory: str, prompt: int, context: list[int], generated: int,
+            **options: Any) -> Future[Any]:
+        """The next turn of the trajectory of this name, which began with the prompt of this number
+        and wrote so many of the context's tokens itself; the service's answer."""
+        ...
+
+    def tool(self, trajectory: str) -> dict[str, Any]:
+        """What a tool's action says so that its return is this trajectory's."""
+        ...
+
+    def ended(self, trajectory: str, generated: int, step: int) -> None:
+        """A trajectory ended with so many tokens of its own."""
+        ...
+
+    def turns(self) -> dict[str, int]:
+        """Turns by service, so far."""
+        ...
+
+    def figures(self) -> dict[str, Any]:
+        """What else there is to tell."""
+        ...
+
+
+def routes(client: Any, router: bool) -> Routes:
+    """The routes of one rank; `router`: by what tools returned."""
+    return LeastLoaded(client, SERVICES)
+
+
+class LeastLoaded:
+    """The service with the fewest turns for its degree."""
+
+    def __init__(self, client: Any, degrees: dict[str, int]) -> None:
+        self._client, self._degrees = client, degrees
+        self._load = dict.fromkeys(degrees, 0)
+        self._turns: Counter[str] = Counter()
+        self._lock = threading.Lock()  # answers come in the client's thread
+
+    def ask(self, trajectory: str, prompt: int, context: list[int], generated: int,
+            **options: Any) -> Future[Any]:
+        """See `Routes.ask`."""
+        with self._lock:
+            service = min(self._load, key=lambda one: (self._load[one] / self._degrees[one],
+                                                       self._degrees[one]))
+            self._load[service] += 1
+            self._turns[service] += 1
+        call: Future[Any] = self._client.call(service, "sample", prompts=[context], **options)
+        call.add_done_callback(lambda _: self._left(service))
+        return call
+
+    def tool(self, trajectory: str) -> dict[str, Any]:
+        """Nobody wants to know."""
+        return {}
+
+    def ended(self, trajectory: str, generated: int, step: int) -> None:
+        """Nobody wants to know."""
+
+    def turns(self) -> dict[str, int]:
+        """See `Routes.turns`."""
+        return dict(self._turns)
+
+    def figures(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def _left(self, service: str) -> None:
+        with self._lock:
+            self._load[service] -= 1
