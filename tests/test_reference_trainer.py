@@ -29,11 +29,11 @@ def needs_all(test: Any) -> Any:
 
 
 @pytest.mark.parametrize(("completion", "worth"), [
-    ("3+4", 1.0), ("9-2", 1.0), ("7*1", 1.0), ("4+4", 0.45), ("9*9", 0.0), ("7", 0.0), ("", 0.0),
+    ("3+4", 1.0), ("9-2", 1.0), ("7*1", 1.0), ("4+4", 0.45), ("9*9", 0.1), ("7", 0.0), ("", 0.0),
     ("=7", 0.0), ("+", 0.0), ("08+1", 0.0), ("3+", 0.0), ("2+5+", 0.0), ("1+2*3", 1.0)])
 def test_a_completion_is_worth_what_it_does(completion: str, worth: float) -> None:
     ran = subprocess.run(task.check(completion), capture_output=True, check=False)
-    assert task.reward("7=", ran.returncode, ran.stdout) == pytest.approx(worth)
+    assert task.reward("7=", task.value(ran.returncode, ran.stdout)) == pytest.approx(worth)
 
 
 def test_everybody_is_asked_the_same() -> None:
@@ -66,15 +66,39 @@ def test_a_gradient_is_a_sum_over_samples(tmp_path: Path) -> None:
 
     policy = model.Policy(model.make_policy(tmp_path / "m", 3))
     vector = policy.vector()
-    samples = [{"tokens": [1, 5, 16, 4 + n, 14, 7][: 5 + n % 2], "begin": 3,
-                "logprobs": np.full(2 + n % 2, -2.5), "advantage": 0.5 - n} for n in range(6)]
+    samples = []
+    for n in range(6):
+        learnt = [False] * 3 + [True] * (2 + n % 2) + [False] * 2 + [True]
+        samples.append({"tokens": [1, 5, 16, 4 + n, 14, 7, 1, 5, 16][: len(learnt)],
+                        "learnt": learnt, "logprobs": [-2.5 * mine for mine in learnt],
+                        "advantage": [(0.5 - n) * mine for mine in learnt]})
     whole = policy.gradient(vector, samples)
     parts = policy.gradient(vector, samples[:2]) + policy.gradient(vector, samples[2:])
     assert np.abs(whole - parts).max() < 1e-4 * np.abs(whole).max() and np.abs(whole).max() > 0
     assert not policy.gradient(vector, []).any()
-    assert model.text_of([model.token_of(c) for c in "3+4"] + [2, 9]) == "3+4"
     names = policy.named(vector)
     assert sum(t.numel() for t in names.values()) == len(vector)
+
+
+@needs_all
+def test_what_tools_returned_is_read_and_not_learnt(tmp_path: Path) -> None:
+    from tangram_hpc.hooks import reference_model as model
+
+    policy = model.Policy(model.make_policy(tmp_path / "m", 3))
+    vector = policy.vector()
+    sample = {"tokens": [1, 5, 16, 4, 13, 8, 16, 9, 1, 5, 16, 6], "logprobs": [-2.5] * 12,
+              "learnt": [n in (3, 4, 5, 11) for n in range(12)]}
+
+    def gradient(**other: Any) -> Any:
+        return policy.gradient(vector, [{**sample, "advantage": [1.0] * 12, **other}])
+
+    mine = gradient()
+    loud = gradient(advantage=[1.0 if here else 99.0 for here in sample["learnt"]],
+                    logprobs=[-2.5 if here else -0.1 for here in sample["learnt"]])
+    assert np.array_equal(mine, loud)  # whatever is said of the tool's tokens counts for nothing
+    read = gradient(tokens=[1, 5, 16, 4, 13, 8, 16, 11, 1, 5, 16, 6])
+    assert np.abs(mine - read).max() > 1e-4  # and yet another return makes another gradient
+    assert np.abs(mine - gradient(learnt=[n in (3, 4, 5) for n in range(12)])).max() > 1e-4
 
 
 def rising(told: dict[str, Any]) -> None:
