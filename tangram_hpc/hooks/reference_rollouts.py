@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import TangramError
 from . import reference_task as task
-from .reference_routes import Routes
+from .reference_routes import SANDBOX_MIB, Routes
 from .reference_turns import Trajectory
 
 TOOL = "verify"
@@ -73,7 +73,7 @@ class Rollouts:
                                         | None] = queue.SimpleQueue()
         self._whole_at = 0.0  # the last batch's end
         asked = _walls(client)
-        self._sandboxes = [client.session(mem="32M", name=f"{TOOL}-{n}", **asked)
+        self._sandboxes = [client.session(mem=SANDBOX_MIB, name=f"{TOOL}-{n}", **asked)
                            for n in range(sandboxes)]
         for sandbox in self._sandboxes:
             sandbox.__enter__()

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 SERVICES = {"rollout-1": 1, "rollout-2": 2}  # of the policy, and the degree of each
+SANDBOX_MIB = 32
 
 
 class Routes(Protocol):
