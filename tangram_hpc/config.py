@@ -89,6 +89,8 @@ class Config(BaseModel):
                         "job runs, see allocations.py")
     services: dict[str, dict[str, Any]] = Field(
         {}, description="GPU services by name, as for `register_service`")
+    rollouts: dict[str, dict[str, Any]] = Field(
+        {}, description="rollout pools over them by name, as for `register_rollouts`")
     planner: dict[str, Any] = Field(
         {}, description="table [planner] of `tangram plan`, see planning/settings.py")
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from .core.cmlfq import CausalTree
 from .domain.event import Event
 from .domain.outcome import Outcome
 from .domain.service import ServiceSpec
@@ -105,6 +106,31 @@ class Spool(Protocol):
 
     def commit(self) -> None:
         """Hands what was kept and dropped to the kernel."""
+        ...
+
+
+class Trees(Protocol):
+    """What rollout pools have learned, in folders that several jobs may share: each writes its own
+    file, and all are read together."""
+
+    def load(self, folder: str) -> tuple[CausalTree | None, CausalTree | None]:
+        """What all have learned, and what this job has; None where there is nothing.
+
+        Raises:
+            InvalidInput: it cannot be read; one line.
+        """
+        ...
+
+    def save(self, folder: str, tree: CausalTree) -> None:
+        """Replaces what this job has learned; does not wait, and does not raise."""
+        ...
+
+    def trouble(self, folder: str) -> str:
+        """Why the last save failed; empty where it did not."""
+        ...
+
+    def close(self) -> None:
+        """Returns when all is written."""
         ...
 
 

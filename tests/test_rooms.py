@@ -17,7 +17,8 @@ PACKAGE = "tangram_hpc"
 # left to right; rooms of one tuple may not see each other
 ORDER = [
     ("version",), ("errors",), ("domain",), ("core", "accounting"),
-    ("wire", "config", "services", "endpoints", "allocations"), ("planning",), ("ports",),
+    ("wire", "config", "services", "endpoints", "allocations", "rollouts"), ("planning",),
+    ("ports",),
     ("broker", "worker", "gateway", "client", "backends"), ("sim",), ("assemble",),
     ("local",), ("hybrid",), ("demo", "replay"), ("hooks",), ("cli",), ("__init__", "__main__"),
 ]
@@ -31,7 +32,7 @@ DOORS = {
     "mpi4py": ("backends/transport/mpi.py", "backends/doctor/mpi_hello.py"),
     "pyslurm": ("backends/slurm/pyslurm_child.py",),
     "pynvml": ("backends/gpu/nvml.py",),
-    "pydantic": ("config.py", "services.py", "endpoints.py", "allocations.py",
+    "pydantic": ("config.py", "services.py", "endpoints.py", "allocations.py", "rollouts.py",
                  "sim/workload.py", "sim/elastic_runs.py", "sim/rl_scenario.py", "planning/"),
     "tomllib": ("config.py",),
     "tomli": ("config.py",),

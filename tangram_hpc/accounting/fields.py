@@ -76,6 +76,15 @@ def _energy(r: ActionRecord) -> str:
     return f"~{mj / 1e6:.2f}K" if mj >= 10**6 else f"~{round(mj / 1000)}"
 
 
+def _trajectory(r: ActionRecord) -> str:
+    return r.action.turn.trajectory if r.action.turn is not None else r.action.trajectory
+
+
+def _route(r: ActionRecord) -> str:
+    to = r.route
+    return "" if to is None else f"{to.service} bucket {to.bucket} {to.how}"
+
+
 def _of(r: ActionRecord, name: str) -> Any:
     return getattr(r.outcome, name) if r.outcome is not None else 0
 
@@ -115,6 +124,8 @@ FIELDS = (
           "why it ended so"),
     Field("Cost", 10, lambda r: f"{_of(r, 'cost_micro') / 1e6:g}", "what its caller says it cost"),
     Field("Once", 16, lambda r: r.action.once, "its caller's name for this work"),
+    Field("Trajectory", 16, _trajectory, "of a rollout's turn, or of a tool: whose it is"),
+    Field("Route", 24, _route, "of a rollout's turn: service, bucket, and how its KV got there"),
     Field("Session", 10, lambda r: show(r.action.session), "the session it ran in"),
     Field("Rank", 5, lambda r: str(r.rank) if r.rank >= 0 else "", "MPI rank of its client"),
     Field("Isolation", 10, lambda r: str(_of(r, "isolation") or ""), "isolation it really had"),
@@ -158,7 +169,11 @@ def as_json(r: ActionRecord) -> dict[str, Any]:
     o = r.outcome
     return {
         "job_id": job_id(r), "job": r.job, "action": show(r.action.id), "name": r.action.name,
-        "kind": r.action.kind.value, "once": r.action.once, "user": r.user,
+        "kind": r.action.kind.value, "key": r.action.key, "trajectory": _trajectory(r),
+        "route": None if r.route is None else {
+            "pool": r.route.pool, "service": r.route.service, "wanted": r.route.wanted,
+            "bucket": r.route.bucket, "how": r.route.how, "move_ns": r.route.move_ns},
+        "once": r.action.once, "user": r.user,
         "session": show(r.action.session),
         "rank": r.rank, "node": r.node.name if r.node else "",
         "host": r.node.host if r.node else "", "component": r.node.component if r.node else "",

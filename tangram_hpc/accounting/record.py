@@ -13,6 +13,7 @@ from ..domain.action import Action, Kind
 from ..domain.ids import client_of
 from ..domain.node import NodeSpec
 from ..domain.outcome import Outcome
+from ..domain.rollouts import Routed
 from ..domain.states import ENDED, ActionState
 from .starts import without_gaps
 
@@ -34,6 +35,7 @@ class ActionRecord:
     state: ActionState = ActionState.PENDING
     grants: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     gpus: tuple[int, ...] = ()
+    route: Routed | None = None  # where a rollout's turn went, the last time
 
     @property
     def elapsed_ns(self) -> int:
@@ -126,6 +128,8 @@ class Fold:
                 owner = self._ranks.get(client_of(event.action.id), -1)
                 self.records[event.action.id] = ActionRecord(
                     self.job, self._user, event.action, event.at, owner)
+            case ev.TurnRouted():
+                self._routed(event)
             case ev.ActionCancelled():
                 self._cancelled(event)
             case ev.LeaseGranted():
@@ -167,6 +171,14 @@ class Fold:
         spec, since = self._nodes[node]
         self._gone.add(node)
         self.usage.held_ns += len(spec.cores) * (at - since)
+
+    def _routed(self, event: ev.TurnRouted) -> None:
+        record = self.records[event.action]
+        turn = record.action.turn
+        assert turn is not None
+        record.route = Routed(turn.pool, event.service, event.wanted, event.bucket, event.how,
+                              event.move_ns)
+        record.action = record.action.dealt(event.service, record.action.degrees)
 
     def _cancelled(self, event: ev.ActionCancelled) -> None:
         record = self.records.get(event.action)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..backends.access import Access, mark_ended, write_access
 from ..backends.clock import SystemClock
+from ..backends.cmlfq_file import TreeFiles
 from ..backends.journal import FileJournal, journals, next_journal, read_journals
 from ..backends.loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
 from ..backends.rundir import make_job_dir, make_scratch
@@ -32,6 +33,7 @@ from ..core.scheduler import Scheduler
 from ..domain.allocation import AllocPolicy
 from ..endpoints import endpoint_spec
 from ..errors import InvalidInput
+from ..rollouts import rollouts_spec
 from ..services import service_spec
 from ..version import VERSION
 from .ways import own_address
@@ -71,13 +73,14 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
         user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, endpoints=endpoints,
         services=tuple(service_spec(name, told) for name, told in config.services.items()),
+        rollouts=tuple(rollouts_spec(name, told) for name, told in config.rollouts.items()),
         policy=plan.policy)
     place, clock = slurm_place(environ), SystemClock()
     held = place is not None and place.job == plan.job  # else it is a guest in somebody's job
     slurm = make_slurm(config.slurm, environ, plan.job, config.slurm_query_s, clock) if (
         held) else None
     broker = Broker(scheduler, journal, clock, LoopTimer(loop), settings, ended.set, spool, slurm,
-                    plan.scripts)
+                    plan.scripts, TreeFiles(plan.job))
     key = os.urandom(32)
     scratch, sockets, addresses = _open_ways(config, environ)
     listeners = [Listener(sock, key, plan.job, lambda link: _converse(broker, link))

@@ -14,8 +14,10 @@ from .explain import explain
 from .satellites import Satellites
 from .status import info, nodes, pending, services, slurm_calls
 from .tell_allocs import allocations
+from .tell_rollouts import rollouts
 
-_VIEWS = {"info": info, "nodes": nodes, "pending": pending, "services": services}
+_VIEWS = {"info": info, "nodes": nodes, "pending": pending, "services": services,
+          "rollouts": rollouts}
 
 
 def answer(ask: Ask, scheduler: Scheduler, job: str, slurm: Slurm | None, satellites: Satellites,

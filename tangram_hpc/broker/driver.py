@@ -14,19 +14,20 @@ from dataclasses import dataclass
 from ..core.admission import refusal, refusal_of_session
 from ..core.ledger import SessionEntry
 from ..core.liveness import Liveness
-from ..core.quota_facts import declaration, finished, held_by_client, told_by_client
+from ..core.quota_facts import finished, held_by_client, told_by_client
 from ..core.scheduler import Scheduler
-from ..core.service_facts import declaration_of_service
 from ..domain import decision as de
 from ..domain import event as ev
 from ..domain.allocation import AllocPolicy
 from ..domain.ids import client_of, show
+from ..domain.rollouts import RolloutsSpec
 from ..domain.service import EndpointSpec, ServiceSpec, endpoint_of
 from ..domain.session import SessionSpec
 from ..domain.states import NodeState, SessionState
-from ..ports import Buffer, Clock, Journal, Link, Slurm, Spool, Timer
+from ..ports import Buffer, Clock, Journal, Link, Slurm, Spool, Timer, Trees
 from ..wire import message as ms
 from .answers import answer
+from .declaring import Declaring
 from .draining import Draining
 from .once import Once
 from .sandboxes import Sandboxes
@@ -53,6 +54,7 @@ class Settings:
     version: str = ""
     services: tuple[ServiceSpec, ...] = ()
     endpoints: tuple[EndpointSpec, ...] = ()
+    rollouts: tuple[RolloutsSpec, ...] = ()
     gap_s: float = 0.0
     policy: AllocPolicy | None = None
 
@@ -68,16 +70,17 @@ class Talk:
     said_bye: bool = False
 
 
-class Broker(Draining, Sandboxes):
+class Broker(Declaring, Draining, Sandboxes):
     """Fills nothing, owns nothing but tables of who is on which link and whose payload is where."""
 
     def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock, timer: Timer,
                  settings: Settings, on_end: Callable[[], None],
                  spool: Spool | None = None, slurm: Slurm | None = None,
-                 scripts: SatelliteScripts | None = None) -> None:
+                 scripts: SatelliteScripts | None = None, trees: Trees | None = None) -> None:
         self.scheduler, self.settings = scheduler, settings
         self._journal, self._clock, self._timer, self._on_end = journal, clock, timer, on_end
         self._slurm = slurm  # None outside of a job
+        self._trees, self._saved = trees, {}
         self.satellites = Satellites(
             settings.job, slurm, scripts or SatelliteScripts(), scheduler.ledger, clock, timer,
             self._learn, lambda node, why: self._tell(node, ms.Shutdown(why)))
@@ -112,6 +115,7 @@ class Broker(Draining, Sandboxes):
             self._happen(ev.ServiceDeclared(self._now(), service))
         for endpoint in s.endpoints:
             self._happen(ev.EndpointDeclared(self._now(), endpoint))
+        self._declare_pools(s.rollouts)
         if s.policy is not None:
             self._happen(ev.AllocationsAllowed(self._now(), s.policy))
         self.satellites.start()
@@ -126,6 +130,7 @@ class Broker(Draining, Sandboxes):
         self._beat()
         self.ended = True
         self.satellites.stop()
+        self._close_trees()
         self._happen(ev.BrokerStopped(self._now(), reason))
         for talk in [*self._workers.values(), *self._clients.values()]:
             talk.link.send(ms.Shutdown(reason))
@@ -244,12 +249,10 @@ class Broker(Draining, Sandboxes):
             case ms.Forget(request=request, names=names, prefix=prefix):
                 told = json.dumps({"forgotten": self._once.forget(names, prefix)}).encode()
                 self._say(talk.client, ms.Answer(request), told)
-            case ms.DeclareService(request=request, spec=service):
-                facts, why = declaration_of_service(self.scheduler.ledger, service, self._now())
-                self._declared(talk.client, request, facts, why)
-            case ms.DeclareEndpoint(request=request, spec=endpoint):
-                facts, why = declaration(self.scheduler.ledger, endpoint, self._now())
-                self._declared(talk.client, request, facts, why)
+            case ms.DeclareService() | ms.DeclareEndpoint() | ms.DeclareRollouts():
+                self._declare(talk.client, message)
+            case ms.ToolReturned() | ms.EndTrajectory():
+                self._of_trajectory(talk.client, message)
             case ms.Done():
                 for fact in told_by_client(self.scheduler.ledger, talk.client, message.action,
                                            message.lease, message.outcome, self._now()):
@@ -281,14 +284,6 @@ class Broker(Draining, Sandboxes):
             return
         self._payloads[action.id] = payload
         self._happen(ev.ActionSubmitted(self._now(), action))
-
-    def _declared(self, client: int, request: int, facts: list[ev.Event], why: str) -> None:
-        for fact in facts:
-            self._happen(fact)
-        if why:
-            self._say(client, ms.Rejected(request, why))
-        else:
-            self._say(client, ms.Answer(request), b"{}")
 
     def _say_granted(self, action: int) -> None:
         lease = held_by_client(self.scheduler.ledger, action)
@@ -411,11 +406,12 @@ class Broker(Draining, Sandboxes):
     def _reply(self, order: de.Reply, payload: Buffer | None) -> None:
         action, ledger = order.action, self.scheduler.ledger
         self._payloads.pop(action, None)
+        entry = ledger.actions.get(action)  # None: its client will not come back for it
         node = ledger.nodes[order.node].spec.name if order.node else ""
         result = ms.Result(action, order.outcome, node, order.cores, order.attempt,
                            order.queue_ns, order.held_ns, 0 if payload is None else 1,
-                           order.grants)
-        if action in ledger.actions:  # its client may still come back for it
+                           order.grants, entry.route if entry is not None else None)
+        if entry is not None:
             self._results[action] = (result, payload)
         self._say(client_of(action), result, payload)
         for other in self._once.ended(result, payload, order.node != 0):

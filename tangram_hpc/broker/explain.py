@@ -16,6 +16,7 @@ from ..core.queue import Shape, pool_of
 from ..core.scheduler import Scheduler
 from ..domain.ids import parse, show
 from ..domain.states import ENDED, ActionState, SessionState
+from .tell_rollouts import turn_told
 
 _LIST_MAX = 8
 
@@ -35,7 +36,7 @@ def explain(scheduler: Scheduler, now: int, argument: str) -> dict[str, Any]:
         "id": show(entry.action.id), "name": entry.action.name, "state": entry.state.value,
         "key": entry.action.key, "degrees": list(entry.action.degrees),
         "session": show(entry.action.session), "attempt": entry.attempt,
-    }
+    } | turn_told(scheduler, entry)
     if entry.state in ENDED:
         assert entry.outcome is not None
         return told | {"exit_code": entry.outcome.exit_code, "signal": entry.outcome.signal,

@@ -106,6 +106,8 @@ def lines(told: dict[str, Any]) -> list[str]:
     degrees = ",".join(map(str, told["degrees"]))
     where = f"  session {told['session']}" if told["session"] else ""
     first = f"{told['id']} {told['name']}  {told['state']}  {told['key']} {degrees}{where}"
+    if "turn" in told:
+        first += "\n" + _turn(told["turn"])
     if "start" in told:
         return [first, *_waiting(told)]
     if "runs_s" in told:
@@ -117,6 +119,20 @@ def lines(told: dict[str, Any]) -> list[str]:
     end = f"signal {told['signal']}" if told["signal"] else f"exit code {told['exit_code']}"
     return [first, f"ended{on} after {told['exec_s']:.3f} s: {end}"
                    + (f", {told['why']}" if told["why"] else "")]
+
+
+def _turn(turn: dict[str, Any]) -> str:
+    """Where a turn went, or what its pool has room for."""
+    of = (f"turn of trajectory {turn['trajectory']}: {turn['context']} tokens of context, "
+          f"{turn['generated']} generated")
+    if "service" in turn:
+        return (f"{of}; dealt to {turn['service']} (bucket {turn['bucket']}, wanted "
+                f"{turn['wanted']}, {turn['how']})")
+    if turn["why"] == "TrajectoryBusy":
+        return f"{of}; behind {turn['ahead']} earlier turns of its trajectory"
+    loads = ", ".join(f"{s['name']} {s['load']} of {s['running_max'] + s['queue_max']}"
+                      if s["stands"] else f"{s['name']} stands nowhere" for s in turn["services"])
+    return f"{of}; behind {turn['ahead']} in the line of pool {turn['pool']}: {loads}"
 
 
 def _session(told: dict[str, Any]) -> list[str]:

@@ -29,7 +29,7 @@ def go(args: argparse.Namespace) -> int:
     except AccessError:
         access = find_access(os.environ, last_job(os.environ))
     with connect(access, name="tangram info") as client:
-        told = {k: v for what in ("info", "nodes", "services", "pending")
+        told = {k: v for what in ("info", "nodes", "services", "rollouts", "pending")
                 for k, v in client.ask(what).items()}
     if args.json:
         print(json.dumps(told))
@@ -57,6 +57,9 @@ def go(args: argparse.Namespace) -> int:
         where = ", ".join(s["stands_on"]) or "parked"
         print(f"SERVICE  {s['name']:<16}{s['backend']:<10}{where}  restore {s['restore_s']:.2f} s"
               f"  {s['parked_mib']} MiB parked")
+    for pool in told["rollouts"]:
+        for line in pool_lines(pool):
+            print(line)
     for e in told["endpoints"]:
         rate = f"{e['rate_now']:g}/{e['rate']:g} a second" if e["rate"] else "any rate"
         closed = f"  throttled for {e['throttled_s']:.1f} s" if e["throttled_s"] else ""
@@ -73,6 +76,22 @@ def go(args: argparse.Namespace) -> int:
     if len(told["pending_sessions"]) > 20:
         print(f"... and {len(told['pending_sessions']) - 20} more sessions")
     return 0
+
+
+def pool_lines(pool: dict[str, Any]) -> list[str]:
+    """A rollout pool, and its services by bucket."""
+    def share(name: str) -> str:
+        return "-" if pool[name] is None else f"{100 * pool[name]:.1f} %"
+
+    found = [f"ROLLOUTS {pool['name']:<16}{pool['trajectories']} trajectories  {pool['waiting']} "
+             f"turns waiting  {pool['turns']} dealt  right {share('accuracy')} of {pool['judged']}"
+             f"  moved {share('moved')} ({share('moved_context')} of context)"]
+    for s in pool["services"]:
+        upto = pool["edges"][s["bucket"]] if s["bucket"] < len(pool["edges"]) else "any"
+        load = f"{s['load']}/{s['running_max']}+{s['queue_max']}" if s["stands"] else "nowhere"
+        found.append(f"  bucket {s['bucket']} (left: {upto})  {s['name']:<16}degree {s['degree']}  "
+                     f"{load}")
+    return found
 
 
 def _slurm(told: dict[str, Any]) -> str:

@@ -17,18 +17,16 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from ..core.pace import Pace
 from ..domain.action import Kind, Profile
 from ..domain.ids import mint
-from ..domain.session import SessionSpec
 from ..errors import BrokerUnreachable, InvalidInput, TangramError
 from ..ports import Channel, ChannelLost, Dial, Store
 from ..wire import message as ms
 from ..wire import payload as pl
 from ..wire.frame import Buffer, Outbox
 from .future import Future
+from .opening import Opening
 from .quotas import Quotas
 from .request import (
     Cpus,
@@ -37,18 +35,16 @@ from .request import (
     Work,
     exec_call,
     make_action,
-    raw_files,
-    session_spec,
 )
 from .results import Pending, Streams, conclude, refuse
-from .service_calls import ServiceCalls
+from .rollouts import RolloutCalls, trajectory_name
 from .session import Session
 
 _PING_S = 2.0
 _ACK_AFTER = 128
 
 
-class Client(ServiceCalls, Quotas):
+class Client(RolloutCalls, Quotas, Opening):
     """A way to a broker; see `tangram_hpc.connect`. Use it as a context manager, or `close()`.
 
     Args:
@@ -71,7 +67,7 @@ class Client(ServiceCalls, Quotas):
         self._sessions: dict[int, Session] = {}
         self._opening: set[int] = set()  # sessions whose admission is awaited
         self._answers: dict[int, concurrent.futures.Future[Any]] = {}
-        ServiceCalls.__init__(self)
+        RolloutCalls.__init__(self)
         self._acks: list[int] = []
         self._paces: dict[str, Pace] = {}
         self._closing = False
@@ -103,7 +99,8 @@ class Client(ServiceCalls, Quotas):
                env: Mapping[str, str] | None = None, stdin: bytes | str = b"",
                files: Mapping[str, bytes | str] | None = None,
                on_output: Callable[[int, bytes], None] | None = None,
-               clean_env: bool = True, once: str = "") -> Future:
+               clean_env: bool = True, once: str = "",
+               trajectory: str | int | None = None) -> Future:
         """Submits one action; returns at once.
 
         Args:
@@ -123,6 +120,7 @@ class Client(ServiceCalls, Quotas):
             on_output: called with (1 or 2, bytes) while a command runs, by the client's thread.
             once: your name for this work, which is then done once in a job, also when the job is
                 requeued: submitted again it gives the kept result, until `forget`.
+            trajectory: whose tool it is, see `rollout`; its session's without.
 
         Returns:
             A Future of an ExecResult (a command; a failing one is a result, not an exception) or
@@ -133,7 +131,7 @@ class Client(ServiceCalls, Quotas):
             InvalidInput: an argument is wrong; names it.
         """
         options = Options(cpus, mem, gpus, timeout, name, retries, resizable, component, profile,
-                          trusted, endpoint, once)
+                          trusted, endpoint, once, _trajectory(trajectory, session))
         if callable(work):
             call: pl.Payload = self._book.call(work, args, dict(kwargs or {}), trusted)
             kind, what = Kind.FUNCTION, getattr(work, "__name__", "function")
@@ -169,41 +167,6 @@ class Client(ServiceCalls, Quotas):
                     future.cancel()
 
         return results()
-
-    def session(self, *, mem: int | str = 0, disk: int | str = 0, backend: str = "",
-                image: str = "", network: bool = False, trusted: bool = False,
-                background: str = "stop", env: Mapping[str, str] | None = None,
-                files: Mapping[str, bytes | str] | None = None, idle_s: float = 0,
-                grace_s: float | None = None, name: str = "", component: str = "",
-                movable: bool = False) -> Session:
-        """A stateful sandbox: holds memory from open to close, cores only while an action runs.
-
-        Use it as `with client.session() as s:` (or `async with`), which waits for its admission.
-
-        Args:
-            mem, disk: what it holds and what its files may take: MiB, or "2G"; no disk for the
-                site's default.
-            backend: `process`, `bwrap`, `podman`, `apptainer` or `enroot`; the node's best without.
-            image: what its file system is made of, as the backend names images.
-            network: whether it may reach a network.
-            trusted: its code is your own and may see your files. Without it, opening one is refused
-                where no node can keep it from them.
-            background: what its leftover processes do between actions: "stop", "share" (a small
-                share of one core), or "end" (killed with the action that left them).
-            env: for all its commands, beneath each command's own.
-            files: path -> content, written before anything else happens in it.
-            idle_s: closed when nothing waited, ran or renewed it for so long; 0: never.
-            grace_s: how long it outlives this client's loss; the broker's `grace_s` without.
-            movable: only its files count: it goes on elsewhere when its node is drained.
-
-        Raises:
-            InvalidInput: an argument is wrong; names it.
-        """
-        spec = session_spec(
-            SessionSpec(0), mem=mem, disk=disk, backend=backend, image=image, network=network,
-            trusted=trusted, background=background, idle_s=idle_s, grace_s=grace_s, name=name,
-            component=component, movable=movable)
-        return self._open_session(spec, env or {}, files)
 
     def shutdown_broker(self, reason: str = "") -> None:
         """Asks the broker to end in order; what still runs is killed."""
@@ -250,36 +213,12 @@ class Client(ServiceCalls, Quotas):
             self._put(ms.Submit(action), payload)
         return future
 
-    def _open_session(self, spec: SessionSpec, env: Mapping[str, str],
-                      files: Mapping[str, bytes | str] | None) -> Session:
-        raw = raw_files(files)
-        with self._lock:
-            if self._closing or self._failure is not None:
-                raise self._failure or BrokerUnreachable("the client is closed")
-            spec = msgspec.structs.replace(spec, id=self._mint())
-            session = Session(self, spec, {k: str(v) for k, v in env.items()})
-            self._sessions[spec.id] = session
-            self._opening.add(spec.id)
-            self._put(ms.RequestSession(spec))
-        session.first = [session.write(path, data) for path, data in raw.items()]
-        return session
-
-    def _renew(self, session: int) -> None:
-        with self._lock:
-            if session in self._sessions:
-                self._put(ms.RenewSession(session))
-
     def _cancel(self, action: int) -> None:
         with self._lock:
             pending = self._pending.get(action)
             if pending is not None:
                 pending.cancelled = True
                 self._put(ms.Cancel((action,)))
-
-    def _release(self, session: int) -> None:
-        with self._lock:
-            if session in self._sessions:
-                self._put(ms.ReleaseSession(session))
 
     def _mint(self) -> int:
         assert self.welcome is not None
@@ -489,6 +428,12 @@ class Client(ServiceCalls, Quotas):
 
 class _Forgotten(BrokerUnreachable):
     """The broker answers, but its grace for this client is over."""
+
+
+def _trajectory(own: str | int | None, session: Session | None) -> str:
+    if own is None:
+        return session.trajectory if session is not None else ""
+    return trajectory_name(own) if own != "" else ""
 
 
 def _own_name() -> str:

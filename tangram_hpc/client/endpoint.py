@@ -27,18 +27,19 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 class TakesTurns(Protocol):
     """What an Endpoint needs of its Client."""
 
-    def _take_turn(self, endpoint: str, name: str) -> Turn: ...
+    def _take_turn(self, endpoint: str, name: str, trajectory: str | int) -> Turn: ...
 
 
 class Slot:
     """One call: `with` (or `async with`) waits for a slot and a token and holds the slot inside.
 
-    Set `cost` before its end. An exception inside ends the action as FAILED, and one that says that
-    the endpoint pushed back (`Throttled`, `Transient`; see `check_response`) slows its calls down.
+    Set `cost`, and of a trajectory's tool `returned` (characters), before its end. An exception
+    inside ends the action as FAILED, and one that says that the endpoint pushed back (`Throttled`,
+    `Transient`; see `check_response`) slows its calls down.
     """
 
     def __init__(self, take_turn: Callable[[], Turn]) -> None:
-        self.cost, self._take_turn = 0.0, take_turn
+        self.cost, self.returned, self._take_turn = 0.0, 0, take_turn
         self._turn: Turn | None = None
 
     @property
@@ -58,7 +59,7 @@ class Slot:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         assert self._turn is not None
-        _end(self._turn, error, self.cost)
+        _end(self._turn, error, self.cost, self.returned)
 
     async def __aenter__(self) -> Slot:
         self._turn = turn = self._take_turn()
@@ -72,7 +73,7 @@ class Slot:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
                         trace: TracebackType | None) -> None:
         assert self._turn is not None
-        _end(self._turn, error, self.cost)
+        _end(self._turn, error, self.cost, self.returned)
 
 
 class Endpoint:
@@ -88,12 +89,14 @@ class Endpoint:
         self._cache: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()  # until, answer
         self._flying: dict[Hashable, asyncio.Task[Any]] = {}
 
-    def slot(self, name: str = "") -> Slot:
-        """One attempt of your own; it is never repeated. `name`: its class in accounting."""
-        return Slot(lambda: self._client._take_turn(self.name, name))
+    def slot(self, name: str = "", *, trajectory: str | int = "") -> Slot:
+        """One attempt of your own; it is never repeated. `name`: its class in accounting;
+        `trajectory`: whose tool it is, see `Client.rollout`."""
+        return Slot(lambda: self._client._take_turn(self.name, name, trajectory))
 
     async def request(self, attempt: Attempt, *, timeout: float = 60.0, idempotent: bool = False,
-                      cost: Cost = 0.0, key: Hashable = None, name: str = "") -> Any:
+                      cost: Cost = 0.0, key: Hashable = None, name: str = "",
+                      trajectory: str | int = "") -> Any:
         """Makes one call, of as many attempts as it takes.
 
         Args:
@@ -107,6 +110,9 @@ class Endpoint:
             cost: of the call in your own unit, or a function of its value; see `tangram acct`.
             key: names what is asked for, for `cache` and `single_flight`.
             name: its class in accounting; the endpoint's name without.
+            trajectory: whose tool it is, see `Client.rollout`; a text or bytes count as large as
+                they are, any other value as its text. An answer that was kept or shared under
+                `key` tells nothing: say it by `Client.tool_returned`.
 
         Raises:
             ActionFailed: no attempt succeeded within the timeout.
@@ -115,9 +121,13 @@ class Endpoint:
         """
         if not timeout > 0:
             raise InvalidInput(f"timeout: {timeout!r} is not a number of seconds > 0")
-        call = _Call(self._rng, attempt, timeout, idempotent, cost)
+        call = _Call(self._rng, attempt, timeout, idempotent, cost, trajectory != "")
+
+        def turn() -> Turn:
+            return self._client._take_turn(self.name, name, trajectory)
+
         if key is None:
-            return await call.run(self._client._take_turn(self.name, name))
+            return await call.run(turn())
         now = asyncio.get_running_loop().time()
         if key in self._cache:
             until, value = self._cache[key]
@@ -126,10 +136,10 @@ class Endpoint:
                 return value
             del self._cache[key]
         if not self._single:
-            return self._keep(key, await call.run(self._client._take_turn(self.name, name)))
+            return self._keep(key, await call.run(turn()))
         flight = self._flying.get(key)
         if flight is None:
-            flight = asyncio.ensure_future(call.run(self._client._take_turn(self.name, name)))
+            flight = asyncio.ensure_future(call.run(turn()))
             self._flying[key] = flight
             flight.add_done_callback(lambda done: self._landed(key, done))
         return await asyncio.shield(flight)
@@ -152,9 +162,9 @@ class _Call:
     """One call on its way through its attempts."""
 
     def __init__(self, rng: random.Random, attempt: Attempt, timeout_s: float, idempotent: bool,
-                 cost: Cost) -> None:
+                 cost: Cost, told: bool) -> None:
         self._rng, self._attempt, self._timeout_s = rng, attempt, timeout_s
-        self._idempotent, self._cost = idempotent, cost
+        self._idempotent, self._cost, self._told = idempotent, cost, told
         self._deadline, self._failed, self._tries = 0.0, "", 0
 
     async def run(self, turn: Turn) -> Any:
@@ -190,7 +200,7 @@ class _Call:
                 raise
             return failure
         turn.end(ActionState.COMPLETED, cost=self._cost(value) if callable(self._cost)
-                 else self._cost)
+                 else self._cost, returned=_size(value) if self._told else 0)
         return None
 
     def _may_repeat(self, failure: Throttled | Transient) -> bool:
@@ -231,10 +241,15 @@ async def _cancelled(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def _end(turn: Turn, error: BaseException | None, cost: float) -> None:
+def _size(value: Any) -> int:
+    """Characters of what a tool returned."""
+    return len(value if isinstance(value, str | bytes) else str(value))
+
+
+def _end(turn: Turn, error: BaseException | None, cost: float, returned: int = 0) -> None:
     """Tells the broker how an attempt ended that is the last one."""
     if error is None:
-        return turn.end(ActionState.COMPLETED, cost=cost)
+        return turn.end(ActionState.COMPLETED, cost=cost, returned=returned)
     if isinstance(error, asyncio.CancelledError):
         return turn.end(ActionState.CANCELLED, "by its caller")
     reason = f"{type(error).__name__}: {error}".splitlines()[0]

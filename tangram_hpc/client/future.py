@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..domain.ids import show
+from ..domain.rollouts import Routed
 from ..domain.states import ActionState
 from ..errors import ActionFailed
 from ..wire.message import Result
@@ -127,6 +128,12 @@ class Future(concurrent.futures.Future[Any]):
                        r.held_ns / 1e9, o.exec_ns / 1e9, act_ns / 1e9, o.cpu_ns / 1e9,
                        o.maxrss_kib, o.isolation, o.enforcement, o.reason, r.grants,
                        o.restore_ns / 1e9, o.batch)
+
+    @property
+    def route(self) -> Routed | None:
+        """Of a turn that is done: the service and bucket that it went to, and how (`stay`,
+        `transfer`, `prefill`)."""
+        return self.told[0].route if self.told is not None else None
 
     @property
     def id(self) -> str:

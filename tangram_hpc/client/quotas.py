@@ -19,6 +19,7 @@ from .asking import Asking
 from .endpoint import Endpoint
 from .future import Future
 from .results import Pending
+from .rollouts import trajectory_name
 from .turn import Turn
 
 
@@ -69,8 +70,9 @@ class Quotas(Asking):
         return Endpoint(self, name, cache=cache, cache_s=cache_s, single_flight=single_flight,
                         rng=rng)
 
-    def _take_turn(self, endpoint: str, name: str) -> Turn:
-        action = Action(self._mint(), name or endpoint, Kind.GRANT, key=f"endpoint:{endpoint}")
+    def _take_turn(self, endpoint: str, name: str, trajectory: str | int = "") -> Turn:
+        action = Action(self._mint(), name or endpoint, Kind.GRANT, key=f"endpoint:{endpoint}",
+                        trajectory=trajectory_name(trajectory) if trajectory != "" else "")
         future = Future(action.id, self._cancel)
         turn = Turn(future, self._say_done, lambda grant: self._pause_s(endpoint, grant))
         with self._lock:

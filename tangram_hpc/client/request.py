@@ -14,6 +14,7 @@ import msgspec
 
 from ..domain.action import Action, Kind, Profile
 from ..domain.isolation import BACKENDS
+from ..domain.rollouts import Turn
 from ..domain.session import BACKGROUNDS, SessionSpec
 from ..errors import InvalidInput
 from ..wire import payload as pl
@@ -44,6 +45,8 @@ class Options(NamedTuple):
     trusted: bool = False
     endpoint: str = ""
     once: str = ""
+    trajectory: str = ""
+    turn: Turn | None = None
 
 
 def session_spec(base: SessionSpec, *, mem: int | str | None = None,
@@ -150,7 +153,8 @@ def make_action(action: int, kind: Kind, options: Options, session: int, what: s
         timeout_ns=round(timeout * 1e9) if timeout is not None else 0,
         attempts_max=1 + retries, resizable=options.resizable, component=options.component,
         profile=options.profile, trusted=options.trusted and kind is Kind.EXEC,
-        key=f"endpoint:{options.endpoint}" if options.endpoint else key, once=options.once)
+        key=f"endpoint:{options.endpoint}" if options.endpoint else key, once=options.once,
+        trajectory=options.trajectory, turn=options.turn)
 
 
 def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str] | None = None,

@@ -49,7 +49,7 @@ class ServiceCalls(Asking):
 
     def call(self, service: str, method: str, *, tokens: int = 0, timeout: float | None = None,
              retries: int | None = None, name: str = "", component: str = "", once: str = "",
-             **arguments: Any) -> Future:
+             trajectory: str = "", **arguments: Any) -> Future:
         """Calls a service; returns at once.
 
         Args:
@@ -58,19 +58,16 @@ class ServiceCalls(Asking):
             tokens: how many tokens that is, for the budget of a batch; guessed without.
             timeout: seconds of run time; waiting and bringing it in never count.
             retries: how often to start again when nodes fail (2).
-            once: as for `submit`.
+            once, trajectory: as for `submit`.
 
         Returns:
             A Future of what the service answers. It raises RemoteError when the service refused
             this call, ActionFailed when it could not be served.
         """
-        try:
-            data = encode_value(arguments)
-        except TypeError as error:
-            raise InvalidInput(f"arguments of {service}.{method}: {error}") from None
+        data = arguments_of(f"{service}.{method}", arguments)
         options = Options(list(self._degrees_of(service)), 0, 0, timeout,
                           name or f"{service}.{method}",
-                          retries, True, component, once=once)
+                          retries, True, component, once=once, trajectory=str(trajectory))
         call = pl.ServiceCall(method, data, tokens or len(data) // 4)
         return self._send_action(Kind.CALL, options, None, service, call,
                                  key=f"service:{service}")
@@ -80,3 +77,15 @@ class ServiceCalls(Asking):
             told = self.ask("services")["services"]
             self._degrees.update({s["name"]: tuple(s["degrees"]) for s in told})
         return self._degrees.get(service, (1,))
+
+
+def arguments_of(what: str, arguments: Mapping[str, Any]) -> bytes:
+    """A call's arguments as they travel.
+
+    Raises:
+        InvalidInput: one of them cannot.
+    """
+    try:
+        return encode_value(dict(arguments))
+    except TypeError as error:
+        raise InvalidInput(f"arguments of {what}: {error}") from None

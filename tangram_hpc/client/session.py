@@ -33,8 +33,9 @@ class Session:
     """Made by `Client.session`. Every method that acts returns a Future: `.result()` it, or
     await it."""
 
-    def __init__(self, client: Client, spec: SessionSpec, env: dict[str, str]) -> None:
-        self.spec, self.env = spec, env
+    def __init__(self, client: Client, spec: SessionSpec, env: dict[str, str],
+                 trajectory: str = "") -> None:
+        self.spec, self.env, self.trajectory = spec, env, trajectory
         self.first: list[Future] = []  # the files it was opened with, being written
         self.node = ""
         self.wait_s = 0.0  # how long it waited for admission
@@ -101,10 +102,12 @@ class Session:
         return download(self, path, local, max_bytes, skip_others)
 
     def fork(self, *, env: Mapping[str, str] | None = None,
-             files: Mapping[str, bytes | str] | None = None, **overrides: Any) -> Session:
+             files: Mapping[str, bytes | str] | None = None, trajectory: str | int = "",
+             **overrides: Any) -> Session:
         """A new session beside this one that begins with its files, as they are between two of its
         actions, when all that was submitted to it before has ended. It is as this one but for
-        `overrides`, the arguments of `Client.session`; `env` is added to this one's.
+        `overrides`, the arguments of `Client.session`; `env` is added to this one's, and
+        `trajectory` is its own.
 
         Raises:
             InvalidInput: an argument is wrong; names it.
@@ -114,7 +117,7 @@ class Session:
         except TypeError as error:
             raise InvalidInput(f"fork: {error}") from None
         spec = msgspec.structs.replace(spec, origin=self.spec.id)
-        return self._client._open_session(spec, {**self.env, **(env or {})}, files)
+        return self._client._open_session(spec, {**self.env, **(env or {})}, files, trajectory)
 
     def renew(self) -> None:
         """Says that it is still wanted: what `idle_s` counts begins again."""

@@ -96,9 +96,9 @@ class Turn:
             self._closed(self.future)
 
     def end(self, state: ActionState, reason: str = "", *, failure: BaseException | None = None,
-            cost: float = 0.0) -> None:
+            cost: float = 0.0, returned: int = 0) -> None:
         """How the call went, or that it will not be made. A second end is ignored. `failure`: what
-        may say that the endpoint pushed back.
+        may say that the endpoint pushed back; `returned`: characters that it gave back.
 
         Raises:
             InvalidInput: the cost is no amount; the call has ended as FAILED.
@@ -108,15 +108,16 @@ class Turn:
         self._over, wrong = self._lease, not 0 <= cost < _COST_MAX
         if wrong:
             state, reason, cost = ActionState.FAILED, f"cost: {cost!r} is no amount", 0.0
-        self._tell(self._lease, state, reason, failure, cost)
+        self._tell(self._lease, state, reason, failure, cost, returned)
         if wrong:
             raise InvalidInput(f"{reason}; it is a number from 0 to {_COST_MAX:g}")
 
     def _tell(self, lease: int, state: ActionState, reason: str,
-              failure: BaseException | None, cost: float = 0.0) -> None:
+              failure: BaseException | None, cost: float = 0.0, returned: int = 0) -> None:
         ran_ns = time.monotonic_ns() - self._began_ns if lease else 0
         pushed, wait_ns = pushed_by(failure) if failure is not None else (0, 0)
         self.said = ms.Done(self.future.action, lease, Outcome(
             state, exec_ns=ran_ns, reason=" ".join(reason.split())[:500],
-            cost_micro=round(cost * 1e6), pushed=pushed, retry_after_ns=wait_ns))
+            cost_micro=round(cost * 1e6), pushed=pushed, retry_after_ns=wait_ns,
+            returned=returned))
         self._say(self.said)

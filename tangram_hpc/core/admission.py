@@ -19,6 +19,7 @@ from .homes import session_reason
 from .ledger import ActionEntry, Ledger, NodeEntry
 from .placers.base import Placer
 from .quota_facts import refusal_of_grant
+from .rollout_facts import refusal_of_turn
 from .session_life import OPEN_SESSION
 
 NO_GPU = ("gpus: no wall lets untrusted code at a GPU; say trusted=True if it is your own, or use "
@@ -32,6 +33,8 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
     all expected nodes have joined yet, so that nobody knows)."""
     if action.kind is Kind.GRANT:
         return refusal_of_grant(ledger, action)
+    if action.turn is not None:
+        return refusal_of_turn(ledger, action)
     degrees = action.degrees
     if len(degrees) != 1 and (not degrees or list(degrees) != sorted(set(degrees))):
         return f"cpus: {action.degrees} must be ascending whole numbers"
@@ -126,6 +129,9 @@ def _names(names: Iterable[str]) -> list[str]:
 
 def reason(ledger: Ledger, entry: ActionEntry, reserve: int, now: int) -> str:
     """Why a pending action waits, in Slurm's words where it has one; `reserve`: the placer's."""
+    turn = entry.action.turn
+    if turn is not None and entry.route is None:
+        return ledger.rollouts[turn.pool].waits_for(entry.action.id)[0]
     session = ledger.sessions.get(entry.action.session)
     if session is not None and session.state is SessionState.WAITING:
         return "Session" + session_reason(ledger, session, reserve)
@@ -167,6 +173,8 @@ def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:
     """Which field of an action no node can ever satisfy, and the remedy; empty if one can."""
     if action.kind is Kind.GRANT:
         return refusal_of_grant(ledger, action)
+    if action.turn is not None:
+        return refusal_of_turn(ledger, action)
     if why := _unknown_key(ledger, action):
         return why
     if action.key == "cpu" and any(_holds(n, action, action.degrees[0]) for n in nodes):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ..domain.action import Action, Kind
 from ..domain.node import NodeSpec
 from ..domain.outcome import Outcome
+from ..domain.rollouts import Routed
 from ..domain.service import ServiceSpec, endpoint_of, service_of
 from ..domain.session import SessionSpec
 from ..domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
@@ -22,6 +23,7 @@ from .estimator import Estimator
 from .gpu_blocks import GpuSet
 from .queue import ReadyQueue
 from .rate_limit import EndpointEntry
+from .rollout_pools import RolloutPool
 from .session_life import Away, IdleClock
 
 RESIZE_GAP_NS = 20_000_000  # a lease keeps a size for at least so long
@@ -119,6 +121,7 @@ class ActionEntry:
     attempt: int = 0
     doomed: ActionState | None = None  # how it shall end when its lease does
     outcome: Outcome | None = None
+    route: Routed | None = None  # of a turn that was dealt
 
 
 @dataclass(slots=True)
@@ -205,6 +208,7 @@ class Ledger:
     draining: dict[int, None] = field(default_factory=dict)  # nodes that lend no more, not lost
     next_end: int = 0  # when the next node lends no more; 0: none has a known end
     allocs: AllocLedger = field(default_factory=AllocLedger)
+    rollouts: dict[str, RolloutPool] = field(default_factory=dict)
 
     def up_nodes(self) -> list[NodeEntry]:
         """The nodes that can be lent from, in order of joining."""
@@ -245,11 +249,28 @@ class Ledger:
             busy = sum(1 for x in self.leases.values() if endpoint_of(x.key) == name)
             assert busy == endpoint.busy <= endpoint.spec.concurrency, f"{endpoint}: {busy} inside"
             assert endpoint.level >= 0, f"{endpoint} is overdrawn"
+        self._check_turns()
         for session_id, session in self.sessions.items():
             waits = session.state is SessionState.WAITING
             assert waits == (session_id in self.opening), f"{session} waits and does not"
             assert session.parallel or len(session.leases) <= 1, f"{session} runs two at once"
             self._check_life(session)
+
+    def _check_turns(self) -> None:
+        turns = {a for a, e in self.actions.items()
+                 if e.action.turn is not None and e.state not in ENDED}
+        for pool in self.rollouts.values():
+            pool.check()
+            mine = pool.open_turns
+            assert set(mine) <= turns, f"{pool.spec.name}: turns that are over"
+            turns -= set(mine)
+            for action_id in mine:
+                entry = self.actions[action_id]
+                pending, dealt = entry.state is ActionState.PENDING, service_of(entry.action.key)
+                assert not pending or bool(dealt) == (action_id in self.ready), f"{entry}"
+                assert not (pending and dealt) or pool.placed(action_id), f"{entry} goes nowhere"
+                assert dealt or not pool.placed(action_id), f"{entry} was not dealt and is placed"
+        assert not turns, f"turns that no pool knows: {turns}"
 
     def _check_life(self, session: SessionEntry) -> None:
         spec = session.spec

@@ -17,12 +17,13 @@ from .ending import lends_until, next_end
 from .gpu_blocks import GpuSet
 from .ledger import NodeEntry
 from .placers.base import Placer
+from .rollout_facts import RolloutFacts
 from .service_facts import prepare
 from .session_facts import SessionFacts
 from .transitions import NODE_MOVES, move
 
 
-class NodeFacts(SessionFacts, AllocFacts):
+class NodeFacts(SessionFacts, AllocFacts, RolloutFacts):
     """Handlers of the facts of nodes."""
 
     placer: Placer
@@ -36,6 +37,7 @@ class NodeFacts(SessionFacts, AllocFacts):
         ledger.next_node = max(ledger.next_node, event.node + 1)
         ledger.next_end = next_end(ledger)
         self._alloc_joined(event)
+        self._look_at_services()
         self.dirty = True
         return prepare(ledger, event)
 
@@ -47,6 +49,7 @@ class NodeFacts(SessionFacts, AllocFacts):
             self.ledger.draining[event.node] = None
             self.ledger.next_end = next_end(self.ledger)
             self._drained(node)
+            self._look_at_services()
         return []
 
     def _drained(self, node: NodeEntry) -> None:
@@ -60,6 +63,7 @@ class NodeFacts(SessionFacts, AllocFacts):
         self._alloc_left(event)
         self.ledger.draining.pop(event.node, None)
         self.ledger.next_end = next_end(self.ledger)
+        self._look_at_services(node)
         return []
 
     def _loss_of_node(self, fact: ev.NodeLost, again: bool = False) -> list[ev.Event]:
@@ -86,6 +90,7 @@ class NodeFacts(SessionFacts, AllocFacts):
 
     def _nodes_complete(self, event: ev.NodesComplete) -> list[Decision]:
         self.ledger.complete = True
+        self._look_at_services()
         return []
 
     def _never_feasible(self, now: int) -> list[ev.Event]:

@@ -71,7 +71,11 @@ class Route(NamedTuple):
 
 
 class Router:
-    """Rollout instances, who is on them, and who waits. O(instances) a decision."""
+    """Rollout instances, who is on them, and who waits. O(instances) a decision.
+
+    `ask`, `left`, `ended` and `add` place whoever can be placed. Who records decisions before they
+    count uses `wait`, `next`, `place`, `leave` and `join` in their stead, which decide nothing.
+    """
 
     def __init__(self, cost: KvCost | None = None) -> None:
         self._cost = cost or KvCost()
@@ -80,11 +84,17 @@ class Router:
         self._at: dict[int, int] = {}  # request -> where it runs
         self._kv: dict[int, int] = {}  # request -> where its KV lies
         self._line: dict[int, Ask] = {}  # waits
+        self._quiet = False  # nobody can be placed, as was found out already
 
     # ---- instances ---------------------------------------------------------------------------
 
     def add(self, instance: RolloutInstance) -> list[Route]:
-        """One more serves; who waited may be placed.
+        """One more serves; who waited may be placed. Raises as `join`."""
+        self.join(instance)
+        return self._advance()
+
+    def join(self, instance: RolloutInstance) -> None:
+        """One more serves.
 
         Raises:
             InvalidInput: the id is there already, or it could serve nobody.
@@ -96,7 +106,7 @@ class Router:
                                "at least 1, queue_max at least 0")
         self._instances[instance.id] = instance
         self._on[instance.id] = {}
-        return self._advance()
+        self._quiet = False
 
     def remove(self, instance: int) -> list[int]:
         """It serves no more; the requests that ran there, which must be asked for again. KV that
@@ -106,16 +116,29 @@ class Router:
         for request in stranded:
             del self._at[request]
         self._kv = {r: i for r, i in self._kv.items() if i != instance}
+        self._quiet = False
         return stranded
 
     def load(self, instance: int) -> int:
         """Requests that run or queue there."""
         return len(self._on[instance])
 
+    def load_of(self, instance: int) -> int:
+        """As `load`; -1 where it does not serve."""
+        return len(self._on[instance]) if instance in self._on else -1
+
+    def at(self, request: int) -> int:
+        """The instance where a request runs; -1: none."""
+        return self._at.get(request, -1)
+
     @property
     def instances(self) -> list[RolloutInstance]:
         """All that serve, in order of coming."""
         return list(self._instances.values())
+
+    def waits(self, request: int) -> int:
+        """How many are before a request in the line; -1: it is not there. O(line)."""
+        return list(self._line).index(request) if request in self._line else -1
 
     @property
     def waiting(self) -> int:
@@ -136,37 +159,68 @@ class Router:
         Raises:
             InfeasibleRequest: its context fits on no instance there is.
         """
-        assert ask.request not in self._at, f"request {ask.request} runs already"
-        assert ask.request not in self._line, f"request {ask.request} waits already"
         if self._instances and not any(ask.context <= i.context_max
                                        for i in self._instances.values()):
             raise InfeasibleRequest(
                 f"request {ask.request}: a context of {ask.context} tokens fits on no rollout "
                 "instance; serve the model on a larger degree or cut the context")
-        self._line[ask.request] = ask
+        self.wait(ask)
         route = None
         for placed in self._advance():
             assert placed.request == ask.request, "somebody else's room was overlooked"
             route = placed
         return route
 
+    def wait(self, ask: Ask) -> None:
+        """A turn stands in the line."""
+        assert ask.request not in self._at, f"request {ask.request} runs already"
+        assert ask.request not in self._line, f"request {ask.request} waits already"
+        self._line[ask.request] = ask
+        self._quiet = False
+
+    def next(self) -> Route | None:
+        """Where the first goes that can be placed; it still waits. O(line x instances), once for
+        as long as nothing changes."""
+        room = sum(i.running_max + i.queue_max for i in self._instances.values())
+        if self._quiet or len(self._at) >= room:
+            return None
+        for ask in self._line.values():
+            if (route := self._choose(ask)) is not None:
+                return route
+        self._quiet = True
+        return None
+
+    def place(self, request: int, instance: int) -> None:
+        """A request that waits goes to an instance, and its KV with it."""
+        del self._line[request]
+        self._at[request] = self._kv[request] = instance
+        self._on[instance][request] = None
+
     def left(self, request: int) -> list[Route]:
         """A turn ended: its KV stays where it is; who waited may be placed."""
-        del self._on[self._at.pop(request)][request]
+        self.leave(request)
         return self._advance()
+
+    def leave(self, request: int) -> None:
+        """A turn ended, running or waiting; a request that is not known is no error."""
+        self._line.pop(request, None)
+        at = self._at.pop(request, None)
+        if at is not None:
+            del self._on[at][request]
+            self._quiet = False
 
     def ended(self, request: int) -> list[Route]:
         """The request is over, wherever it is: its KV goes, who waited may be placed."""
-        self._kv.pop(request, None)
-        self._line.pop(request, None)
-        at = self._at.pop(request, None)
-        if at is None:
-            return []
-        del self._on[at][request]
+        self.forget(request)
         return self._advance()
 
-    def check(self) -> None:
-        """The laws."""
+    def forget(self, request: int) -> None:
+        """As `leave`, and its KV goes."""
+        self._kv.pop(request, None)
+        self.leave(request)
+
+    def check(self, settled: bool = True) -> None:
+        """The laws; `settled`: also that nobody waits who could be placed."""
         for id_, there in self._on.items():
             instance = self._instances[id_]
             assert len(there) <= instance.running_max + instance.queue_max, f"{id_}: too many"
@@ -174,7 +228,7 @@ class Router:
         assert len(self._at) == sum(len(there) for there in self._on.values())
         assert not set(self._at) & set(self._line), "placed and waiting"
         assert all(i in self._instances for i in self._kv.values())
-        for ask in self._line.values():
+        for ask in self._line.values() if settled or self._quiet else ():
             assert self._choose(ask) is None, f"request {ask.request} waits beside room"
 
     # ---- the choice --------------------------------------------------------------------------
@@ -188,9 +242,7 @@ class Router:
                 break
             route = self._choose(ask)
             if route is not None:
-                del self._line[ask.request]
-                self._at[ask.request] = self._kv[ask.request] = route.instance
-                self._on[route.instance][ask.request] = None
+                self.place(ask.request, route.instance)
                 placed.append(route)
         return placed
 

@@ -25,6 +25,7 @@ from .ending import ending
 from .ledger import ActionEntry, ClientEntry, LeaseEntry, Ledger, NodeEntry
 from .placers.base import Placement, Placer
 from .restart import Restart
+from .rollout_facts import deal
 from .service_facts import declare, load, restored
 from .session_life import Away, lapsed, next_lapse
 from .snapshot import snapshot
@@ -60,6 +61,10 @@ class Scheduler(Restart):
             ev.EndpointDeclared: self._endpoint_declared,
             ev.EndpointThrottled: self._endpoint_throttled,
             ev.ServiceLoaded: self._service_loaded,
+            ev.RolloutsDeclared: self._rollouts_declared,
+            ev.TurnRouted: self._turn_routed,
+            ev.ToolReturned: self._tool_returned,
+            ev.TrajectoryEnded: self._trajectory_ended,
             ev.SessionRequested: self._session_requested,
             ev.SessionPlaced: self._session_placed,
             ev.SessionReady: self._session_ready,
@@ -89,7 +94,7 @@ class Scheduler(Restart):
     def plan(self, now: int) -> list[ev.Event]:
         """What to do now, as events to journal and handle in this order; to be called again until
         it has nothing to do. Changes nothing of the state."""
-        events = lapsed(self.ledger, now) or ending(self.ledger, now)
+        events = lapsed(self.ledger, now) or ending(self.ledger, now) or deal(self.ledger, now)
         if events:
             return events
         if not (self.dirty or 0 < self._place_due() <= now):
@@ -171,6 +176,8 @@ class Scheduler(Restart):
     def _client_expired(self, event: ev.ClientExpired) -> list[Decision]:
         entry = self.ledger.clients[event.client]
         self.ledger.expiring.pop(event.client, None)
+        for pool in self.ledger.rollouts.values():
+            pool.lost_client(event.client)
         del self.ledger.by_uid[entry.uid]
         for action in [a for a in entry.actions if self.ledger.actions[a].state in ENDED]:
             self._forget(action)
@@ -217,6 +224,8 @@ class Scheduler(Restart):
 
     def _enqueue(self, entry: ActionEntry) -> None:
         action = entry.action
+        if action.turn is not None:
+            return self._want(entry)
         if not action.session:
             return self._push(entry, None)
         session = self.ledger.sessions[action.session]
@@ -246,8 +255,8 @@ class Scheduler(Restart):
             self._dequeue(entry.action, event.at)
             outcome = Outcome(event.state, reason=event.reason)
             queue_ns = event.at - entry.submitted_at
-            return self._end(entry, outcome, Reply(event.action, outcome, 0, (), entry.attempt,
-                                                   queue_ns, 0))
+            return self._end(entry, event.at, Reply(event.action, outcome, 0, (), entry.attempt,
+                                                    queue_ns, 0))
         entry.doomed = event.state
         self.ledger.clients[client_of(event.action)].loose.pop(event.action, None)
         lease = self.ledger.leases[entry.lease]
@@ -260,10 +269,13 @@ class Scheduler(Restart):
                 self._forget(action)
         return []
 
-    def _end(self, entry: ActionEntry, outcome: Outcome, reply: Reply) -> list[Decision]:
+    def _end(self, entry: ActionEntry, at: int, reply: Reply) -> list[Decision]:
+        outcome = reply.outcome
         entry.state = move(ACTION_MOVES, entry.state, outcome.state, entry)
         entry.outcome, entry.lease = outcome, 0
         self.ledger.once.pop(entry.action.once, None)
+        if entry.action.turn is not None or entry.action.trajectory:
+            self._told(entry, outcome, at)
         owner = self.ledger.clients[client_of(entry.action.id)]
         owner.loose.pop(entry.action.id, None)
         if not owner.uid:
@@ -390,7 +402,7 @@ class Scheduler(Restart):
         reply = Reply(lease.action, outcome, lease.node, lease.cores, entry.attempt,
                       began_at - entry.submitted_at, event.at - began_at,
                       tuple((max(0, at - began_at), units) for at, units in lease.grants))
-        return self._end(entry, outcome, reply)
+        return self._end(entry, event.at, reply)
 
     def _lease_released(self, event: ev.LeaseReleased) -> list[Decision]:
         lease = self.ledger.leases.get(event.lease)
@@ -410,12 +422,12 @@ class Scheduler(Restart):
         if entry.doomed is not None:
             self._release(lease, event.at)
             outcome = Outcome(entry.doomed)
-            return self._end(entry, outcome, Reply(lease.action, outcome, 0, (), entry.attempt,
-                                                   event.at - entry.submitted_at, 0))
+            return self._end(entry, event.at, Reply(lease.action, outcome, 0, (), entry.attempt,
+                                                    event.at - entry.submitted_at, 0))
         entry.state = move(ACTION_MOVES, entry.state, ActionState.PENDING, event)
         entry.lease, entry.attempt = 0, entry.attempt - 1
         if session is None:
-            self._push(entry, None)
+            self._push_again(entry)
         else:
             session.waiting = {lease.action: None, **session.waiting}
             if session.parallel:

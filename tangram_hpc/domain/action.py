@@ -10,6 +10,8 @@ from enum import Enum
 
 import msgspec
 
+from .rollouts import Turn
+
 
 class Kind(str, Enum):
     """What carries the action out on the worker."""
@@ -45,7 +47,7 @@ class Action(msgspec.Struct, frozen=True, array_like=True):
         name: the action's class, for accounting (JobName) and for learning durations.
         degrees: feasible units of the key resource, ascending; `(0,)` holds none. Of a service:
             sizes of aligned GPU blocks; of an endpoint: 1.
-        key: `cpu`, `service:NAME` or `endpoint:NAME`.
+        key: `cpu`, `service:NAME` or `endpoint:NAME`; `rollouts:POOL` until a turn is dealt.
         mem_mib: memory held while it runs, beyond its session's.
         gpus: whole GPUs held while it runs.
         session: id of the session it runs in; 0 for none.
@@ -57,6 +59,9 @@ class Action(msgspec.Struct, frozen=True, array_like=True):
             session, the session says so; of a function's result, the client does).
         once: its caller's name for this work, which is done once in a job, however often the job
             is requeued and the name submitted; empty for none. It outlives its client.
+        trajectory: its client's name for the trajectory whose tool it is: how it ends tells rollout
+            pools what is left of that; empty for none.
+        turn: it is a call of whichever service of a rollout pool is best; None of all others.
     """
 
     id: int
@@ -74,6 +79,17 @@ class Action(msgspec.Struct, frozen=True, array_like=True):
     profile: Profile | None = None
     trusted: bool = False
     once: str = ""
+    trajectory: str = ""
+    turn: Turn | None = None
+
+    def dealt(self, service: str, degrees: tuple[int, ...]) -> Action:
+        """This turn as a call of a service."""
+        return msgspec.structs.replace(self, key=f"service:{service}", degrees=degrees)
+
+    def undealt(self) -> Action:
+        """This turn as it was before it was dealt."""
+        assert self.turn is not None
+        return msgspec.structs.replace(self, key=f"rollouts:{self.turn.pool}", degrees=(1,))
 
     @property
     def guarded(self) -> bool:

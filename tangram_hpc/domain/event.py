@@ -14,11 +14,12 @@ from .action import Action
 from .allocation import AllocPolicy, SatelliteShape
 from .node import NodeSpec
 from .outcome import Outcome
+from .rollouts import RolloutsSpec
 from .service import EndpointSpec, ServiceSpec
 from .session import SessionSpec
 from .states import ActionState
 
-JOURNAL_VERSION = 4
+JOURNAL_VERSION = 5
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
@@ -310,6 +311,45 @@ class EndpointThrottled(Event, frozen=True, tag="endpoint-throttled"):
     pushed: int
 
 
+class RolloutsDeclared(Event, frozen=True, tag="rollouts-declared"):
+    """From now on turns may be dealt among the services of this pool."""
+
+    spec: RolloutsSpec
+
+
+class TurnRouted(Event, frozen=True, tag="turn-routed"):
+    """A turn is a call of this service from now on; the fields are `Routed`'s."""
+
+    action: int
+    service: str
+    wanted: int
+    bucket: int
+    how: str
+    move_ns: int
+
+
+class ToolReturned(Event, frozen=True, tag="tool-returned"):
+    """A client's word that a tool which ran elsewhere returned to one of its trajectories."""
+
+    client: int
+    pool: str
+    trajectory: str
+    tool: str
+    characters: int
+    status: int
+
+
+class TrajectoryEnded(Event, frozen=True, tag="trajectory-ended"):
+    """A trajectory has ended with so many generated tokens (-1: it was cut off) in this step of the
+    trainer (-1: as the last one)."""
+
+    client: int
+    pool: str
+    trajectory: str
+    tokens: int
+    epoch: int = -1
+
+
 AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     BrokerStarted,
     BrokerStopped,
@@ -348,6 +388,10 @@ AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     AllocationEnded,
     SessionMoving,
     SessionPacked,
+    RolloutsDeclared,
+    TurnRouted,
+    ToolReturned,
+    TrajectoryEnded,
 ]
 
 

@@ -28,6 +28,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
         cost_micro: what a call of an endpoint cost, in millionths of its caller's unit.
         pushed: how its endpoint pushed back: 0, FALTERED or THROTTLED.
         retry_after_ns: how long that endpoint wants to be left alone.
+        returned: bytes that it gave back, their wrapping of a few bytes included.
     """
 
     state: ActionState
@@ -47,3 +48,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     cost_micro: int = 0
     pushed: int = 0
     retry_after_ns: int = 0
+    returned: int = 0
+
+    def returning(self, payload: bytes | None) -> Outcome:
+        """The same, giving so much back."""
+        return msgspec.structs.replace(self, returned=len(payload)) if payload else self

@@ -15,11 +15,12 @@ import msgspec
 from ..domain.action import Action
 from ..domain.node import NodeSpec
 from ..domain.outcome import Outcome
+from ..domain.rollouts import RolloutsSpec, Routed
 from ..domain.service import EndpointSpec, ServiceSpec
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 INLINE_MAX = 66 * 1024  # 64 KiB of data and its wrapping; more goes by digest through the store
 
 
@@ -113,6 +114,35 @@ class DeclareService(Message, frozen=True, tag=21):
     spec: ServiceSpec
 
 
+class DeclareRollouts(Message, frozen=True, tag=22):
+    """Turns shall be dealt among this pool's services from now on; answered by Answer or
+    Rejected. The same again is harmless."""
+
+    request: int
+    spec: RolloutsSpec
+
+
+class ToolReturned(Message, frozen=True, tag=23):
+    """A tool that ran elsewhere returned so many characters to one of the client's trajectories;
+    `status` as in `core.cmlfq`. Unknown ones are ignored."""
+
+    pool: str
+    trajectory: str
+    tool: str
+    characters: int
+    status: int
+
+
+class EndTrajectory(Message, frozen=True, tag=24):
+    """One of the client's trajectories ended with so many generated tokens (-1: it was cut off),
+    in this step of the trainer (-1: as the last one). Unknown ones are ignored."""
+
+    pool: str
+    trajectory: str
+    tokens: int
+    epoch: int = -1
+
+
 class Forget(Message, frozen=True, tag=26):
     """What came of the actions of these names, and of all whose name begins with `prefix`, need not
     be kept any longer (`Action.once`); answered by Answer."""
@@ -172,7 +202,7 @@ class Welcome(Message, frozen=True, tag=30):
 
 class Result(Message, frozen=True, tag=31):
     """An action's outcome, with the worker's payload. Times in ns by the broker's clock; `grants`:
-    (since its last grant, units from then on)."""
+    (since its last grant, units from then on); `route`: of a turn, where it went."""
 
     action: int
     outcome: Outcome
@@ -183,6 +213,7 @@ class Result(Message, frozen=True, tag=31):
     held_ns: int
     n: int = 0
     grants: tuple[tuple[int, int], ...] = ()
+    route: Routed | None = None
 
     def under(self, action: int) -> Result:
         """The same, told of another action that was to do the same work."""
@@ -385,6 +416,9 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     Ack,
     Ask,
     DeclareService,
+    DeclareRollouts,
+    ToolReturned,
+    EndTrajectory,
     Forget,
     Bye,
     Shutdown,

@@ -452,7 +452,7 @@ class SandboxExecutor:
         job.live = False
         job.end_timer()
         job.gone = clean
-        outcome = self._gpus.measured(job.gpu_token, outcome)
+        outcome = self._gpus.measured(job.gpu_token, outcome).returning(payload)
         if payload is not None and len(payload) > INLINE_MAX:
             job.storing = True
             self._vault.keep(payload, lambda data, why: self._kept(job, outcome, data, why))

@@ -232,10 +232,11 @@ class ServiceExecutor:
             state = ActionState.FAILED if reply.error else ActionState.COMPLETED
             payload = encode(ErrorReturn("ServiceError", reply.error) if reply.error
                              else ValueReturn(reply.value))
+            outcome = Outcome(state, exec_ns=spent_ns, reason=reply.error, batch=len(batch),
+                              restore_ns=call.restore_ns, returned=len(payload))
             if len(payload) > INLINE_MAX:
                 payload = encode(Stored(self._store.put(payload), len(payload)))
-            self._end(call, Outcome(state, exec_ns=spent_ns, reason=reply.error,
-                                    restore_ns=call.restore_ns, batch=len(batch)), payload)
+            self._end(call, outcome, payload)
 
     def _time_out(self, batch: Sequence[Call], spent_ns: int) -> None:
         for call in batch:

@@ -1,0 +1,51 @@
+"""Pure. What a broker answers about rollout pools. Changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.ledger import ActionEntry
+from ..core.rollout_pools import RolloutPool
+from ..core.scheduler import Scheduler
+
+
+def rollouts(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
+    """Every pool: who is where, who waits, and what came of its decisions. Shares are None where
+    nothing was counted yet."""
+    return {"rollouts": [_pool(pool) for pool in scheduler.ledger.rollouts.values()]}
+
+
+def _pool(pool: RolloutPool) -> dict[str, Any]:
+    spec, counts = pool.spec, pool.counts
+    return {
+        "name": spec.name, "edges": list(spec.edges),
+        "services": [{"name": s.name, "bucket": s.bucket, "degree": s.degree,
+                      "load": pool.load(s.name), "running_max": s.running_max,
+                      "queue_max": s.queue_max, "stands": pool.load(s.name) >= 0}
+                     for s in spec.services],
+        "waiting": pool.router.waiting, "trajectories": pool.trajectories,
+        "turns": counts.turns, "ended": counts.ended, "dropped": counts.dropped,
+        "judged": counts.judged, "accuracy": _share(counts.right, counts.judged),
+        "moved": _share(counts.moved, counts.again),
+        "moved_context": _share(counts.moved_context, counts.context),
+        "prefixes": pool.queues.tree.nodes, "tree": spec.tree,
+    }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def turn_told(scheduler: Scheduler, entry: ActionEntry) -> dict[str, Any]:
+    """What `explain` adds for a turn: where it was sent, or why it waits for a service."""
+    turn, route = entry.action.turn, entry.route
+    if turn is None:
+        return {}
+    told: dict[str, Any] = {"pool": turn.pool, "trajectory": turn.trajectory,
+                            "context": turn.context, "generated": turn.generated}
+    if route is not None:
+        return {"turn": told | {"service": route.service, "wanted": route.wanted,
+                                "bucket": route.bucket, "how": route.how}}
+    pool = scheduler.ledger.rollouts[turn.pool]
+    why, ahead = pool.waits_for(entry.action.id)
+    return {"turn": told | {"why": why, "ahead": ahead, "services": _pool(pool)["services"]}}

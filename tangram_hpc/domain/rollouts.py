@@ -1,0 +1,117 @@
+"""Pure. Rollout pools: services among which a trajectory's turns are dealt, and one such turn.
+
+A pool's services stand in buckets by how many tokens a trajectory has left. An action with a `turn`
+asks for one service of the pool; which one is decided when there is room, and from then on it is a
+call of that service like any other.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+NAME_MAX = 200  # bytes of a trajectory's name
+_NS_DAY = 86_400 * 10**9
+
+
+class RolloutService(msgspec.Struct, frozen=True, array_like=True):
+    """One service of a pool, which is one instance: its KV is taken to be in one place.
+
+    Attributes:
+        name: what `service:NAME` names.
+        bucket: from 0, by what is left of a trajectory.
+        degree: GPUs of its block.
+        running_max, queue_max: requests that it runs at once, and that may wait for it beyond.
+        context_max: tokens of the longest context that fits.
+        step_ns, request_ns: a decode step takes so long, and so much longer for each request.
+        prefill_ns: what a token of a context takes that is computed again.
+        node: where its KV lies, for the price of moving it; empty: nobody knows.
+    """
+
+    name: str
+    bucket: int
+    degree: int
+    running_max: int
+    queue_max: int
+    context_max: int
+    step_ns: int
+    request_ns: int
+    prefill_ns: int
+    node: str = ""
+
+
+class RolloutsSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A rollout pool.
+
+    Attributes:
+        name: what turns name.
+        edges: the most remaining tokens of each bucket but the last.
+        services: at least one in each bucket.
+        tree: folder in which what was learned is kept; empty: nowhere.
+        agree: mean and P90 must name one bucket.
+        payload_edges, depth, least, enough, epochs, nodes_max, since: see `core.cmlfq.Shape`.
+        transfer: whether the engines move KV between services; if not it is computed again.
+        kv_base_ns, kv_near_ns, kv_far_ns, worth, idle, crowded: see `core.rollout_router.KvCost`.
+        idle_ns: a trajectory without a turn or a tool's return for so long is forgotten.
+    """
+
+    name: str
+    edges: tuple[int, ...]
+    services: tuple[RolloutService, ...]
+    tree: str = ""
+    agree: bool = True
+    payload_edges: tuple[int, int] = (1_000, 12_000)
+    depth: int = 24
+    least: int = 4
+    enough: int = 200
+    epochs: int = 8
+    nodes_max: int = 20_000
+    since: bool = True
+    transfer: bool = False
+    kv_base_ns: int = 10_000_000
+    kv_near_ns: int = 8_000
+    kv_far_ns: int = 18_000
+    worth: int = 8
+    idle: int = 500
+    crowded: int = 2000
+    idle_ns: int = _NS_DAY
+
+    def with_services(self, services: tuple[RolloutService, ...]) -> RolloutsSpec:
+        """The same among these services."""
+        return msgspec.structs.replace(self, services=services)
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True):
+    """What a trajectory's next turn needs to be dealt. Tokens are whole numbers.
+
+    Attributes:
+        pool: the rollout pool.
+        trajectory: its client's name for the trajectory; two clients' never mix.
+        prompt: which prompt it began with; samples of one prompt have one number.
+        context: tokens that the turn begins with, prompt and returns included.
+        generated: tokens that the policy has generated in this trajectory so far.
+    """
+
+    pool: str
+    trajectory: str
+    prompt: int
+    context: int
+    generated: int
+
+
+class Routed(msgspec.Struct, frozen=True, array_like=True):
+    """Where a turn went.
+
+    Attributes:
+        pool, service: which it was given to.
+        wanted: the bucket that what is left of it was believed to belong to.
+        bucket: the service's own; another one where that had no room or idled.
+        how: `stay` (its KV is there), `transfer` (moving it is cheapest), or `prefill`.
+        move_ns: what that was expected to take.
+    """
+
+    pool: str
+    service: str
+    wanted: int
+    bucket: int
+    how: str
+    move_ns: int

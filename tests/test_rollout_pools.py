@@ -1,0 +1,365 @@
+"""Rollout pools within the scheduler: any history of turns, tools, losses and restarts serves every
+turn once and leaves the books right; what tools returned decides the bucket.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from builders import World, replies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tangram_hpc.broker.explain import explain
+from tangram_hpc.broker.tell_rollouts import rollouts
+from tangram_hpc.cli.explain import lines
+from tangram_hpc.core.admission import reason, refusal
+from tangram_hpc.core.placers.registry import make_placer
+from tangram_hpc.core.rollout_facts import declaration_of_rollouts
+from tangram_hpc.core.scheduler import Scheduler
+from tangram_hpc.domain import decision as de
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Action, Kind
+from tangram_hpc.domain.ids import client_of, show
+from tangram_hpc.domain.node import NodeSpec
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.rollouts import Turn
+from tangram_hpc.domain.service import ServiceSpec
+from tangram_hpc.domain.states import ENDED, ActionState
+from tangram_hpc.rollouts import rollouts_spec
+
+POOL = {"buckets": [{"services": ["s0", "s1"], "upto": 1_000, "running_max": 1, "queue_max": 1,
+                     "context_max": 8_000},
+                    {"services": "big", "running_max": 2, "queue_max": 0, "context_max": 30_000}],
+        "least": 2, "idle": 0, "crowded": 1 << 60}
+ENDS = [ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT, ActionState.NODE_FAIL]
+
+
+class Site(World):
+    """A world with three services, each on one node, and a pool over them."""
+
+    def gpu_node(self, gpus: int) -> None:
+        """A node that takes leases ahead, so that calls run as one."""
+        number = self.ledger.next_node
+        spec = NodeSpec(f"n{number}", "host", (0, 1, 2, 3), 1024, tuple(range(gpus)), ahead=4,
+                        backends=("model",), untrusted=("model",))
+        self.happen(ev.NodeJoined(self.now, number, spec))
+        self.happen(ev.NodesComplete(self.now, number))
+
+    def declare(self, **fields: object) -> None:
+        for name, node in (("s0", "n1"), ("s1", "n1"), ("big", "")):
+            self.happen(ev.ServiceDeclared(0, ServiceSpec(name, node=node, batch=3)))
+        facts, why = declaration_of_rollouts(self.ledger, rollouts_spec("p", {**POOL, **fields}), 0)
+        assert why == ""
+        for fact in facts:
+            self.happen(fact)
+
+    @property
+    def pool(self):
+        return self.ledger.rollouts["p"]
+
+    def turn(self, trajectory: object, generated: int = 0, context: int = 100,
+             attempts: int = 2, once: str = "", prompt: int = 1) -> int:
+        turn = Turn("p", str(trajectory), prompt, context, generated)
+        action = Action(self.id(), "p.sample", Kind.CALL, (1,), "rollouts:p", turn=turn,
+                        attempts_max=attempts, once=once)
+        assert refusal(self.ledger, self.scheduler.placer, action) == ""
+        self.now += 1
+        self.happen(ev.ActionSubmitted(self.now, action))
+        return action.id
+
+    def tool(self, trajectory: object, name: str, size: int = 10,
+             state: ActionState = ActionState.COMPLETED) -> None:
+        """A command of a trajectory, from its submission to its end."""
+        action = Action(self.id(), name, trajectory=str(trajectory))
+        self.happen(ev.ActionSubmitted(self.now, action))
+        self.plan()
+        outcome = Outcome(state, returned=size)
+        self.happen(ev.LeaseFinished(self.now, self.lease_of(action.id), outcome, True))
+
+    def end(self, trajectory: object, tokens: int, epoch: int = -1) -> None:
+        self.happen(ev.TrajectoryEnded(self.now, self.client, "p", str(trajectory), tokens, epoch))
+
+    def service(self, action: int) -> str:
+        route = self.ledger.actions[action].route
+        return route.service if route is not None else ""
+
+    def serve(self, action: int) -> str:
+        """Lets a turn run to its end; where it did."""
+        self.plan()
+        service = self.service(action)
+        self.finish(action)
+        return service
+
+
+def site(**fields: object) -> Site:
+    made = Site()
+    made.node(gpus=4)
+    made.declare(**fields)
+    return made
+
+
+def teach(world: Site, told: bool) -> None:
+    """Trajectories that end soon when their tests pass, and go on for long when they fail."""
+    for n in range(8):
+        name, long = f"old-{n}", n % 2 == 1
+        world.serve(world.turn(name))
+        if told:
+            world.tool(name, "tests", state=ActionState.FAILED if long else ActionState.COMPLETED)
+        world.serve(world.turn(name, generated=200))
+        world.end(name, 9_000 if long else 300, epoch=n)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_failing_tool_moves_a_trajectory_to_the_larger_bucket(told: bool) -> None:
+    world = site()
+    teach(world, told)
+    for state, bucket in ((ActionState.FAILED, 1), (ActionState.COMPLETED, 0)):
+        name = f"new-{state.value}"
+        assert world.serve(world.turn(name)) in ("s0", "s1")
+        if told:
+            world.tool(name, "tests", state=state)
+        went = world.serve(world.turn(name, generated=200))
+        assert (went == "big") == (told and bucket == 1)
+    told_of = rollouts(world.scheduler, "job", world.now)["rollouts"][0]
+    assert told_of["turns"] == 20 and told_of["ended"] == 8 and told_of["judged"] == 16
+    assert told_of["waiting"] == 0 and told_of["trajectories"] == 2
+
+
+def test_a_cancelled_tool_and_one_before_the_first_turn_say_nothing() -> None:
+    world = site()
+    teach(world, True)
+    world.tool("x", "tests", state=ActionState.FAILED)  # nothing was generated yet
+    assert world.serve(world.turn("x")) != "big"
+    world.tool("x", "tests", state=ActionState.CANCELLED)
+    assert world.serve(world.turn("x", generated=200)) != "big"
+    world.happen(ev.ToolReturned(world.now, 2, "p", "x", "tests", 10, 1))  # another client's
+    assert world.serve(world.turn("x", generated=200)) != "big"
+    world.happen(ev.ToolReturned(world.now, 1, "p", "x", "tests", 10, 1))
+    assert world.serve(world.turn("x", generated=200)) == "big"
+
+
+def test_queues_are_bounded_and_who_waits_is_told_why() -> None:
+    world = site()
+    turns = [world.turn(n) for n in range(8)]
+    world.plan()
+    went = Counter(world.service(t) for t in turns)
+    assert went == {"s0": 2, "s1": 2, "big": 2, "": 2}
+    entry = world.ledger.actions[turns[-1]]
+    assert reason(world.ledger, entry, 0, world.now) == "RolloutsFull"
+    told = explain(world.scheduler, world.now, show(turns[-1]))
+    assert told["turn"]["ahead"] == 1 and told["reason"] == "RolloutsFull"
+    assert "behind 1 in the line of pool p: s0 2 of 2, s1 2 of 2, big 2 of 2" in lines(told)[0]
+    more = world.turn(0, generated=50)  # a second turn of a trajectory that has one
+    assert explain(world.scheduler, world.now, show(more))["turn"]["why"] == "TrajectoryBusy"
+    world.finish(turns[0])
+    world.plan()
+    assert world.service(turns[6]) == "s0" and world.service(turns[7]) == ""
+    assert world.service(more) == "" and "dealt to s0" in lines(
+        explain(world.scheduler, world.now, show(turns[6])))[0]
+
+
+def test_what_can_never_be_served_is_said_in_one_line() -> None:
+    world, base = site(), Turn("p", "t", 1, 100, 0)
+    for turn, text in ((Turn("q", "t", 1, 1, 0), "pool: no rollout pool 'q' is declared"),
+                       (Turn("p", "", 1, 1, 0), "trajectory: '' is not a name"),
+                       (Turn("p", "t", 1, 1, -1), "context, generated: none may be negative"),
+                       (Turn("p", "t", 1, 30_001, 0), "context: 30001 tokens fit on no service")):
+        action = Action(world.id(), "x", Kind.CALL, (1,), "rollouts:p", turn=turn)
+        why = refusal(world.ledger, world.scheduler.placer, action)
+        assert why.startswith(text) and "\n" not in why
+    tool = Action(world.id(), "x", Kind.EXEC, (1,), turn=base)
+    assert refusal(world.ledger, world.scheduler.placer, tool).startswith("turn: only a call")
+
+
+def test_a_pool_that_is_wrong_is_refused_and_the_same_again_is_nothing() -> None:
+    world = site()
+    same = rollouts_spec("p", POOL)
+    assert declaration_of_rollouts(world.ledger, same, 0) == ([], "")
+    for fields, text in (
+            ({"buckets": [{"services": "nobody"}]}, "services: no service 'nobody' is declared"),
+            ({"buckets": [{"services": ["s0", "s0"]}]}, "services: 's0' is there twice"),
+            ({"buckets": [{"services": "s0", "upto": 9}, {"services": "s1", "upto": 9},
+                          {"services": "big"}]}, "upto: [9, 9] must ascend"),
+            ({"buckets": [{"services": "s0", "degree": 2}]}, "degree: service 's0' runs on [1]"),
+            ({"payload_edges": (5, 5)}, "payload_edges [5, 5]: ascending")):
+        facts, why = declaration_of_rollouts(world.ledger, rollouts_spec("q", {**POOL, **fields}),
+                                             0)
+        assert facts == [] and why.startswith(f"rollouts q: {text}"), why
+    other = rollouts_spec("p", {**POOL, "worth": 3})
+    assert "declared already" in declaration_of_rollouts(world.ledger, other, 0)[1]
+
+
+def test_turns_of_a_service_that_is_gone_are_asked_for_again() -> None:
+    world = site()
+    second = world.node(gpus=1)
+    turns = [world.turn(n) for n in range(6)]
+    world.plan()
+    assert {world.service(t) for t in turns} == {"s0", "s1", "big"}
+    world.happen(ev.NodeLost(world.now, 1, "gone"))  # s0 and s1 stood there, and nowhere else may
+    world.plan()
+    assert [world.pool.load(s) for s in ("s0", "s1", "big")] == [-1, -1, 2]
+    ended = Counter(replies(world.decisions).values())
+    for _ in range(12):
+        for lease in list(world.ledger.leases):
+            world.happen(ev.LeaseFinished(world.now, lease, Outcome(ActionState.COMPLETED), True))
+        world.plan()
+    assert Counter(replies(world.decisions).values()) - ended == {ActionState.COMPLETED: 6}
+    assert world.ledger.nodes[second].state.value == "UP" and world.pool.open_turns == {}
+
+
+def test_resting_trajectories_and_those_of_lost_clients_are_dropped() -> None:
+    world = site(idle_s=1.0)
+    world.serve(world.turn("old"))
+    world.now += 10**9
+    world.serve(world.turn("new"))
+    assert world.pool.trajectories == 1 and world.pool.counts.dropped == 1
+    open_turn = world.turn("open")
+    world.happen(ev.ClientLeft(world.now, 1, True, world.now))
+    world.plan()
+    assert world.pool.trajectories == 0 and world.ledger.actions.get(open_turn) is None
+    world.pool.check()
+
+
+def test_a_new_trainers_epochs_go_on_from_those_of_the_tree() -> None:
+    world = site()
+    teach(world, True)
+    tree = world.pool.queues.tree
+    again = site()
+    again.pool.believe(tree.merged(type(tree)(tree.shape)), type(tree)(tree.shape))
+    again.serve(again.turn("first"))
+    again.tool("first", "tests", state=ActionState.FAILED)
+    assert again.serve(again.turn("first", generated=200)) == "big"  # known from the other life
+    again.end("first", 9_000, epoch=0)
+    assert again.pool.queues.tree.newest == tree.newest + 1 == again.pool.lesson.newest
+
+
+# ---- any history -------------------------------------------------------------------------------
+
+OPS = st.lists(st.tuples(st.sampled_from(
+    ["turn", "turn", "turn", "finish", "finish", "cancel", "tool", "told", "ended", "lost", "drain",
+     "join", "leave", "returned", "plan", "plan", "restart"]),
+    st.integers(0, 5), st.integers(0, 3)), min_size=5, max_size=60)
+
+
+class History(Site):
+    """Plays operations, and counts what started and ended."""
+
+    def start(self) -> None:
+        self.asked = list[int]()
+        self.happen(ev.BrokerStarted(0, "job", "first-fit", "none"))
+        self.join_client()
+        self.gpu_node(4)
+        self.declare()
+
+    def join_client(self) -> None:
+        self.now += 1
+        number = self.ledger.next_client
+        self.happen(ev.ClientJoined(self.now, number, f"uid-{number}", "test", 0, 1, "socket"))
+        self.client = number
+
+    def play(self, op: str, a: int, b: int) -> None:
+        begun = [n for n, lease in self.ledger.leases.items() if lease.begun]
+        ahead = [n for n, lease in self.ledger.leases.items() if not lease.begun]
+        waiting = self.pool.open_turns
+        up = [n.node for n in self.ledger.up_nodes()]
+        self.now += 1
+        if op == "turn":
+            once = f"once-{self.counter}" if b == 3 else ""
+            self.asked.append(self.turn(a, generated=100 * b, attempts=1 + b % 3, once=once,
+                                        context=(100, 5_000, 20_000, 100)[b]))
+        elif op == "finish" and begun:
+            outcome = Outcome(ENDS[b], returned=1_000 * a)
+            self.happen(ev.LeaseFinished(self.now, begun[a % len(begun)], outcome, True))
+        elif op == "returned" and ahead:
+            self.happen(ev.LeaseReturned(self.now, ahead[-1]))
+        elif op == "cancel" and waiting:
+            action = list(waiting)[a % len(waiting)]
+            self.happen(ev.ActionCancelled(self.now, action, "by its client"))
+        elif op == "tool":
+            self.happen(ev.ActionSubmitted(self.now, Action(self.id(), f"tool{b}",
+                                                            trajectory=str(a))))
+        elif op == "told":
+            self.happen(ev.ToolReturned(self.now, self.client, "p", str(a), "search", 10, b % 3))
+        elif op == "ended":
+            self.end(a, 1_000 * b - 1, epoch=self.now)
+        elif op == "lost" and up:
+            self.happen(ev.NodeLost(self.now, up[a % len(up)], "gone"))
+        elif op == "drain" and up:
+            self.happen(ev.NodeDraining(self.now, up[a % len(up)], "drained"))
+        elif op == "join" and len(up) < 3:
+            self.gpu_node(2 + a)
+        elif op == "leave" and self.ledger.by_uid:
+            self.happen(ev.ClientLeft(self.now, self.client, b == 0, self.now + 5 * b))
+            self.join_client()
+        elif op == "restart":
+            self.happen(ev.BrokerStarted(self.now, "job", "first-fit", "none"))
+            self.join_client()
+            self.gpu_node(4)
+        elif op == "plan":
+            self.plan()
+
+    def settle(self) -> None:
+        """All that is open ends, on a node that has every service."""
+        for node in self.ledger.up_nodes():
+            self.happen(ev.NodeLost(self.now, node.node, "gone"))
+        self.ledger.next_node = max(self.ledger.next_node, 1)
+        spec = self.ledger.nodes[1].spec
+        self.happen(ev.NodeJoined(self.now, self.ledger.next_node, spec))
+        self.happen(ev.NodesComplete(self.now, 1))
+        for _ in range(400):
+            self.plan()
+            for lease in [n for n, x in self.ledger.leases.items() if x.begun]:
+                self.happen(ev.LeaseFinished(self.now, lease, Outcome(ActionState.COMPLETED),
+                                             True))
+            self.now = max(self.now, self.scheduler.next_deadline())
+            if not self.pool.open_turns and not len(self.ledger.ready):
+                return
+        raise AssertionError(f"turns that never end: {self.pool.open_turns}")
+
+
+@settings(max_examples=150, deadline=None)
+@given(OPS)
+def test_every_turn_is_served_once_and_the_books_stay_right(ops: list[tuple[str, int, int]]
+                                                            ) -> None:
+    check_history(ops)
+
+
+@pytest.mark.long
+@settings(max_examples=3000, deadline=None)
+@given(OPS)
+def test_the_same_over_many_histories(ops: list[tuple[str, int, int]]) -> None:
+    check_history(ops)
+
+
+def check_history(ops: list[tuple[str, int, int]]) -> None:
+    """Plays a history (`World.happen` checks all laws after each event) to its end."""
+    world = History()
+    world.events.clear()
+    world.scheduler = Scheduler(make_placer("first-fit"))
+    world.start()
+    for op, a, b in ops:
+        world.play(op, a, b)
+    world.settle()
+    told = Counter(d.action for d in world.decisions if isinstance(d, de.Reply))
+    assert all(told[action] == 1 for action in world.asked), "a turn ended twice or never"
+    world.pool.router.check()
+    assert world.pool.router.waiting == 0 and not any(
+        max(0, world.pool.load(s)) for s in ("s0", "s1", "big"))
+    starts = [d.action for d in world.decisions if isinstance(d, de.StartLease)]
+    assert set(starts) <= {e.action.id for e in world.events if isinstance(e, ev.ActionSubmitted)}
+    replay = Scheduler(make_placer("first-fit"))
+    for event in world.events:
+        replay.handle(event)
+        replay.ledger.check()
+    assert shown(replay) == shown(world.scheduler)
+
+
+def shown(scheduler: Scheduler) -> object:
+    """What of a state must be the same after a replay."""
+    pool = scheduler.ledger.rollouts["p"]
+    actions = {a: (e.state, e.action.key, e.route) for a, e in scheduler.ledger.actions.items()
+               if e.state not in ENDED or client_of(a)}
+    return (actions, pool.counts, pool.trajectories, pool.queues.tree.plain(),
+            pool.lesson.plain(), [pool.load(s.name) for s in pool.spec.services])
