@@ -38,7 +38,7 @@ from .reference_model import LONGEST, Policy
 from .reference_planning import Planned
 from .reference_rollouts import Batch, Rollouts
 from .reference_routes import SERVICES, Routes, routes
-from .reference_trainer import COPY_MIB, Plan
+from .reference_trainer import Plan
 from .reference_turns import credits
 
 LOAN = 1000  # the number of the one member that may be lent
@@ -79,7 +79,7 @@ class Trainer:
         for name, degree in SERVICES.items():  # the same from each rank: harmless
             self._client.register_service(name, {
                 "backend": "torch", "model": model, "fresh": str(self._fresh), "threads": degree,
-                "max_len": LONGEST, "batch_wait_ms": 8, "weights_mib": COPY_MIB})
+                "max_len": LONGEST, "batch_wait_ms": 8, "batch": 256})
         self._routes: Routes = routes(self._client, plan.router)
         self._rollouts = Rollouts(self._client, self._routes, plan.sandboxes, plan.group, plan.seed)
         self._planned = Planned(comm.size, plan.slots, 1, plan.prompts * plan.group * comm.size,

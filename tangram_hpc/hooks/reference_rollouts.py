@@ -19,10 +19,11 @@ from typing import Any
 
 from ..errors import TangramError
 from . import reference_task as task
-from .reference_routes import SANDBOX_MIB, Routes
+from .reference_routes import Routes
 from .reference_turns import Trajectory
 
 TOOL = "verify"
+_SANDBOX_MIB = 32
 _TOOL_S = 20.0  # seconds that a program may take
 
 
@@ -73,7 +74,7 @@ class Rollouts:
                                         | None] = queue.SimpleQueue()
         self._whole_at = 0.0  # the last batch's end
         asked = _walls(client)
-        self._sandboxes = [client.session(mem=SANDBOX_MIB, name=f"{TOOL}-{n}", **asked)
+        self._sandboxes = [client.session(mem=_SANDBOX_MIB, name=f"{TOOL}-{n}", **asked)
                            for n in range(sandboxes)]
         for sandbox in self._sandboxes:
             sandbox.__enter__()
@@ -120,7 +121,7 @@ class Rollouts:
         """Its next turn."""
         one = live.trajectory
         self._then(self._said, live, self._routes.ask(
-            live.name, live.number, one.tokens, one.generated, max_new_tokens=task.NEW_TOKENS,
+            live.name, one.prompt, one.tokens, one.generated, max_new_tokens=task.NEW_TOKENS,
             seed=live.seed * 16 + one.turns, min_version=live.batch.least,
             # it costs what it reads and writes
             tokens=len(one.tokens) + task.NEW_TOKENS, name=f"rollout-{live.batch.step}"))

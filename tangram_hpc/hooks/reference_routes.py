@@ -12,16 +12,20 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 SERVICES = {"rollout-1": 1, "rollout-2": 2}  # of the policy, and the degree of each
-SANDBOX_MIB = 32
+POOL = "policy"
+EDGE = 6  # tokens left: one more turn and no second one
+_RUNNING = 64  # turns that a service is given at once
+_STEP_MS = 2.0  # of degree 1; only their ratio counts
+_EPOCHS = 4  # train_steps of which lengths are remembered: a policy that learns gets shorter
 
 
 class Routes(Protocol):
     """A way from trajectories to services."""
 
-    def ask(self, trajectory: str, prompt: int, context: list[int], generated: int,
+    def ask(self, trajectory: str, prompt: str, context: list[int], generated: int,
             **options: Any) -> Future[Any]:
-        """The next turn of the trajectory of this name, which began with the prompt of this number
-        and wrote so many of the context's tokens itself; the service's answer."""
+        """The next turn of the trajectory of this name, which began with this prompt and wrote so
+        many of the context's tokens itself; the service's answer."""
         ...
 
     def tool(self, trajectory: str) -> dict[str, Any]:
@@ -43,7 +47,7 @@ class Routes(Protocol):
 
 def routes(client: Any, router: bool) -> Routes:
     """The routes of one rank; `router`: by what tools returned."""
-    return LeastLoaded(client, SERVICES)
+    return Routed(client, SERVICES) if router else LeastLoaded(client, SERVICES)
 
 
 class LeastLoaded:
@@ -55,7 +59,7 @@ class LeastLoaded:
         self._turns: Counter[str] = Counter()
         self._lock = threading.Lock()  # answers come in the client's thread
 
-    def ask(self, trajectory: str, prompt: int, context: list[int], generated: int,
+    def ask(self, trajectory: str, prompt: str, context: list[int], generated: int,
             **options: Any) -> Future[Any]:
         """See `Routes.ask`."""
         with self._lock:
@@ -85,3 +89,53 @@ class LeastLoaded:
     def _left(self, service: str) -> None:
         with self._lock:
             self._load[service] -= 1
+
+
+class Routed:
+    """The broker's router: buckets by what is left of a trajectory, the larger degree for who has
+    more than one turn before it. What tools return it sees by itself, as they are its actions."""
+
+    def __init__(self, client: Any, degrees: dict[str, int]) -> None:
+        self._client = client
+        self._turns: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        small, large = sorted(degrees, key=lambda name: degrees[name])
+        client.register_rollouts(POOL, {  # the same from each rank: harmless
+            "buckets": [
+                {"services": small, "upto": EDGE, "running_max": _RUNNING,
+                 "step_ms": _STEP_MS / degrees[small]},
+                {"services": large, "running_max": _RUNNING,
+                 "step_ms": _STEP_MS / degrees[large]}],
+            "epochs": _EPOCHS})
+
+    def ask(self, trajectory: str, prompt: str, context: list[int], generated: int,
+            **options: Any) -> Future[Any]:
+        """See `Routes.ask`."""
+        call: Future[Any] = self._client.rollout(
+            POOL, "sample", trajectory=trajectory, prompt=prompt, context=len(context),
+            generated=generated, prompts=[context], **options)
+        call.add_done_callback(self._left)
+        return call
+
+    def tool(self, trajectory: str) -> dict[str, Any]:
+        """See `Routes.tool`."""
+        return {"trajectory": trajectory}
+
+    def ended(self, trajectory: str, generated: int, step: int) -> None:
+        """See `Routes.ended`."""
+        self._client.trajectory_ended(POOL, trajectory, generated, epoch=step)
+
+    def turns(self) -> dict[str, int]:
+        """See `Routes.turns`."""
+        return dict(self._turns)
+
+    def figures(self) -> dict[str, Any]:
+        """What came of the pool's decisions, all ranks' together."""
+        told = next(one for one in self._client.ask("rollouts")["rollouts"] if one["name"] == POOL)
+        return {name: told[name] for name in ("turns", "ended", "judged", "accuracy", "moved",
+                                              "moved_context", "prefixes")}
+
+    def _left(self, call: Any) -> None:
+        with self._lock:
+            if call.exception() is None and (route := call.route) is not None:
+                self._turns[route.service] += 1

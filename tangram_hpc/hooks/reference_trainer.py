@@ -26,11 +26,9 @@ from ..domain.hybrid import End
 from ..errors import InvalidInput, MissingExtra, TangramError
 from ..local import LocalCluster
 from .reference_planning import figures as plan_figures
-from .reference_routes import SANDBOX_MIB, SERVICES
 
 _RANK = "tangram_hpc.hooks.reference_rank"
 _NEEDED = ("torch", "transformers", "safetensors", "tokenizers", "mpi4py")
-COPY_MIB = 300  # of a service's copy: a process with torch in it
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ def run(plan: Plan) -> dict[str, Any]:
     folder = Path(plan.folder)
     make_policy(folder / "model", plan.seed, plan.hidden)
     (folder / "plan.json").write_text(json.dumps(asdict(plan)))
-    with LocalCluster(max(4, plan.ranks * 2), devices=f"cpu:{plan.slots}", mem_mib=_mem_mib(plan),
+    with LocalCluster(max(4, plan.ranks * 2), devices=f"cpu:{plan.slots}", mem_mib=8192,
                       home=folder / "home") as cluster:
         environ = {**os.environ, "TANGRAM_ACCESS": str(cluster.access), "TANGRAM_GATEWAY": "1",
                    "TANGRAM_WORLD_SIZE": str(plan.ranks + 1), "OMP_NUM_THREADS": "1"}
@@ -118,12 +116,6 @@ def run(plan: Plan) -> dict[str, Any]:
         tail = log.read_text(errors="replace").strip()[-1500:]
         raise TangramError(f"the ranks failed (status {world.returncode}): {tail}")
     return figures(plan, json.loads(out.read_text()))
-
-
-def _mem_mib(plan: Plan) -> int:
-    """One copy of each service, and the sandboxes. With room for more a further copy would be
-    loaded when turns wait, which takes longer than a tiny training."""
-    return len(SERVICES) * COPY_MIB + plan.ranks * plan.sandboxes * SANDBOX_MIB + COPY_MIB // 2
 
 
 def figures(plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
