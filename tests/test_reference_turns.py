@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import subprocess
+import threading
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tangram_hpc.core.planner.shapes import Request
+from tangram_hpc.errors import TangramError
 from tangram_hpc.hooks import reference_task as task
 from tangram_hpc.hooks.reference_planning import Planned, figures
-from tangram_hpc.hooks.reference_routes import LeastLoaded
+from tangram_hpc.hooks.reference_rollouts import Batch, Rollouts
+from tangram_hpc.hooks.reference_routes import LeastLoaded, Routes, routes
 from tangram_hpc.hooks.reference_turns import FADE, TURNS, Trajectory, credits
+from tangram_hpc.rollouts import rollouts_spec
 
 LONGEST = 64  # what services and policy take, as `reference_model` has it (which needs torch)
 
@@ -102,26 +107,133 @@ def test_the_tool_says_what_the_rules_are_made_of() -> None:
                                           "broken": (False, 0)}[kind]
 
 
+class _Late(Future):  # type: ignore[type-arg]
+    """Done, but its callbacks run well after its waiters woke up, as they may."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.set_result(result)
+
+    def add_done_callback(self, fn: Any) -> None:
+        threading.Timer(0.02, fn, (self,)).start()
+
+
 class _FakeClient:
-    """A fake: keeps what it was asked; nothing answers by itself."""
+    """A fake: no nodes; services and a router that write the programs they were given, sandboxes
+    that answer with the last digit of what they were told to work out. Keeps what was asked."""
 
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, Future[Any]]] = []
+    def __init__(self, *programs: str, version: int = 1) -> None:
+        self.programs, self.version = programs, version
+        self.asked: list[tuple[str, Any]] = []
+        self.tools: list[dict[str, Any]] = []
+        self.ends: list[tuple[str, int, int]] = []
+        self.pools: list[str] = []
+        self.held: list[Future[Any]] | None = None
+        self.failure: TangramError | None = None
 
-    def call(self, service: str, method: str, **options: Any) -> Future[Any]:
-        self.asked.append((service, Future()))
-        return self.asked[-1][1]
+    def ask(self, what: str) -> dict[str, list[Any]]:
+        return {what: []}
+
+    def register_rollouts(self, name: str, pool: Any) -> None:
+        assert rollouts_spec(name, pool).edges  # as the real client reads it
+        self.pools.append(name)
+
+    def _answer(self, service: str, prompts: list[list[int]]) -> Any:
+        self.asked.append((service, Future() if self.held is not None else None))
+        if self.held is not None:
+            return self.asked[-1][1]
+        if self.failure is not None:
+            failed: Any = Future()
+            failed.set_exception(self.failure)
+            return failed
+        turn = prompts[0].count(task.BEGIN) - 1
+        tokens = words(self.programs[min(turn, len(self.programs) - 1)])
+        return _Late([{"tokens": tokens, "logprobs": [-1.0] * len(tokens),
+                       "version": self.version}])
+
+    def call(self, service: str, method: str, *, prompts: list[list[int]], **_: Any) -> Any:
+        return self._answer(service, prompts)
+
+    def rollout(self, pool: str, method: str, *, prompts: list[list[int]], context: int,
+                generated: int, prompt: str, **_: Any) -> Any:
+        assert context == len(prompts[0]) and 0 <= generated < context and prompt.endswith("=")
+        answer = self._answer(pool, prompts)
+        wanted = int(generated > 0)
+        answer.route = SimpleNamespace(service=("rollout-1", "rollout-2")[wanted], wanted=wanted)
+        return answer
+
+    def trajectory_ended(self, pool: str, trajectory: str, tokens: int, *, epoch: int) -> None:
+        self.ends.append((trajectory, tokens, epoch))
+
+    def session(self, **_options: Any) -> Any:
+        return self
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def exec(self, command: list[str], **options: Any) -> Any:
+        self.tools.append(options)
+        program, answer = command[-1], Future[Any]()
+        answer.set_result(SimpleNamespace(exit_code=0 if "+" in program else 4, signal=0,
+                                          stdout=program[-1:].encode()))
+        return answer
 
 
 def test_the_least_loaded_service_is_asked() -> None:
     client = _FakeClient()
+    client.held = []
     routes = LeastLoaded(client, {"small": 1, "large": 4})
     for n in range(5):
-        routes.ask(f"{n}", 0, [1], 0)
+        routes.ask(f"{n}", "7=", [1], 0)
     assert sorted(name for name, _ in client.asked) == ["large"] * 4 + ["small"]
     next(answer for name, answer in client.asked if name == "small").set_result([])
-    routes.ask("5", 0, [1], 0)
-    assert client.asked[-1][0] == "small" and routes.turns() == {"small": 2, "large": 4}
+    routes.ask("5", "7=", [1], 0)
+    assert client.asked[-1][0] == "small" and routes.tally() == {"small": 2, "large": 4}
+
+
+def step_of(client: _FakeClient, router: bool) -> tuple[Batch, Routes]:
+    """A step of 5 prompts of 2 trajectories each."""
+    ways = routes(client, router)
+    rollouts = Rollouts(client, ways, sandboxes=2, group=2, seed=7)
+    batch = rollouts.begin(2, [(n, "1=") for n in range(5)], 0)
+    rollouts.half(batch)
+    try:
+        return rollouts.finish(batch), ways
+    finally:
+        rollouts.close()
+
+
+@pytest.mark.parametrize("router", [False, True])
+def test_a_batch_is_whole_when_its_last_trajectory_is_over(router: bool) -> None:
+    client = _FakeClient("1", "5+2", "0+1")  # does not run; is wrong; is right
+    batch, ways = step_of(client, router)
+    assert len(batch.lives) == 10 and batch.left == 0 and batch.oldest == 1
+    assert batch.rollout_s > 0
+    for live in batch.lives:
+        one = live.trajectory
+        assert one.over and one.worths == [0.0, pytest.approx(0.45), 1.0] and live.tool_s > 0
+    assert len(client.asked) == len(client.tools) == 30
+    if not router:
+        assert sum(ways.tally().values()) == 30 and client.tools[0].get("trajectory") is None
+        return
+    assert client.pools == ["policy"] and len(set(client.ends)) == 10
+    assert {tool["trajectory"] for tool in client.tools} == {name for name, _, _ in client.ends}
+    assert {(tokens, epoch) for _, tokens, epoch in client.ends} == {(2 + 4 + 4, 2)}
+    # after the first return 8 tokens were left (the long bucket, as the fake had it), then 4
+    assert ways.tally() == {"rollout-1": 10, "rollout-2": 20, "judged": 20, "right": 10, "long": 10}
+
+
+def test_a_service_that_cannot_serve_ends_the_step_with_its_words() -> None:
+    client = _FakeClient("0+1")
+    client.failure = TangramError("min_version: 1, and the newest weights are of version 0")
+    with pytest.raises(TangramError, match="min_version"):
+        step_of(client, False)
 
 
 def drive(train_s: float, rollout_s: float, steps: int = 24) -> Planned:

@@ -3,11 +3,11 @@ trainer uses tangram_hpc.
 
     mpiexec -n 2 python -m tangram_hpc.hooks.reference_rank PLAN.json : -n 1 tangram gateway
 
-Law: one step after the other, each of: begin the next step's trajectories (turns by services, tools
-in sandboxes), compute gradients of this step's (the core over MPI, and the replica that the hybrid
-pool has lent), all-reduce, Adam, publish the new weights. Nothing here knows how any of that is
-done; what is trained is the same with the pool and without, but for rounding and the order in which
-copies take new weights up.
+Law: one step after the other, each of: begin the next step's trajectories when half of this one's
+are over (turns by services, tools in sandboxes), compute gradients of this step's (the core over
+MPI, and the replica that the hybrid pool has lent), all-reduce, Adam, publish the new weights.
+Nothing here knows how any of that is done; what is trained is the same with the pool and without,
+but for rounding and the order in which copies take new weights up.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ class Trainer:
         coming = self._begin(0)
         for step in range(plan.steps):
             began = time.monotonic()
-            batch, coming = coming, self._begin(step + 1)
+            batch = coming
+            self._rollouts.half(batch)
+            coming = self._begin(step + 1)
             self._rollouts.finish(batch)
             settle(self._comm.Ibarrier())  # a step trains when all of it is there
             rolled = time.monotonic()
@@ -129,11 +131,7 @@ class Trainer:
         news = [[n.generation, n.end.value, n.reason] for n in desk.news] if desk else []
         told = {"news": news, "added": lane.added, "ignored": dict(lane.ignored),
                 "plan": self._planned.log if self._planned else []}
-        turns = np.array([self._routes.turns().get(name, 0) for name in SERVICES], np.int64)
-        every = np.zeros_like(turns)
-        self._comm.Allreduce(turns, every)
-        told["buckets"] = dict(zip(SERVICES, every.tolist(), strict=True))
-        told["router"] = self._routes.figures()
+        told |= {"turns": self._summed(self._routes.tally()), "router": self._routes.told()}
         settle(self._comm.Ibarrier())  # others may still be at work
         self._rollouts.close()
         self._core.close()
@@ -150,6 +148,13 @@ class Trainer:
         sums = np.concatenate([total.astype(np.float64), more])
         self._comm.Allreduce(sums.copy(), sums)
         return sums
+
+    def _summed(self, mine: dict[str, int]) -> dict[str, int]:
+        """All ranks' counts."""
+        names = [*SERVICES, "judged", "right", "long"]
+        every = np.array([mine.get(name, 0) for name in names], np.int64)
+        self._comm.Allreduce(every.copy(), every)
+        return dict(zip(names, every.tolist(), strict=True))
 
     def _requests(self, batch: Batch) -> list[Request]:
         """What all ranks' trajectories of a step were like."""

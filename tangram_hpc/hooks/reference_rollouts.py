@@ -50,6 +50,7 @@ class Batch:
     lives: list[Live] = field(default_factory=list)
     left: int = 0
     failed: TangramError | None = None
+    half: threading.Event = field(default_factory=threading.Event)  # of it are over
     over: threading.Event = field(default_factory=threading.Event)
     rollout_s: float = 0.0  # since it began, or since the one before was whole, if that was later
 
@@ -102,18 +103,26 @@ class Rollouts:
             self._ask(live)
         return batch
 
+    def half(self, batch: Batch) -> None:
+        """Waits until half of a batch is over, so that there is room for the next; raises as
+        `finish`."""
+        self._await(batch, batch.half)
+
     def finish(self, batch: Batch) -> Batch:
         """Waits until a batch is whole.
 
         Raises:
             TangramError: a service or sandbox could not serve.
         """
-        while not batch.over.wait(1.0):
+        self._await(batch, batch.over)
+        return batch
+
+    def _await(self, batch: Batch, event: threading.Event) -> None:
+        while not event.wait(1.0):
             if not self._mover.is_alive():
                 raise TangramError("the rollouts' thread has ended; its log says why")
         if batch.failed is not None:
             raise batch.failed
-        return batch
 
     # ---- one trajectory ----
 
@@ -152,6 +161,8 @@ class Rollouts:
         batch = live.batch
         self._routes.ended(live.name, live.trajectory.generated, batch.step)
         batch.left -= 1
+        if batch.left <= len(batch.lives) // 2:
+            batch.half.set()
         if not batch.left:
             now = time.monotonic()
             batch.rollout_s, self._whole_at = now - max(batch.began, self._whole_at), now
@@ -171,6 +182,7 @@ class Rollouts:
                 what(live, answer.result())
             except TangramError as error:
                 live.batch.failed = error
+                live.batch.half.set()
                 live.batch.over.set()
 
 

@@ -36,12 +36,12 @@ class Routes(Protocol):
         """A trajectory ended with so many tokens of its own."""
         ...
 
-    def turns(self) -> dict[str, int]:
-        """Turns by service, so far."""
+    def tally(self) -> dict[str, int]:
+        """Turns by service so far, and what else is counted; each rank counts its own."""
         ...
 
-    def figures(self) -> dict[str, Any]:
-        """What else there is to tell."""
+    def told(self) -> dict[str, Any]:
+        """What the broker has to tell of all ranks' turns."""
         ...
 
 
@@ -78,11 +78,12 @@ class LeastLoaded:
     def ended(self, trajectory: str, generated: int, step: int) -> None:
         """Nobody wants to know."""
 
-    def turns(self) -> dict[str, int]:
-        """See `Routes.turns`."""
-        return dict(self._turns)
+    def tally(self) -> dict[str, int]:
+        """See `Routes.tally`."""
+        with self._lock:
+            return dict(self._turns)
 
-    def figures(self) -> dict[str, Any]:
+    def told(self) -> dict[str, Any]:
         """Nothing."""
         return {}
 
@@ -98,7 +99,9 @@ class Routed:
     def __init__(self, client: Any, degrees: dict[str, int]) -> None:
         self._client = client
         self._turns: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._wanted: dict[str, list[tuple[int, int]]] = {}  # decisions of those under way
+        self._judged = self._right = self._long = 0
+        self._lock = threading.Lock()  # answers come in the client's thread
         small, large = sorted(degrees, key=lambda name: degrees[name])
         client.register_rollouts(POOL, {  # the same from each rank: harmless
             "buckets": [
@@ -114,7 +117,7 @@ class Routed:
         call: Future[Any] = self._client.rollout(
             POOL, "sample", trajectory=trajectory, prompt=prompt, context=len(context),
             generated=generated, prompts=[context], **options)
-        call.add_done_callback(self._left)
+        call.add_done_callback(lambda done: self._left(done, trajectory, generated))
         return call
 
     def tool(self, trajectory: str) -> dict[str, Any]:
@@ -123,19 +126,30 @@ class Routed:
 
     def ended(self, trajectory: str, generated: int, step: int) -> None:
         """See `Routes.ended`."""
+        with self._lock:
+            for before, wanted in self._wanted.pop(trajectory, [])[1:]:
+                truly = int(generated - before > EDGE)
+                self._judged += 1
+                self._right += truly == wanted
+                self._long += truly
         self._client.trajectory_ended(POOL, trajectory, generated, epoch=step)
 
-    def turns(self) -> dict[str, int]:
-        """See `Routes.turns`."""
-        return dict(self._turns)
+    def tally(self) -> dict[str, int]:
+        """See `Routes.tally`. `judged`: turns after a tool's return of trajectories that have
+        ended; `right`: those whose bucket was that of what was truly left; `long`: those that truly
+        had more than one turn left."""
+        with self._lock:
+            return {**self._turns, "judged": self._judged, "right": self._right, "long": self._long}
 
-    def figures(self) -> dict[str, Any]:
-        """What came of the pool's decisions, all ranks' together."""
+    def told(self) -> dict[str, Any]:
+        """What came of the pool's decisions; each trajectory's first is always the smallest
+        bucket, and counts here too."""
         told = next(one for one in self._client.ask("rollouts")["rollouts"] if one["name"] == POOL)
         return {name: told[name] for name in ("turns", "ended", "judged", "accuracy", "moved",
                                               "moved_context", "prefixes")}
 
-    def _left(self, call: Any) -> None:
-        with self._lock:
-            if call.exception() is None and (route := call.route) is not None:
+    def _left(self, call: Any, trajectory: str, generated: int) -> None:
+        if call.exception() is None and (route := call.route) is not None:
+            with self._lock:
                 self._turns[route.service] += 1
+                self._wanted.setdefault(trajectory, []).append((generated, route.wanted))

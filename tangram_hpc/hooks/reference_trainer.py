@@ -1,7 +1,8 @@
 """The reference trainer: small but real asynchronous GRPO that uses all of tangram_hpc. What one
 rank does is `reference_rank.py`: read that as an example of how a trainer does.
 
-    python -m tangram_hpc.hooks.reference_trainer --steps 24 --lend 4:18
+    python -m tangram_hpc.hooks.reference_trainer --steps 24 --router on --lend 4:18
+    python -m tangram_hpc.hooks.reference_trainer --compare
 
 Owns: what is trained, on what, and the figures of a run. Must not import torch: without it one line
 says what to install.
@@ -26,6 +27,7 @@ from ..domain.hybrid import End
 from ..errors import InvalidInput, MissingExtra, TangramError
 from ..local import LocalCluster
 from .reference_planning import figures as plan_figures
+from .reference_routes import SERVICES
 
 _RANK = "tangram_hpc.hooks.reference_rank"
 _NEEDED = ("torch", "transformers", "safetensors", "tokenizers", "mpi4py")
@@ -123,7 +125,7 @@ def figures(plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
     steps, part = told["steps"], max(1, plan.steps // 4)
     rewards = [step["reward"] for step in steps]
     told_plan = {"plan": plan_figures(told["plan"])} if told["plan"] else {}
-    told_router = {"router": told["router"]} if told["router"] else {}
+    told_router = {"router": _routed(told)} if told["router"] else {}
 
     def middle(name: str) -> float:
         return statistics.median(step[name] for step in steps[1:])
@@ -140,30 +142,54 @@ def figures(plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
         "steps_with_a_replica": sum(step["replicas"] > 0 for step in steps),
         "joined": sum(end == End.JOINED.value for _, end, _ in told["news"]),
         "added": told["added"], "ignored": told["ignored"], "news": told["news"],
-        "buckets": told["buckets"], **told_router, **told_plan,
+        "buckets": {name: told["turns"][name] for name in SERVICES}, **told_router, **told_plan,
         "rewards": [round(reward, 3) for reward in rewards]}
 
 
+def _routed(told: dict[str, Any]) -> dict[str, Any]:
+    """What the router decided: the broker's counts; and of the turns after a tool's return, which
+    are those that anything is known of, the share that was right, and what naming the more frequent
+    bucket each time would have given."""
+    judged, right, long = (told["turns"][name] for name in ("judged", "right", "long"))
+    return {**told["router"], "after_returns": judged,
+            "accuracy_after_returns": right / judged if judged else None,
+            "base_rate": max(long, judged - long) / judged if judged else None}
+
+
 def main() -> None:
-    """One run; prints its figures as one JSON line."""
+    """One run, or four to compare; prints figures as one JSON line."""
     p = argparse.ArgumentParser(prog="python -m tangram_hpc.hooks.reference_trainer")
-    for name in ("steps", "ranks", "prompts", "group", "seed", "slots", "stale", "hidden"):
+    for name in ("ranks", "prompts", "group", "seed", "slots", "stale", "hidden"):
         p.add_argument(f"--{name}", type=int, default=getattr(Plan, name))
+    p.add_argument("--steps", type=int, help=f"{Plan.steps}, or 14 to compare")
     p.add_argument("--patience_s", type=float, default=Plan.patience_s, help="see Plan")
     p.add_argument("--lend", default="", help="FROM:TO, the steps for which a replica is lent")
     p.add_argument("--plan", action="store_true", dest="planner",
                    help="the planner lends the replica, from what it measures")
     p.add_argument("--router", choices=("on", "off"), default="off",
                    help="on: turns go by what tools returned; off: to the least loaded service")
+    p.add_argument("--compare", action="store_true",
+                   help="four runs, pool and router on and off; a table, then JSON")
     p.add_argument("--device", default=Plan.device, help="of the ranks: cpu or cuda")
     args = vars(p.parse_args())
-    lend_text, router = args.pop("lend"), args.pop("router") == "on"
+    lend_text, router, compared = args.pop("lend"), args.pop("router") == "on", args.pop("compare")
+    if compared and (lend_text or router or args["planner"]):
+        raise InvalidInput("--compare: it sets --router and --lend itself, and compares no --plan")
     try:
         lent = tuple(int(part) for part in lend_text.split(":")) if lend_text else ()
         if len(lent) not in (0, 2):
             raise ValueError
     except ValueError:
         raise InvalidInput(f"--lend: {lend_text!r} is not FROM:TO, as 4:18") from None
+    if compared:
+        from .reference_compare import STEPS, compare, table
+
+        args["steps"] = STEPS if args["steps"] is None else args["steps"]
+        told = compare(Plan(folder="", **args))
+        print(table(told), file=sys.stderr)
+        print(json.dumps(told))
+        return
+    args["steps"] = Plan.steps if args["steps"] is None else args["steps"]
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(run(Plan(folder=folder, lend=lent, router=router, **args))))
 

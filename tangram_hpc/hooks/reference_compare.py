@@ -1,0 +1,56 @@
+"""The reference trainer with hybrid pool and router on and off, over the same seed.
+
+Law: four runs one after another, alike in all else; what was measured is told as it was. Nothing is
+averaged over seeds: two runs of one kind differ, as turns land in another order.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .reference_trainer import Plan, run
+
+STEPS = 14
+_SHOWN = ("reward_first", "reward_last", "solved_last", "step_s", "train_s", "rollout_s")
+
+
+def compare(plan: Plan) -> dict[str, Any]:
+    """Runs of this plan with both off, the pool on, the router on, both on; each run's figures, and
+    seconds in all. Raises as `run`."""
+    began, told = time.monotonic(), []
+    for router in (False, True):
+        for pool in (False, True):
+            with tempfile.TemporaryDirectory() as folder:
+                one = replace(plan, folder=str(Path(folder)), router=router,
+                              lend=(1, max(2, plan.steps * 3 // 4)) if pool else ())
+                told.append(run(one))
+                print(f"pool {_word(pool)}, router {_word(router)}: done after "
+                      f"{time.monotonic() - began:.0f} s", file=sys.stderr)
+    return {"seed": plan.seed, "steps": plan.steps, "wall_s": round(time.monotonic() - began, 1),
+            "runs": told}
+
+
+def table(told: dict[str, Any]) -> str:
+    """For a person."""
+    lines = [f"seed {told['seed']}, {told['steps']} steps each, {told['wall_s']:.0f} s in all; "
+             "times are medians",
+             "pool router | reward, first and last quarter   right | train_step s  training  "
+             "rollouts | replica steps | right bucket (always the likelier)"]
+    for one in told["runs"]:
+        first, last, solved, step, train, rollout = (one[name] for name in _SHOWN)
+        routed = one.get("router")
+        bucket = (f"{routed['accuracy_after_returns']:.2f} ({routed['base_rate']:.2f})"
+                  if routed and routed["after_returns"] else "-")
+        lines.append(f"{_word(one['pool']):>4} {_word(one['routed']):>6} | {first:14.3f} -> "
+                     f"{last:.3f}        {solved:9.2f} | {step:12.2f} {train:9.2f} {rollout:9.2f} |"
+                     f" {one['steps_with_a_replica']:13d} | {bucket}")
+    return "\n".join(lines)
+
+
+def _word(on: bool) -> str:
+    return "on" if on else "off"
