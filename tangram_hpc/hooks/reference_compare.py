@@ -15,7 +15,7 @@ from typing import Any
 
 from .reference_trainer import Plan, run
 
-STEPS = 14
+STEPS = 12
 _SHOWN = ("reward_first", "reward_last", "solved_last", "step_s", "train_s", "rollout_s")
 
 

@@ -4,11 +4,12 @@ and how well it foretold. Must not train, lend or import torch.
 Law: ranks of the core and slots are what is split; the ranks always train, and at most as many
 slots as there are replicas go over to them. A step in which the pool stood otherwise than the plan
 in force (a replica was on its way) teaches the planner nothing: it would learn one split's times as
-another's.
+another's. Nor does the first step, in which services are loaded.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from math import lcm
@@ -67,7 +68,7 @@ class Planned:
         """A step of these trajectories has ended, with so many replicas in training; `lent` from
         here on. What was foretold of it, measured and advised goes to `log`."""
         foretold = self._foretold(helped, requests)
-        fits = helped == self.lent
+        fits = helped == self.lent and step > 0
         facts = StepFacts(step, round(train_s * 1e9) if fits else 0, round(rollout_s * 1e9))
         was = self.lent
         advice = self._online.step(facts, requests, {1: facts.rollout_ns} if fits else {})
@@ -97,17 +98,17 @@ class Planned:
 
 
 def figures(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A run's plan in few numbers: how far the foretold step was from the measured one, in its
-    first and last quarter (mean of |foretold / measured - 1|), what was advised, and all of it."""
+    """A run's plan in few numbers: by which factor the foretold step was off the measured one, in
+    its first and its last quarter (geometric mean, 1: never), what was advised, and all of it."""
     part = max(1, len(log) // 4)
 
-    def missed(some: Sequence[dict[str, Any]]) -> float:
-        apart = [abs(max(one["train_s"]["foretold"], one["rollout_s"]["foretold"])
-                     / max(one["train_s"]["measured"], one["rollout_s"]["measured"]) - 1)
+    def off(some: Sequence[dict[str, Any]]) -> float:
+        apart = [abs(math.log(max(one["train_s"]["foretold"], one["rollout_s"]["foretold"])
+                              / max(one["train_s"]["measured"], one["rollout_s"]["measured"])))
                  for one in some]
-        return sum(apart) / len(apart)
+        return math.exp(sum(apart) / len(apart))
 
     advice = [one["advice"] for one in log if one["advice"]]
     return {"plans": len(advice), "switches": sum(one["switch"] for one in advice),
             "lent_at_end": log[-1]["advice"]["lend"] if log[-1]["advice"] else log[-1]["plan"],
-            "missed_first": missed(log[:part]), "missed_last": missed(log[-part:]), "steps": log}
+            "off_first": off(log[:part]), "off_last": off(log[-part:]), "steps": log}
