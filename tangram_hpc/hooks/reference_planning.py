@@ -98,17 +98,18 @@ class Planned:
 
 
 def figures(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A run's plan in few numbers: by which factor the foretold step was off the measured one, in
-    its first and its last quarter (geometric mean, 1: never), what was advised, and all of it."""
+    """A run's plan in few numbers: by which factor each stage's foretold time was off the measured
+    one, in the first and the last quarter (geometric mean, 1: never), what was advised, and all of
+    it."""
     part = max(1, len(log) // 4)
 
-    def off(some: Sequence[dict[str, Any]]) -> float:
-        apart = [abs(math.log(max(one["train_s"]["foretold"], one["rollout_s"]["foretold"])
-                              / max(one["train_s"]["measured"], one["rollout_s"]["measured"])))
-                 for one in some]
+    def off(stage: str, some: Sequence[dict[str, Any]]) -> float:
+        apart = [abs(math.log(one[stage]["foretold"] / one[stage]["measured"])) for one in some]
         return math.exp(sum(apart) / len(apart))
 
     advice = [one["advice"] for one in log if one["advice"]]
     return {"plans": len(advice), "switches": sum(one["switch"] for one in advice),
             "lent_at_end": log[-1]["advice"]["lend"] if log[-1]["advice"] else log[-1]["plan"],
-            "off_first": off(log[:part]), "off_last": off(log[-part:]), "steps": log}
+            "off_first": {stage: off(stage, log[:part]) for stage in ("train_s", "rollout_s")},
+            "off_last": {stage: off(stage, log[-part:]) for stage in ("train_s", "rollout_s")},
+            "steps": log}
