@@ -28,6 +28,7 @@ _HOMES = {
     "Endpoint": "client.endpoint",
     "check_response": "client.verdict",
     "Profile": "domain.action",
+    "Routed": "domain.rollouts",
     "ActionState": "domain.states",
     "TangramError": "errors",
     "InvalidInput": "errors",

@@ -85,7 +85,13 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     scratch, sockets, addresses = _open_ways(config, environ)
     listeners = [Listener(sock, key, plan.job, lambda link: _converse(broker, link))
                  for sock in sockets]
-    broker.start()
+    try:
+        broker.start()
+    except InvalidInput:  # of the config file's pools
+        for listener in listeners:
+            listener.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
     access = folder / "access.json"
     write_access(access, Access(plan.job, tuple(addresses), key, settings.store,
                                 socket.gethostname(), os.getpid()))

@@ -86,7 +86,14 @@ class TreeFiles:
         self._last: dict[str, threading.Thread] = {}
 
     def load(self, folder: str) -> tuple[CausalTree | None, CausalTree | None]:
-        """See `ports.Trees.load`."""
+        """See `ports.Trees.load`. Makes the folder."""
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            problem = "" if os.access(folder, os.W_OK | os.X_OK) else "may not be written"
+        except OSError as error:
+            problem = error.strerror or str(error)
+        if problem:
+            raise InvalidInput(f"{folder}: {problem}; name a folder that this user may write")
         mine = Path(folder) / f"{self._job}{_SUFFIX}"
         return load_all(Path(folder)), load(mine) if mine.exists() else None
 

@@ -8,6 +8,7 @@ written now and then and at the end, and no failure to write one ends anything.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ..core.cmlfq import CausalTree
 from ..core.quota_facts import declaration
@@ -110,7 +111,8 @@ class Declaring:
         for spec in specs:
             if why := self._declare_pool(spec, changed=True):
                 raise InvalidInput(why)
-        self._timer.after(_SAVE_S, self._save_trees)
+        if self._trees is not None:
+            self._timer.after(_SAVE_S, self._save_trees)
 
     def _save_trees(self) -> None:
         """Saves what is new; the next look is so late that this takes 1 % of the time at most."""
@@ -126,6 +128,13 @@ class Declaring:
             if self._trees is not None and pool.counts.ended != saved:
                 self._trees.save(pool.spec.tree, pool.lesson)
                 self._saved[name] = pool.counts.ended
+
+    def _of_pools(self) -> dict[str, Any]:
+        """What is told of pools beside their state: why what they learned could not be saved."""
+        pools = self.scheduler.ledger.rollouts.values()
+        found = {p.spec.name: self._trees.trouble(p.spec.tree) for p in pools} if (
+            self._trees is not None) else {}
+        return {"rollouts_unsaved": {name: why for name, why in found.items() if why}}
 
     def _close_trees(self) -> None:
         """The broker ends."""

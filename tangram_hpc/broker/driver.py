@@ -351,6 +351,7 @@ class Broker(Declaring, Draining, Sandboxes):
     def _answer(self, talk: Talk, ask: ms.Ask) -> None:
         told = answer(ask, self.scheduler, self.settings.job, self._slurm, self.satellites,
                       self._now())
+        told |= self._of_pools() if ask.what == "rollouts" else {}
         self._say(talk.client, ms.Answer(ask.request), json.dumps(told).encode())
 
     # ---- facts and orders --------------------------------------------------------------------

@@ -36,7 +36,7 @@ def explain(scheduler: Scheduler, now: int, argument: str) -> dict[str, Any]:
         "id": show(entry.action.id), "name": entry.action.name, "state": entry.state.value,
         "key": entry.action.key, "degrees": list(entry.action.degrees),
         "session": show(entry.action.session), "attempt": entry.attempt,
-    } | turn_told(scheduler, entry)
+    } | turn_told(scheduler, entry, now)
     if entry.state in ENDED:
         assert entry.outcome is not None
         return told | {"exit_code": entry.outcome.exit_code, "signal": entry.outcome.signal,

@@ -12,16 +12,17 @@ from ..core.scheduler import Scheduler
 def rollouts(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
     """Every pool: who is where, who waits, and what came of its decisions. Shares are None where
     nothing was counted yet."""
-    return {"rollouts": [_pool(pool) for pool in scheduler.ledger.rollouts.values()]}
+    return {"rollouts": [_pool(pool, now) for pool in scheduler.ledger.rollouts.values()]}
 
 
-def _pool(pool: RolloutPool) -> dict[str, Any]:
+def _pool(pool: RolloutPool, now: int) -> dict[str, Any]:
     spec, counts = pool.spec, pool.counts
     return {
         "name": spec.name, "edges": list(spec.edges),
         "services": [{"name": s.name, "bucket": s.bucket, "degree": s.degree,
                       "load": pool.load(s.name), "running_max": s.running_max,
-                      "queue_max": s.queue_max, "stands": pool.load(s.name) >= 0}
+                      "queue_max": s.queue_max, "stands": pool.load(s.name) >= 0,
+                      "closed_s": max(0, pool.closed(s.name) - now) / 1e9}
                      for s in spec.services],
         "waiting": pool.router.waiting, "trajectories": pool.trajectories,
         "turns": counts.turns, "ended": counts.ended, "dropped": counts.dropped,
@@ -36,7 +37,7 @@ def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def turn_told(scheduler: Scheduler, entry: ActionEntry) -> dict[str, Any]:
+def turn_told(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, Any]:
     """What `explain` adds for a turn: where it was sent, or why it waits for a service."""
     turn, route = entry.action.turn, entry.route
     if turn is None:
@@ -47,5 +48,5 @@ def turn_told(scheduler: Scheduler, entry: ActionEntry) -> dict[str, Any]:
         return {"turn": told | {"service": route.service, "wanted": route.wanted,
                                 "bucket": route.bucket, "how": route.how}}
     pool = scheduler.ledger.rollouts[turn.pool]
-    why, ahead = pool.waits_for(entry.action.id)
-    return {"turn": told | {"why": why, "ahead": ahead, "services": _pool(pool)["services"]}}
+    return {"turn": told | {"why": pool.why(entry.action.id), "ahead": pool.ahead(entry.action.id),
+                            "services": _pool(pool, now)["services"]}}

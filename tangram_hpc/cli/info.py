@@ -60,6 +60,8 @@ def go(args: argparse.Namespace) -> int:
     for pool in told["rollouts"]:
         for line in pool_lines(pool):
             print(line)
+    for name, why in told["rollouts_unsaved"].items():
+        print(f"ROLLOUTS {name:<16}what it learned was not saved: {why}")
     for e in told["endpoints"]:
         rate = f"{e['rate_now']:g}/{e['rate']:g} a second" if e["rate"] else "any rate"
         closed = f"  throttled for {e['throttled_s']:.1f} s" if e["throttled_s"] else ""
@@ -88,7 +90,8 @@ def pool_lines(pool: dict[str, Any]) -> list[str]:
              f"  moved {share('moved')} ({share('moved_context')} of context)"]
     for s in pool["services"]:
         upto = pool["edges"][s["bucket"]] if s["bucket"] < len(pool["edges"]) else "any"
-        load = f"{s['load']}/{s['running_max']}+{s['queue_max']}" if s["stands"] else "nowhere"
+        load = f"{s['load']}/{s['running_max']}+{s['queue_max']}" if s["stands"] else (
+            f"fails, tried again in {s['closed_s']:.0f} s" if s["closed_s"] else "nowhere")
         found.append(f"  bucket {s['bucket']} (left: {upto})  {s['name']:<16}degree {s['degree']}  "
                      f"{load}")
     return found

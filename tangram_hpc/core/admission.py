@@ -131,7 +131,7 @@ def reason(ledger: Ledger, entry: ActionEntry, reserve: int, now: int) -> str:
     """Why a pending action waits, in Slurm's words where it has one; `reserve`: the placer's."""
     turn = entry.action.turn
     if turn is not None and entry.route is None:
-        return ledger.rollouts[turn.pool].waits_for(entry.action.id)[0]
+        return ledger.rollouts[turn.pool].why(entry.action.id)
     session = ledger.sessions.get(entry.action.session)
     if session is not None and session.state is SessionState.WAITING:
         return "Session" + session_reason(ledger, session, reserve)

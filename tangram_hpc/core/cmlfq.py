@@ -13,7 +13,7 @@ the deepest known prefix lies behind the trajectory, what was generated since is
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -462,6 +462,16 @@ class Cmlfq:
     def dropped(self, request: int) -> None:
         """It was cut off: its length says nothing. A request that is not known is no error."""
         self._live.pop(request, None)
+
+    def twin(self, requests: Iterable[int]) -> Cmlfq:
+        """Queues that go on from here by themselves with these requests, and the same tree."""
+        twin = Cmlfq(self.tree, self.edges, self.agree)
+        for request in requests:
+            live = self._live[request]
+            other = twin._live[request] = _Live(live.prompt)
+            other.bucket = live.bucket
+            other.path, other.generated = list(live.path), list(live.generated)
+        return twin
 
     @property
     def under_way(self) -> int:

@@ -75,8 +75,6 @@ def copied(scheduler: Scheduler) -> Scheduler:
     shared: list[object] = [e.action for e in ledger.actions.values()]
     shared += [n.spec for n in ledger.nodes.values()]
     shared += [s.spec for s in ledger.sessions.values()]
-    for pool in ledger.rollouts.values():  # nothing is learned ahead of its time
-        shared += [pool.spec, pool.queues.tree, pool.lesson]
     return copy.deepcopy(scheduler, {id(one): one for one in shared})
 
 

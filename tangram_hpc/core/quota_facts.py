@@ -17,6 +17,7 @@ from ..domain.service import MICRO, EndpointSpec, endpoint_of
 from ..domain.states import ENDED, ActionState
 from .ledger import LeaseEntry, Ledger
 from .rate_limit import declared_again, full
+from .rollout_facts import faltered
 
 _LONGEST_NS = 86_400 * 10**9  # an endpoint is closed for a day at most
 
@@ -118,7 +119,9 @@ def finished(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
     lease, outcome = ledger.leases[fact.lease], fact.outcome
     entry = ledger.actions.get(lease.action)
     endpoint = endpoint_of(lease.key)
-    if not outcome.pushed or not endpoint or entry is None or entry.action.kind is Kind.EXEC:
+    if not outcome.pushed or entry is None or entry.action.kind is Kind.EXEC:
         return [fact]
+    if not endpoint:
+        return faltered(ledger, fact)
     until = fact.at + min(_LONGEST_NS, max(0, outcome.retry_after_ns))
     return [ev.EndpointThrottled(fact.at, endpoint, until, lease.granted_at, outcome.pushed), fact]

@@ -89,7 +89,10 @@ class RolloutFacts:
         cancelled returned nothing."""
         action = entry.action
         if action.turn is not None:
-            self.ledger.rollouts[action.turn.pool].over(action.id, at)
+            pool = self.ledger.rollouts[action.turn.pool]
+            pool.over(action.id, at)
+            if entry.route is not None and outcome.state is ActionState.COMPLETED:
+                pool.served(entry.route.service)
         elif outcome.state is not ActionState.CANCELLED:
             self._returned(self.ledger.rollouts.values(), client_of(action.id), action.trajectory,
                            action.name, outcome.returned, _STATUS.get(outcome.state, FAILURE), at)
@@ -113,6 +116,16 @@ class RolloutFacts:
             pool.ended(event.client, event.trajectory, event.tokens, event.epoch)
         return []
 
+    def _service_closed(self, event: ev.RolloutServiceClosed) -> list[Decision]:
+        self.ledger.rollouts[event.pool].close(event.service, event.at, event.until)
+        self._look_at_services()
+        return []
+
+    def _service_tried(self, event: ev.RolloutServiceTried) -> list[Decision]:
+        self.ledger.rollouts[event.pool].reopen(event.service)
+        self._look_at_services()
+        return []
+
     def _look_at_services(self, lost: NodeEntry | None = None) -> None:
         """Nodes came or went: which services of pools can be called now. What stood on a lost node
         and nowhere else has lost its KV. O(pools x services x blocks)."""
@@ -125,9 +138,9 @@ class RolloutFacts:
         for pool in ledger.rollouts.values():
             for each in pool.spec.services:
                 service = ledger.services[each.name]
-                stands = not ledger.complete or any(
+                stands = not pool.closed(each.name) and (not ledger.complete or any(
                     service.may_stand(n.spec.name, block)
-                    for n in up for block, _ in n.gpus.blocks.get(each.degree, ()))
+                    for n in up for block, _ in n.gpus.blocks.get(each.degree, ())))
                 for action in pool.stands(each.name, stands, each.name in gone):
                     if action in ledger.ready:
                         ledger.ready.remove(action)
@@ -135,8 +148,11 @@ class RolloutFacts:
 
 
 def deal(ledger: Ledger, now: int) -> list[ev.Event]:
-    """The next turn that can go somewhere, as an event; empty when none can."""
+    """The next turn that can go somewhere, or service that is to be tried again, as an event."""
     for pool in ledger.rollouts.values():
+        closed = pool.next_reopening()
+        if closed is not None and closed[0] <= now:
+            return [ev.RolloutServiceTried(now, pool.spec.name, closed[1])]
         found = pool.next()
         if found is not None:
             action, route = found
@@ -144,6 +160,32 @@ def deal(ledger: Ledger, now: int) -> list[ev.Event]:
             return [ev.TurnRouted(now, action, to.service, to.wanted, to.bucket, to.how,
                                   to.move_ns)]
     return []
+
+
+def next_deal(ledger: Ledger) -> int:
+    """When `deal` has something to do although nothing happens (epoch ns); 0 for never."""
+    return min((found[0] for pool in ledger.rollouts.values()
+                if (found := pool.next_reopening()) is not None), default=0)
+
+
+def faltered(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
+    """The end of a call whose service could not be brought to its GPUs. A turn then goes to another
+    service, as long as it has attempts left and there is one, and this one is left alone for a
+    while: it would be the least loaded for ever."""
+    lease = ledger.leases[fact.lease]
+    entry, name = ledger.actions[lease.action], service_of(lease.key)
+    turn = entry.action.turn
+    if turn is None or entry.doomed is not None or entry.attempt >= entry.action.attempts_max:
+        return [fact]
+    pool = ledger.rollouts[turn.pool]
+    if not pool.others(name, turn.context):
+        return [fact]
+    events: list[ev.Event] = []
+    if pool.load(name) >= 0:
+        events.append(ev.RolloutServiceClosed(fact.at, turn.pool, name,
+                                              fact.at + pool.pause_ns(name)))
+    back = Outcome(ActionState.PREEMPTED, reason=fact.outcome.reason)
+    return [*events, ev.LeaseFinished(fact.at, fact.lease, back, fact.clean)]
 
 
 def refusal_of_turn(ledger: Ledger, action: Action) -> str:

@@ -14,7 +14,9 @@ anything left to ask after them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..domain.rollouts import RolloutsSpec, Routed, Turn
 from .cmlfq import CausalTree, Cmlfq, Shape, Signal, bucket_of
@@ -23,6 +25,7 @@ from .rollout_router import STAY, Ask, KvCost, RolloutInstance, Route, Router
 TRAJECTORIES_MAX = 100_000  # that nobody asks a turn for; the one that rests longest goes first
 _TOOL_MAX = 64  # characters of a tool's name
 _DECISIONS_MAX = 1_000  # of one trajectory that are judged at its end
+_PAUSE_NS, _PAUSE_MAX_NS = 10 * 10**9, 600 * 10**9  # of a service that fails, each twice the last
 _NEVER_NS = 1 << 50  # for a token that cannot be moved
 
 
@@ -78,6 +81,8 @@ class RolloutPool:
         self._numbers: dict[int, Trajectory] = {}
         self._actions: dict[int, Trajectory] = {}
         self._next_number = 1
+        self._closed: dict[str, int] = {}  # services that turns are not dealt to, until when
+        self._pauses: dict[str, int] = {}  # how long they were closed the last time
         self._ids = {service.name: n for n, service in enumerate(spec.services)}
         for name in self._ids:
             self.stands(name, True)
@@ -139,15 +144,17 @@ class RolloutPool:
         else:
             self._touch(one, at)
 
-    def waits_for(self, action: int) -> tuple[str, int]:
-        """Why a turn that was not dealt waits, and behind how many: for its trajectory's earlier
-        turns, for room, or for any service to stand."""
+    def why(self, action: int) -> str:
+        """Why a turn that was not dealt waits: for its trajectory's earlier turns, for room, or for
+        any service to stand."""
+        if next(iter(self._actions[action].turns)) != action:
+            return "TrajectoryBusy"
+        return "RolloutsFull" if self.router.instances else "ReqNodeNotAvail"
+
+    def ahead(self, action: int) -> int:
+        """How many turns are before such a one, of its trajectory or in the line. O(those)."""
         one = self._actions[action]
-        before = list(one.turns).index(action)
-        if before:
-            return "TrajectoryBusy", before
-        return ("RolloutsFull" if self.router.instances else "ReqNodeNotAvail",
-                self.router.waits(one.number))
+        return list(one.turns).index(action) or max(0, self.router.waits(one.number))
 
     def placed(self, action: int) -> bool:
         """Whether a turn is in the books of a service that stands."""
@@ -267,6 +274,35 @@ class RolloutPool:
                 spec.context_max, spec.step_ns, spec.request_ns, spec.prefill_ns))
         return left
 
+    def others(self, service: str, context: int) -> bool:
+        """Whether another service stands on which such a context fits."""
+        mine = self._ids[service]
+        return any(i.id != mine and context <= i.context_max for i in self.router.instances)
+
+    def pause_ns(self, service: str) -> int:
+        """How long a service is closed that has failed once more."""
+        return min(_PAUSE_MAX_NS, 2 * self._pauses.get(service, _PAUSE_NS // 2))
+
+    def close(self, service: str, now: int, until: int) -> None:
+        """A service is left alone; `stands` says what follows."""
+        self._closed[service], self._pauses[service] = until, until - now
+
+    def closed(self, service: str) -> int:
+        """Until when a service is left alone; 0: it is not."""
+        return self._closed.get(service, 0)
+
+    def reopen(self, service: str) -> None:
+        """A service is tried again."""
+        self._closed.pop(service, None)
+
+    def served(self, service: str) -> None:
+        """A service answered: when it fails next, its pauses begin anew."""
+        self._pauses.pop(service, None)
+
+    def next_reopening(self) -> tuple[int, str] | None:
+        """When which service is to be tried again, the first of them."""
+        return min(((until, name) for name, until in self._closed.items()), default=None)
+
     def degree(self, service: str) -> int:
         """The block that a service is called on."""
         return self.spec.services[self._ids[service]].degree
@@ -284,6 +320,20 @@ class RolloutPool:
     def open_turns(self) -> dict[int, Turn]:
         """All turns that are not over, by action."""
         return {action: one.turns[action] for action, one in self._actions.items()}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RolloutPool:
+        """A pool that goes on from this one's turns and learns nothing: what forecasts need.
+        O(turns that are not over + trajectories at C's speed)."""
+        twin = copy(self)
+        twin.counts, twin.router = copy(self.counts), self.router.twin()
+        twin._numbers = {one.number: replace(one, turns=dict(one.turns), signals=list(one.signals),
+                                             decisions=[]) for one in self._actions.values()}
+        twin._actions = {a: twin._numbers[one.number] for a, one in self._actions.items()}
+        twin._names = {(one.client, one.name): one for one in twin._numbers.values()
+                       if not one.gone}
+        twin.queues = self.queues.twin(n for n, one in twin._numbers.items() if not one.gone)
+        twin._closed, twin._pauses = dict(self._closed), dict(self._pauses)
+        return twin
 
     def check(self) -> None:
         """The laws: every turn waits or is placed exactly once, the first of its trajectory only;

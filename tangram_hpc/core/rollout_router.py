@@ -219,6 +219,15 @@ class Router:
         self._kv.pop(request, None)
         self.leave(request)
 
+    def twin(self) -> Router:
+        """One that goes on from here by itself."""
+        twin = Router(self._cost)
+        twin._instances, twin._at, twin._kv = (dict(self._instances), dict(self._at),
+                                               dict(self._kv))
+        twin._on = {number: dict(there) for number, there in self._on.items()}
+        twin._line = dict(self._line)
+        return twin
+
     def check(self, settled: bool = True) -> None:
         """The laws; `settled`: also that nobody waits who could be placed."""
         for id_, there in self._on.items():

@@ -25,7 +25,7 @@ from .ending import ending
 from .ledger import ActionEntry, ClientEntry, LeaseEntry, Ledger, NodeEntry
 from .placers.base import Placement, Placer
 from .restart import Restart
-from .rollout_facts import deal
+from .rollout_facts import deal, next_deal
 from .service_facts import declare, load, restored
 from .session_life import Away, lapsed, next_lapse
 from .snapshot import snapshot
@@ -63,6 +63,8 @@ class Scheduler(Restart):
             ev.ServiceLoaded: self._service_loaded,
             ev.RolloutsDeclared: self._rollouts_declared,
             ev.TurnRouted: self._turn_routed,
+            ev.RolloutServiceClosed: self._service_closed,
+            ev.RolloutServiceTried: self._service_tried,
             ev.ToolReturned: self._tool_returned,
             ev.TrajectoryEnded: self._trajectory_ended,
             ev.SessionRequested: self._session_requested,
@@ -119,10 +121,10 @@ class Scheduler(Restart):
 
     def next_deadline(self) -> int:
         """When `plan` has something to do although nothing happens (epoch ns); 0 for never: a
-        grace, a session's patience or a node's allocation ends, a token comes, the placer or
-        `elastic` wants to look."""
+        grace, a session's patience or a node's allocation ends, a token comes, a rollout service
+        is to be tried again, the placer or `elastic` wants to look."""
         dues = (self._place_due(), next_lapse(self.ledger), self.ledger.next_end,
-                self.elastic.due_at(self.ledger))
+                self.elastic.due_at(self.ledger), next_deal(self.ledger))
         return min((at for at in dues if at), default=0)
 
     def _place_due(self) -> int:

@@ -328,6 +328,21 @@ class TurnRouted(Event, frozen=True, tag="turn-routed"):
     move_ns: int
 
 
+class RolloutServiceClosed(Event, frozen=True, tag="rollout-service-closed"):
+    """A service of a pool cannot be brought to its GPUs: no turn is dealt to it before `until`."""
+
+    pool: str
+    service: str
+    until: int
+
+
+class RolloutServiceTried(Event, frozen=True, tag="rollout-service-tried"):
+    """Turns are dealt to such a service again."""
+
+    pool: str
+    service: str
+
+
 class ToolReturned(Event, frozen=True, tag="tool-returned"):
     """A client's word that a tool which ran elsewhere returned to one of its trajectories."""
 
@@ -390,6 +405,8 @@ AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     SessionPacked,
     RolloutsDeclared,
     TurnRouted,
+    RolloutServiceClosed,
+    RolloutServiceTried,
     ToolReturned,
     TrajectoryEnded,
 ]

@@ -26,7 +26,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
         gpu_max_mem_mib: the most memory that was taken on its GPUs, by whomever.
         energy_mj: its part of what its GPUs drew: an estimate, counters are per device.
         cost_micro: what a call of an endpoint cost, in millionths of its caller's unit.
-        pushed: how its endpoint pushed back: 0, FALTERED or THROTTLED.
+        pushed: how its endpoint pushed back: 0, FALTERED or THROTTLED; of a call of a service,
+            FALTERED: the service cannot be brought to its GPUs, so the call is not to blame.
         retry_after_ns: how long that endpoint wants to be left alone.
         returned: bytes that it gave back, their wrapping of a few bytes included.
     """

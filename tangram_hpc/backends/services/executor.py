@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ...domain.outcome import Outcome
-from ...domain.service import ServiceSpec, service_of
+from ...domain.service import FALTERED, ServiceSpec, service_of
 from ...domain.states import ActionState
 from ...errors import InvalidInput
 from ...ports import (
@@ -184,13 +184,14 @@ class ServiceExecutor:
         except ServiceDied as error:
             lane.deaths += not called
             if lane.deaths >= DEATHS_MAX:
-                self._fail(batch, ActionState.FAILED, f"its copies die on their way: {error}")
+                self._fail(batch, ActionState.FAILED, f"its copies die on their way: {error}",
+                           FALTERED)
             else:
                 self._again(lane, batch, str(error), called)
         except OutOfDeviceMemory as error:
             self._fail(batch, ActionState.OUT_OF_MEMORY, f"it does not fit on its GPUs: {error}")
         except ServiceRefused as error:
-            self._fail(batch, ActionState.FAILED, str(error))
+            self._fail(batch, ActionState.FAILED, str(error), FALTERED)
 
     def _begin(self, call: Call, block: Block) -> None:
         if self._meter is not None:
@@ -257,10 +258,11 @@ class ServiceExecutor:
             else:
                 lane.calls.appendleft(call)
 
-    def _fail(self, batch: Sequence[Call], state: ActionState, why: str) -> None:
+    def _fail(self, batch: Sequence[Call], state: ActionState, why: str, pushed: int = 0) -> None:
+        """`pushed`: FALTERED where the service is to blame and not these calls."""
         for call in batch:
             if call.order.lease in self._of:
-                self._end(call, Outcome(state, reason=why))
+                self._end(call, Outcome(state, reason=why, pushed=pushed))
 
     def _end(self, call: Call, outcome: Outcome, payload: bytes | None = None) -> None:
         lease = call.order.lease

@@ -1,0 +1,271 @@
+"""Rollout pools through a real broker, worker and sandboxes. What serves the turns is called fake:
+it computes nothing; tools are real commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tangram_hpc
+from tangram_hpc import LocalCluster
+from tangram_hpc.accounting.fields import as_json
+from tangram_hpc.accounting.record import fold
+from tangram_hpc.backends.cmlfq_file import TreeFiles
+from tangram_hpc.backends.journal import read_journal, read_journals
+from tangram_hpc.cli import main as cli
+from tangram_hpc.config import load_config
+from tangram_hpc.core.cmlfq import CausalTree
+from tangram_hpc.rollouts import Rollouts, rollouts_spec
+
+FAKE = {"backend": "fake", "call_s": 0.002}
+POOL = {"buckets": [{"services": ["s0", "s1"], "upto": 1_000, "context_max": 8_000},
+                    {"services": "big", "context_max": 30_000}], "least": 2}
+SLOW = {"buckets": [{"services": "slow", "running_max": 1, "queue_max": 1, "context_max": 500}]}
+PASS, FAIL = "exit 0", "echo 1 failed; exit 1"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(cpus=2, devices="fake:4", home=tmp_path_factory.mktemp("home")) as one:
+        for name in ("s0", "s1", "big", "slow"):
+            one.register_service(name, FAKE)
+        yield one
+
+
+def turn(cluster: LocalCluster, pool: str, trajectory: str, generated: int) -> str:
+    """One turn; the service that it went to."""
+    future = cluster.rollout(pool, "sample", trajectory=trajectory, prompt="a task",
+                             context=100 + generated, generated=generated)
+    assert future.result(30)["fake"]
+    return future.route.service
+
+
+def play(cluster: LocalCluster, pool: str, trajectory: str, tests: str, told: bool) -> str:
+    """A turn, its tests in a sandbox, a second turn; where that went."""
+    assert turn(cluster, pool, trajectory, 0) in ("s0", "s1")
+    with cluster.session(trusted=True, trajectory=trajectory if told else "") as session:
+        session.exec(tests, name="tests").result(30)
+    return turn(cluster, pool, trajectory, 200)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_a_sandbox_returned_moves_a_trajectory_and_silence_does_not(
+        cluster: LocalCluster, told: bool) -> None:
+    pool = f"told-{told}"
+    cluster.register_rollouts(pool, POOL)
+    cluster.register_rollouts(pool, Rollouts(**POOL))  # as every rank does
+    for n in range(4):
+        name = f"{pool}-{n}"
+        play(cluster, pool, name, FAIL if n % 2 else PASS, told)
+        cluster.trajectory_ended(pool, name, 9_000 if n % 2 else 300, epoch=n)
+    assert play(cluster, pool, f"{pool}-fails", FAIL, told) == ("big" if told else "s0")
+    assert play(cluster, pool, f"{pool}-passes", PASS, told) in ("s0", "s1")
+    seen = next(p for p in cluster.ask("rollouts")["rollouts"] if p["name"] == pool)
+    assert (seen["turns"], seen["ended"], seen["trajectories"]) == (12, 4, 2)
+    assert seen["judged"] == 8 and 0 < seen["accuracy"] < 1
+
+
+def test_functions_grants_and_tools_that_ran_elsewhere_count_too(cluster: LocalCluster) -> None:
+    cluster.register_rollouts("elsewhere", POOL)
+    web = cluster.register_endpoint("web", concurrency=2)
+
+    async def page() -> str:
+        return "x" * 5_000
+    for n in range(4):
+        name, long = f"e-{n}", n % 2 == 1
+        turn(cluster, "elsewhere", name, 0)
+        if n < 2:
+            cluster.tool_returned("elsewhere", name, "search", 5_000 if long else 10)
+        elif n == 2:
+            cluster.submit(lambda size: "x" * size, 10, name="search", trajectory=name).result(30)
+        else:
+            asyncio.run(web.request(page, name="search", trajectory=name))
+        turn(cluster, "elsewhere", name, 200)
+        cluster.trajectory_ended("elsewhere", name, 9_000 if long else 300)
+    turn(cluster, "elsewhere", "e-new", 0)
+    with web.slot("search", trajectory="e-new") as slot:
+        slot.returned = 5_000
+    assert turn(cluster, "elsewhere", "e-new", 200) == "big"
+    cluster.trajectory_ended("elsewhere", "e-new")
+    with pytest.raises(tangram_hpc.InvalidInput, match="status: 'sad' is not one of success"):
+        cluster.tool_returned("elsewhere", "e-new", "search", 1, "sad")
+    with pytest.raises(tangram_hpc.InvalidInput, match="no rollout pool 'nowhere' is declared"):
+        cluster.trajectory_ended("nowhere", "e-new")
+
+
+def test_a_full_pool_makes_turns_wait_and_says_so(
+        cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.register_rollouts("slow", SLOW)
+    turns = [cluster.rollout("slow", "hang", trajectory=n, prompt=n, context=10, generated=0)
+             for n in range(4)]
+    monkeypatch.setenv("TANGRAM_ACCESS", str(cluster.access))
+    assert cli(["explain", turns[3].id]) == 0
+    said = capsys.readouterr().out
+    assert "RolloutsFull" in said and "behind 1 in the line of pool slow: slow 2 of 2" in said
+    assert cli(["info"]) == 0
+    said = capsys.readouterr().out
+    assert "ROLLOUTS slow" in said and "2 turns waiting" in said and "2/1+1" in said
+    for future in turns:
+        future.cancel()
+    deadline = time.monotonic() + 30
+    while any(not future.done() for future in turns) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert all(future.cancelled() for future in turns)
+    after = cluster.rollout("slow", "sample", trajectory="after", prompt=1, context=10, generated=0)
+    assert after.result(30)["fake"] and after.route.service == "slow"
+    with pytest.raises(tangram_hpc.InfeasibleRequest, match="context: 501 tokens fit on no"):
+        cluster.rollout("slow", "sample", trajectory="x", prompt=1, context=501, generated=0
+                        ).result(30)
+
+
+def test_what_is_wrong_is_said_in_one_line(cluster: LocalCluster) -> None:
+    cluster.register_rollouts("right", POOL)
+    for fields, text in (({"buckets": []}, "rollouts p: buckets: Tuple should have at least 1"),
+                         ({**POOL, "edges": 1}, "rollouts p: edges: Extra inputs"),
+                         ({"buckets": [{"services": "s0", "upto": 5}]}, "rollouts p: upto: every"),
+                         ({"buckets": [{"services": "s9"}]}, "rollouts p: services: no service")):
+        with pytest.raises(tangram_hpc.InvalidInput) as told:
+            cluster.register_rollouts("p", fields)
+        assert str(told.value).startswith(text) and "\n" not in str(told.value)
+    with pytest.raises(tangram_hpc.InvalidInput, match="declared already, and not like this"):
+        cluster.register_rollouts("right", {**POOL, "worth": 2})
+    with pytest.raises(tangram_hpc.InvalidInput, match="generated: -1 is not a whole number"):
+        cluster.rollout("right", "sample", trajectory="x", prompt=1, context=1, generated=-1)
+
+
+def test_pools_of_the_config_file(tmp_path: Path) -> None:
+    (tmp_path / "tangram.toml").write_text(
+        '[[rollouts.policy.buckets]]\nservices = ["s0"]\nupto = 500\n'
+        '[[rollouts.policy.buckets]]\nservices = "big"\n')
+    config = load_config({}, folder=tmp_path)
+    spec = rollouts_spec("policy", config.rollouts["policy"])
+    assert spec.edges == (500,) and [s.name for s in spec.services] == ["s0", "big"]
+
+
+def test_a_folder_that_cannot_keep_what_is_learned_is_refused(cluster: LocalCluster,
+                                                              tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(tangram_hpc.InvalidInput, match="file/trees: Not a directory; name a fold"):
+        cluster.register_rollouts("kept", {**POOL, "tree": str(tmp_path / "file" / "trees")})
+    (tmp_path / "1.cmlfq.json").write_text("{}")
+    with pytest.raises(tangram_hpc.InvalidInput, match=r"1\.cmlfq\.json: cmlfq: not a saved tree"):
+        cluster.register_rollouts("kept", {**POOL, "tree": str(tmp_path)})
+
+
+def test_a_folder_that_goes_away_is_told_of_and_ends_nothing(tmp_path: Path) -> None:
+    files, tree = TreeFiles("7"), CausalTree()
+    folder = tmp_path / "trees"
+    assert files.load(str(folder)) == (None, None)
+    tree.learn(1, 0, (), (), 10)
+    files.save(str(folder), tree)
+    files.close()
+    everything, own = files.load(str(folder))
+    assert everything.plain() == own.plain() == tree.plain() and files.trouble(str(folder)) == ""
+    shutil.rmtree(folder)
+    folder.write_text("")
+    files.save(str(folder), tree)
+    files.close()
+    assert "name a folder that this user may write" in files.trouble(str(folder))
+
+
+@pytest.mark.long
+def test_what_was_learned_is_there_for_the_next_job_and_in_the_accounting(tmp_path: Path) -> None:
+    config = {**POOL, "tree": str(tmp_path / "trees")}
+    with LocalCluster(cpus=1, devices="fake:3", home=tmp_path) as first:
+        for name in ("s0", "s1", "big"):
+            first.register_service(name, FAKE)
+        first.register_rollouts("p", config)
+        for n in range(4):
+            play(first, "p", f"t{n}", FAIL if n % 2 else PASS, True)
+            first.trajectory_ended("p", f"t{n}", 9_000 if n % 2 else 300, epoch=n)
+        first.ask("info")
+    rows = [as_json(r) for r in fold(read_journal(first.folder / "journal")).records.values()]
+    routes = [row["route"]["how"] for row in rows if row["route"]]
+    assert routes[::2] == ["prefill"] * 4 and routes[1] == "stay"
+    assert all(row["key"] == "service:" + row["route"]["service"] for row in rows if row["route"])
+    assert sum(row["trajectory"] == "t0" for row in rows) == 3  # two turns and a tool
+    assert [p.name for p in (tmp_path / "trees").iterdir()] == [f"{first.job}.cmlfq.json"]
+    with LocalCluster(cpus=1, devices="fake:3", home=tmp_path) as second:
+        for name in ("s0", "s1", "big"):
+            second.register_service(name, FAKE)
+        with pytest.raises(tangram_hpc.InvalidInput, match="learned with other settings"):
+            second.register_rollouts("p", {**config, "depth": 3})
+        second.register_rollouts("p", config)
+        assert play(second, "p", "new", FAIL, True) == "big"
+        second.trajectory_ended("p", "new", 9_000, epoch=0)
+        second.ask("info")
+    assert len(list((tmp_path / "trees").iterdir())) == 2
+
+
+@pytest.mark.long
+def test_a_turn_with_a_name_outlives_its_broker(tmp_path: Path) -> None:
+    first = LocalCluster(cpus=1, devices="fake:3", home=tmp_path)
+    first.start()
+    for name in ("s0", "s1", "big"):
+        first.register_service(name, FAKE)
+    first.register_rollouts("p", POOL)
+    lost = first.rollout("p", "hang", trajectory="lost", prompt=1, context=1, generated=0)
+    hang = first.rollout("p", "sample", trajectory="kept", prompt=1, context=1, generated=0,
+                         once="kept", length=0)
+    hang.result(30)
+    waits = first.rollout("p", "hang", trajectory="waits", prompt=1, context=1, generated=0,
+                          once="waits", timeout=1.0)
+    while first.ask("rollouts")["rollouts"][0]["turns"] < 3:
+        time.sleep(0.01)
+    first._children[0].kill()
+    for child in first._children:
+        child.wait(30)
+    first.close()
+    assert lost.cancelled() and waits.cancelled()
+    with LocalCluster(cpus=1, devices="fake:3", home=tmp_path, job=first.job) as again:
+        for name in ("s0", "s1", "big"):
+            again.register_service(name, FAKE)
+        again.register_rollouts("p", POOL)
+        same = again.rollout("p", "hang", trajectory="waits", prompt=1, context=1, generated=0,
+                             once="waits", timeout=1.0)
+        with pytest.raises(tangram_hpc.ActionFailed, match="TIMEOUT"):
+            same.result(60)
+        assert again.rollout("p", "sample", trajectory="kept", prompt=1, context=1, generated=0,
+                             once="kept").result(30)["fake"]
+        assert turn(again, "p", "kept", 10) in ("s0", "s1")
+        pool = again.ask("rollouts")["rollouts"][0]
+        assert pool["waiting"] == 0 and all(s["load"] == 0 for s in pool["services"])
+    assert len(list(read_journals(again.folder))) > 0
+
+
+@pytest.mark.long
+def test_a_turn_leaves_a_service_that_cannot_be_reached(tmp_path: Path) -> None:
+    with LocalCluster(cpus=1, devices="fake:2", home=tmp_path) as cluster:
+        nowhere = {"backend": "http", "url": "http://127.0.0.1:9", "gpus": [1]}
+        cluster.register_service("nowhere", nowhere)
+        cluster.register_service("s0", FAKE)
+        cluster.register_rollouts("p", {"buckets": [{"services": ["nowhere", "s0"]}]})
+        turns = [cluster.rollout("p", "sample", trajectory=n, prompt=n, context=1, generated=0)
+                 for n in range(4)]
+        assert all(future.result(60)["fake"] for future in turns)
+        assert {future.route.service for future in turns} == {"s0"}
+        assert max(future.details.attempt for future in turns) == 2
+        seen = cluster.ask("rollouts")["rollouts"][0]["services"]
+        assert not seen[0]["stands"] and seen[0]["closed_s"] > 0 and seen[1]["stands"]
+
+
+@pytest.mark.long
+def test_a_wrong_pool_of_the_config_file_ends_the_start_in_order(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, scratch = tmp_path / "tangram.toml", tmp_path / "scratch"
+    scratch.mkdir()
+    config.write_text('[[rollouts.policy.buckets]]\nservices = "nobody"\n')
+    monkeypatch.setenv("TANGRAM_CONFIG", str(config))
+    cluster = LocalCluster(cpus=1, home=tmp_path / "home", scratch=scratch)
+    with pytest.raises(tangram_hpc.BrokerUnreachable):
+        cluster.start()
+    said = (cluster.folder / "broker.log").read_text()
+    assert "rollouts policy: services: no service 'nobody' is declared" in said
+    assert "Traceback" not in said and list(scratch.iterdir()) == []
