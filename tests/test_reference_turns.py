@@ -195,7 +195,7 @@ def test_the_least_loaded_service_is_asked() -> None:
 
 def step_of(client: _FakeClient, router: bool) -> tuple[Batch, Routes]:
     """A step of 5 prompts of 2 trajectories each."""
-    ways = routes(client, router)
+    ways = routes(client, router, "policy")
     rollouts = Rollouts(client, ways, sandboxes=2, group=2, seed=7)
     batch = rollouts.begin(2, [(n, "1=") for n in range(5)], 0)
     rollouts.half(batch)

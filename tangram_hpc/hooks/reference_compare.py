@@ -1,7 +1,8 @@
 """The reference trainer with hybrid pool and router on and off, over the same seed.
 
-Law: four runs one after another, alike in all else; what was measured is told as it was. Nothing is
-averaged over seeds: two runs of one kind differ, as turns land in another order.
+Law: four runs one after another on one cluster, alike in all else, each from the untrained weights;
+what was measured is told as it was. Nothing is averaged over seeds: two runs of one kind differ, as
+turns land in another order, and the first finds its services unloaded.
 """
 
 from __future__ import annotations
@@ -13,22 +14,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .reference_trainer import Plan, run
+from .reference_trainer import Plan, cluster_of, run_on
 
 STEPS = 12
+_KINDS = ((False, False), (False, True), (True, False), (True, True))  # router, pool
 _SHOWN = ("reward_first", "reward_last", "solved_last", "step_s", "train_s", "rollout_s")
 
 
 def compare(plan: Plan) -> dict[str, Any]:
     """Runs of this plan with both off, the pool on, the router on, both on; each run's figures, and
-    seconds in all. Raises as `run`."""
+    seconds in all. Raises as `run_on`."""
     began, told = time.monotonic(), []
-    for router in (False, True):
-        for pool in (False, True):
-            with tempfile.TemporaryDirectory() as folder:
-                one = replace(plan, folder=str(Path(folder)), router=router,
-                              lend=(1, max(2, plan.steps * 3 // 4)) if pool else ())
-                told.append(run(one))
+    with tempfile.TemporaryDirectory() as folder:
+        plan = replace(plan, folder=folder, served=folder)
+        with cluster_of(plan) as cluster:
+            for number, (router, pool) in enumerate(_KINDS):
+                told.append(run_on(cluster, replace(
+                    plan, folder=str(Path(folder, f"run-{number}")), router=router,
+                    lend=(1, max(2, plan.steps * 3 // 4)) if pool else (),
+                    base=number * (plan.steps + 2))))
                 print(f"pool {_word(pool)}, router {_word(router)}: done after "
                       f"{time.monotonic() - began:.0f} s", file=sys.stderr)
     return {"seed": plan.seed, "steps": plan.steps, "wall_s": round(time.monotonic() - began, 1),

@@ -72,15 +72,18 @@ class Trainer:
         self._plan = plan
         self._client = tangram_hpc.connect(name="trainer")
         comm = self._comm = tangram_hpc.comm
-        self._fresh = Path(plan.folder, "fresh")
-        model = str(Path(plan.folder, "model"))
+        self._fresh = Path(plan.served, "fresh")
+        model = str(Path(plan.served, "model"))
         self._policy = Policy(Path(model), plan.device)
         self._params, self._adam = self._policy.vector(), Adam(plan.lr)
+        if plan.base and comm.rank == 0:  # whoever serves has another run's weights
+            publish(self._fresh, plan.base, self._policy.named(self._params))
+        settle(comm.Ibarrier())
         for name, degree in SERVICES.items():  # the same from each rank: harmless
             self._client.register_service(name, {
                 "backend": "torch", "model": model, "fresh": str(self._fresh), "threads": degree,
                 "max_len": LONGEST, "batch_wait_ms": 8, "batch": 256})
-        self._routes: Routes = routes(self._client, plan.router)
+        self._routes: Routes = routes(self._client, plan.router, f"policy-{plan.base}")
         self._rollouts = Rollouts(self._client, self._routes, plan.sandboxes, plan.group, plan.seed)
         self._planned = Planned(comm.size, plan.slots, 1, plan.prompts * plan.group * comm.size,
                                 plan.hidden) if plan.planner else None
@@ -114,14 +117,15 @@ class Trainer:
             requests = self._requests(batch)
             self._params = self._adam.step(self._params, sums[:-_COUNTS] / sums[-_COUNTS])
             if self._comm.rank == 0:
-                publish(self._fresh, step + 1, self._policy.named(self._params))
+                publish(self._fresh, plan.base + step + 1, self._policy.named(self._params))
             now = time.monotonic()
             helped, rollout_s = len(counted.counting), float(sums[-1] / self._comm.size)
             self._signal(step, helped, now - rolled, rollout_s, requests)
             count, reward, solved, turns = (float(each) for each in sums[-_COUNTS:-1])
             told.append({"step": step, "reward": reward / count, "solved": solved / count,
                          "turns": turns / count, "step_s": now - began, "train_s": now - rolled,
-                         "rollout_s": rollout_s, "stale": batch.oldest, "replicas": helped})
+                         "rollout_s": rollout_s, "replicas": helped,
+                         "stale": plan.base + step - batch.oldest})
         self._rollouts.finish(coming)
         return told
 
@@ -142,7 +146,7 @@ class Trainer:
         plan, rank = self._plan, self._comm.rank
         every = task.prompts(step, plan.prompts * self._comm.size, plan.seed)
         mine = [(n, prompt) for n, prompt in enumerate(every) if n % self._comm.size == rank]
-        return self._rollouts.begin(step, mine, max(0, step - plan.stale))
+        return self._rollouts.begin(step, mine, plan.base + max(0, step - plan.stale))
 
     def _reduced(self, total: np.ndarray, more: list[float]) -> np.ndarray:
         sums = np.concatenate([total.astype(np.float64), more])

@@ -56,8 +56,8 @@ class Batch:
 
     @property
     def oldest(self) -> int:
-        """Steps by which the oldest weights lag behind those it trains."""
-        return self.step - min(one.trajectory.version for one in self.lives)
+        """The version of the oldest weights that wrote any of it."""
+        return min(one.trajectory.version for one in self.lives)
 
 
 class Rollouts:

@@ -12,10 +12,8 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 SERVICES = {"rollout-1": 1, "rollout-2": 2}  # of the policy, and the degree of each
-POOL = "policy"
 EDGE = 6  # tokens left: one more turn and no second one
 _RUNNING = 64  # turns that a service is given at once
-_STEP_MS = 2.0  # of degree 1; only their ratio counts
 _EPOCHS = 4  # train_steps of which lengths are remembered: a policy that learns gets shorter
 
 
@@ -45,9 +43,15 @@ class Routes(Protocol):
         ...
 
 
-def routes(client: Any, router: bool) -> Routes:
-    """The routes of one rank; `router`: by what tools returned."""
-    return Routed(client, SERVICES) if router else LeastLoaded(client, SERVICES)
+def routes(client: Any, router: bool, pool: str) -> Routes:
+    """The routes of one rank; `router`: by what tools returned, in a rollout pool of this name."""
+    return Routed(client, SERVICES, pool) if router else LeastLoaded(client, SERVICES)
+
+
+def _costs(degree: int) -> dict[str, float]:
+    """What the router believes of a service; of a batch of 17 turns 1.1 ms a step was seen."""
+    return {"running_max": _RUNNING, "step_ms": 1.0 / degree, "request_us": 30.0 / degree,
+            "prefill_us": 10.0 / degree}
 
 
 class LeastLoaded:
@@ -96,26 +100,23 @@ class Routed:
     """The broker's router: buckets by what is left of a trajectory, the larger degree for who has
     more than one turn before it. What tools return it sees by itself, as they are its actions."""
 
-    def __init__(self, client: Any, degrees: dict[str, int]) -> None:
-        self._client = client
+    def __init__(self, client: Any, degrees: dict[str, int], pool: str) -> None:
+        self._client, self._pool = client, pool
         self._turns: Counter[str] = Counter()
         self._wanted: dict[str, list[tuple[int, int]]] = {}  # decisions of those under way
         self._judged = self._right = self._long = 0
         self._lock = threading.Lock()  # answers come in the client's thread
         small, large = sorted(degrees, key=lambda name: degrees[name])
-        client.register_rollouts(POOL, {  # the same from each rank: harmless
-            "buckets": [
-                {"services": small, "upto": EDGE, "running_max": _RUNNING,
-                 "step_ms": _STEP_MS / degrees[small]},
-                {"services": large, "running_max": _RUNNING,
-                 "step_ms": _STEP_MS / degrees[large]}],
+        client.register_rollouts(pool, {  # the same from each rank: harmless
+            "buckets": [{"services": small, "upto": EDGE, **_costs(degrees[small])},
+                        {"services": large, **_costs(degrees[large])}],
             "epochs": _EPOCHS})
 
     def ask(self, trajectory: str, prompt: str, context: list[int], generated: int,
             **options: Any) -> Future[Any]:
         """See `Routes.ask`."""
         call: Future[Any] = self._client.rollout(
-            POOL, "sample", trajectory=trajectory, prompt=prompt, context=len(context),
+            self._pool, "sample", trajectory=trajectory, prompt=prompt, context=len(context),
             generated=generated, prompts=[context], **options)
         call.add_done_callback(lambda done: self._left(done, trajectory, generated))
         return call
@@ -132,7 +133,7 @@ class Routed:
                 self._judged += 1
                 self._right += truly == wanted
                 self._long += truly
-        self._client.trajectory_ended(POOL, trajectory, generated, epoch=step)
+        self._client.trajectory_ended(self._pool, trajectory, generated, epoch=step)
 
     def tally(self) -> dict[str, int]:
         """See `Routes.tally`. `judged`: turns after a tool's return of trajectories that have
@@ -144,7 +145,8 @@ class Routed:
     def told(self) -> dict[str, Any]:
         """What came of the pool's decisions; each trajectory's first is always the smallest
         bucket, and counts here too."""
-        told = next(one for one in self._client.ask("rollouts")["rollouts"] if one["name"] == POOL)
+        told = next(one for one in self._client.ask("rollouts")["rollouts"]
+                    if one["name"] == self._pool)
         return {name: told[name] for name in ("turns", "ended", "judged", "accuracy", "moved",
                                               "moved_context", "prefixes")}
 

@@ -17,6 +17,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,6 +51,8 @@ class Plan:
             training starts well within a step and in a tiny one does not; 0: not at all.
         slots: devices that the services and the replica share.
         device: of the core's ranks and the replica.
+        served: where model and newer weights lie that the services have; the folder, if empty.
+        base: the version that this run's first weights have; not 0 where others were served before.
     """
 
     folder: str
@@ -67,6 +71,8 @@ class Plan:
     slots: int = 3
     sandboxes: int = 4
     device: str = "cpu"
+    served: str = ""
+    base: int = 0
 
     def __post_init__(self) -> None:
         """Raises InvalidInput: a field makes no sense; names it."""
@@ -88,32 +94,46 @@ class Plan:
         return bool(self.lend) or self.planner
 
 
-def run(plan: Plan) -> dict[str, Any]:
-    """Trains on a cluster of this machine's own; the figures.
-
-    Raises:
-        TangramError: a rank failed; the message holds the end of its words.
-    """
+@contextmanager
+def cluster_of(plan: Plan) -> Iterator[LocalCluster]:
+    """A cluster of this machine's own on which this plan can run, and others that differ from it
+    in what is on and off. The untrained model is made in the plan's folder."""
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise MissingExtra(f"the reference trainer needs {', '.join(missing)}; "
                            "pip install 'tangram-hpc[torch,mpi]'")
     from .reference_model import make_policy
 
-    folder = Path(plan.folder)
-    make_policy(folder / "model", plan.seed, plan.hidden)
-    (folder / "plan.json").write_text(json.dumps(asdict(plan)))
+    make_policy(Path(plan.folder) / "model", plan.seed, plan.hidden)
     with LocalCluster(max(4, plan.ranks * 2), devices=f"cpu:{plan.slots}", mem_mib=8192,
-                      home=folder / "home") as cluster:
-        environ = {**os.environ, "TANGRAM_ACCESS": str(cluster.access), "TANGRAM_GATEWAY": "1",
-                   "TANGRAM_WORLD_SIZE": str(plan.ranks + 1), "OMP_NUM_THREADS": "1"}
-        python = [sys.executable, "-m"]
-        words = [mpiexec(), "-n", str(plan.ranks), *python, _RANK,
-                 str(folder / "plan.json"), ":", "-n", "1", *python, "tangram_hpc", "gateway"]
-        log = folder / "ranks.log"
-        with open(log, "wb") as file:
-            world = subprocess.run(words, env=environ, stdin=subprocess.DEVNULL, stdout=file,
-                                   stderr=file, check=False)
-    out = folder / "out.json"
+                      home=Path(plan.folder) / "home") as cluster:
+        yield cluster
+
+
+def run(plan: Plan) -> dict[str, Any]:
+    """Trains on a cluster of this machine's own; the figures. Raises as `run_on`."""
+    with cluster_of(plan) as cluster:
+        return run_on(cluster, plan)
+
+
+def run_on(cluster: LocalCluster, plan: Plan) -> dict[str, Any]:
+    """Trains there; the figures.
+
+    Raises:
+        TangramError: a rank failed; the message holds the end of its words.
+    """
+    folder = Path(plan.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "plan.json").write_text(json.dumps(
+        {**asdict(plan), "served": plan.served or plan.folder}))
+    environ = {**os.environ, "TANGRAM_ACCESS": str(cluster.access), "TANGRAM_GATEWAY": "1",
+               "TANGRAM_WORLD_SIZE": str(plan.ranks + 1), "OMP_NUM_THREADS": "1"}
+    python = [sys.executable, "-m"]
+    words = [mpiexec(), "-n", str(plan.ranks), *python, _RANK,
+             str(folder / "plan.json"), ":", "-n", "1", *python, "tangram_hpc", "gateway"]
+    log, out = folder / "ranks.log", folder / "out.json"
+    with open(log, "wb") as file:
+        world = subprocess.run(words, env=environ, stdin=subprocess.DEVNULL, stdout=file,
+                               stderr=file, check=False)
     if world.returncode != 0 or not out.exists():
         tail = log.read_text(errors="replace").strip()[-1500:]
         raise TangramError(f"the ranks failed (status {world.returncode}): {tail}")
