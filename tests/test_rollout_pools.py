@@ -15,7 +15,7 @@ from tangram_hpc.broker.explain import explain
 from tangram_hpc.broker.tell_rollouts import rollouts
 from tangram_hpc.cli.explain import lines
 from tangram_hpc.core.admission import reason, refusal
-from tangram_hpc.core.cmlfq import CausalTree, Signal
+from tangram_hpc.core.cmlfq import CausalTree, Cmlfq, Signal, bucket_of
 from tangram_hpc.core.forecast import forecast
 from tangram_hpc.core.placers.registry import make_placer
 from tangram_hpc.core.quota_facts import finished
@@ -32,6 +32,7 @@ from tangram_hpc.domain.rollouts import RolloutsSpec, Turn
 from tangram_hpc.domain.service import FALTERED, ServiceSpec
 from tangram_hpc.domain.states import ENDED, ActionState
 from tangram_hpc.rollouts import rollouts_spec
+from tangram_hpc.sim.rl_lengths import Source, three_phases
 
 POOL = {"buckets": [{"services": ["s0", "s1"], "upto": 1_000, "running_max": 1, "queue_max": 1,
                      "context_max": 8_000},
@@ -129,6 +130,40 @@ def test_a_failing_tool_moves_a_trajectory_to_the_larger_bucket(told: bool) -> N
     told_of = rollouts(world.scheduler, "job", world.now)["rollouts"][0]
     assert told_of["turns"] == 20 and told_of["ended"] == 8 and told_of["judged"] == 16
     assert told_of["waiting"] == 0 and told_of["trajectories"] == 2
+
+
+def test_a_pool_decides_and_learns_what_cmlfq_alone_does() -> None:
+    """Over whole trajectories of the generator of `bench/bench_routing.py`."""
+    world = site(least=4, payload_edges=(1_000, 12_000))
+    pool = world.pool
+    alone = Cmlfq(CausalTree(shape_of(pool.spec)), pool.spec.edges)
+    source, action, right = Source(three_phases(0.06, 8), 3), 0, 0
+    for epoch in range(3):
+        for prompt in range(8):
+            for sample in range(3):
+                one = source.trajectory(prompt, 9 * epoch + sample, 0.5)
+                name, number, done, bucket = f"{epoch}-{prompt}-{sample}", action, 0, 0
+                alone.started(number, prompt)
+                for step in (*one.turns, None):
+                    action += 1
+                    pool.wanted(action, 1, Turn("p", name, prompt, 100, done), action)
+                    _, route = pool.next()
+                    routed = pool.routed(route)
+                    pool.dealt(action, routed)
+                    assert routed.wanted == bucket
+                    right += bucket == bucket_of(pool.spec.edges, one.generated - done)
+                    pool.over(action, action)
+                    if step is not None:
+                        done += step.generated
+                        signal = alone.tree.shape.signal(step.tool, step.chars, step.status)
+                        pool.signal(1, name, signal, action)
+                        bucket = alone.returned(number, signal, done)
+                alone.ended(number, one.generated, epoch)
+                pool.ended(1, name, one.generated, epoch)
+    assert pool.queues.tree.plain() == alone.tree.plain() == pool.lesson.plain()
+    counts = pool.counts
+    assert counts.judged == counts.turns == action and counts.right == right > action // 2
+    pool.check()
 
 
 def test_a_cancelled_tool_and_one_before_the_first_turn_say_nothing() -> None:

@@ -179,14 +179,14 @@ class Router:
         self._quiet = False
 
     def next(self) -> Route | None:
-        """Where the first goes that can be placed; it still waits. O(line x instances), once for
+        """Where the first goes that can be placed; it still waits. O(line + instances), once for
         as long as nothing changes."""
-        room = sum(i.running_max + i.queue_max for i in self._instances.values())
-        if self._quiet or len(self._at) >= room:
+        if self._quiet or not self._line:
             return None
+        most = max((i.context_max for i in self._instances.values() if self._free(i)), default=-1)
         for ask in self._line.values():
-            if (route := self._choose(ask)) is not None:
-                return route
+            if ask.context <= most:
+                return self._choose(ask)
         self._quiet = True
         return None
 
@@ -245,14 +245,9 @@ class Router:
     def _advance(self) -> list[Route]:
         """Places who waits, first come first; one whose context fits nowhere now blocks nobody."""
         placed = []
-        for ask in list(self._line.values()):
-            if len(self._at) >= sum(i.running_max + i.queue_max
-                                    for i in self._instances.values()):
-                break
-            route = self._choose(ask)
-            if route is not None:
-                self.place(ask.request, route.instance)
-                placed.append(route)
+        while (route := self.next()) is not None:
+            self.place(route.request, route.instance)
+            placed.append(route)
         return placed
 
     def _choose(self, ask: Ask) -> Route | None:
@@ -305,8 +300,10 @@ class Router:
         return sorted(there, key=lambda b: (abs(b - bucket), b < bucket))
 
     def _room(self, instance: RolloutInstance, ask: Ask) -> bool:
-        return (ask.context <= instance.context_max and len(self._on[instance.id])
-                < instance.running_max + instance.queue_max)
+        return ask.context <= instance.context_max and self._free(instance)
+
+    def _free(self, instance: RolloutInstance) -> bool:
+        return len(self._on[instance.id]) < instance.running_max + instance.queue_max
 
     def _step(self, instance: RolloutInstance) -> int:
         """A decode step with one request more than now, ns."""
