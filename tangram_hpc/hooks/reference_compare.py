@@ -16,7 +16,7 @@ from typing import Any
 
 from .reference_trainer import Plan, cluster_of, run_on
 
-STEPS = 12
+STEPS = 10
 _KINDS = ((False, False), (False, True), (True, False), (True, True))  # router, pool
 _SHOWN = ("reward_first", "reward_last", "solved_last", "step_s", "train_s", "rollout_s")
 

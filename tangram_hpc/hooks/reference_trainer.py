@@ -181,7 +181,7 @@ def main() -> None:
     p = argparse.ArgumentParser(prog="python -m tangram_hpc.hooks.reference_trainer")
     for name in ("ranks", "prompts", "group", "seed", "slots", "stale", "hidden"):
         p.add_argument(f"--{name}", type=int, default=getattr(Plan, name))
-    p.add_argument("--steps", type=int, help=f"{Plan.steps}, or 12 to compare")
+    p.add_argument("--steps", type=int, help=f"{Plan.steps}, or 10 to compare")
     p.add_argument("--patience_s", type=float, default=Plan.patience_s, help="see Plan")
     p.add_argument("--lend", default="", help="FROM:TO, the steps for which a replica is lent")
     p.add_argument("--plan", action="store_true", dest="planner",
