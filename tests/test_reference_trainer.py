@@ -138,7 +138,7 @@ def test_the_planner_lends_nothing_to_a_training_that_rollouts_wait_for(tmp_path
     """The split stays; what the planner foretells of a step comes to be what it takes."""
     from tangram_hpc.hooks.reference_trainer import Plan, run
 
-    told = run(Plan(str(tmp_path), steps=14, planner=True))
+    told = run(Plan(str(tmp_path), steps=12, planner=True))
     rising(told)
     plan = told["plan"]
     assert plan["plans"] >= 2 and plan["lent_at_end"] == 0
