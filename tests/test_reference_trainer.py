@@ -114,7 +114,7 @@ def rising(told: dict[str, Any]) -> None:
 @pytest.mark.timeout(1200)
 def test_it_learns_with_pool_and_router_on_and_off() -> None:
     from tangram_hpc.hooks.reference_compare import STEPS, compare, table
-    from tangram_hpc.hooks.reference_trainer import Plan
+    from tangram_hpc.hooks.reference_run import Plan
 
     told = compare(Plan(folder="", steps=STEPS))
     print(table(told))
@@ -136,7 +136,7 @@ def test_it_learns_with_pool_and_router_on_and_off() -> None:
 @pytest.mark.timeout(900)
 def test_the_planner_lends_nothing_to_a_training_that_rollouts_wait_for(tmp_path: Path) -> None:
     """The split stays; what the planner foretells of a step comes to be what it takes."""
-    from tangram_hpc.hooks.reference_trainer import Plan, run
+    from tangram_hpc.hooks.reference_run import Plan, run
 
     told = run(Plan(str(tmp_path), steps=12, planner=True))
     rising(told)
@@ -152,7 +152,7 @@ def test_the_planner_lends_nothing_to_a_training_that_rollouts_wait_for(tmp_path
 @pytest.mark.timeout(900)
 def test_its_replica_is_killed_and_the_training_goes_on(tmp_path: Path) -> None:
     """The action ends with its process, its GPU serves rollouts again, and another life is lent."""
-    from tangram_hpc.hooks.reference_trainer import Plan, run
+    from tangram_hpc.hooks.reference_run import Plan, run
 
     named = tmp_path / "replica.pid"
     killed: list[int] = []

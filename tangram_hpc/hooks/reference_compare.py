@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .reference_trainer import Plan, cluster_of, run_on
+from .reference_run import Plan, cluster_of, run_on
 
 STEPS = 10
 _KINDS = ((False, False), (False, True), (True, False), (True, True))  # router, pool

@@ -38,7 +38,7 @@ from .reference_model import LONGEST, Policy
 from .reference_planning import Planned
 from .reference_rollouts import Batch, Rollouts
 from .reference_routes import SERVICES, Routes, routes
-from .reference_trainer import Plan
+from .reference_run import Plan
 from .reference_turns import credits
 
 LOAN = 1000  # the number of the one member that may be lent
