@@ -18,37 +18,26 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-LETTERS = "0123456789+-*="
-_SPECIAL = ("<pad>", "<s>", "</s>")
-_LONGEST = 32
+from .reference_task import LETTERS, SPECIAL
+
+LONGEST = 64
 CLIP = 0.2
-
-
-def token_of(letter: str) -> int:
-    """The number of a letter."""
-    return len(_SPECIAL) + LETTERS.index(letter)
-
-
-def text_of(tokens: list[int]) -> str:
-    """What these tokens say, up to their end; `?` for a special one in between."""
-    said = tokens[: tokens.index(2)] if 2 in tokens else tokens
-    return "".join(LETTERS[t - len(_SPECIAL)] if t >= len(_SPECIAL) else "?" for t in said)
 
 
 def make_policy(folder: Path, seed: int, hidden: int = 64) -> Path:
     """Writes the untrained model, whole in every way, for the runner of services to load."""
     logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
-    letters = {letter: n for n, letter in enumerate((*_SPECIAL, *LETTERS))}
+    letters = {letter: n for n, letter in enumerate((*SPECIAL, *LETTERS))}
     core = Tokenizer(models.BPE(letters, []))
     core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     core.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", bos_token="<s>",
-                            eos_token="</s>", model_max_length=_LONGEST).save_pretrained(folder)
+                            eos_token="</s>", model_max_length=LONGEST).save_pretrained(folder)
     config = LlamaConfig(
         vocab_size=len(letters), hidden_size=hidden, intermediate_size=2 * hidden,
         num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=_LONGEST, initializer_range=0.1, tie_word_embeddings=True,
+        max_position_embeddings=LONGEST, initializer_range=0.1, tie_word_embeddings=True,
         pad_token_id=0, bos_token_id=1, eos_token_id=2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -82,8 +71,8 @@ class Policy:
 
     def gradient(self, vector: NDArray[Any], samples: list[Any]) -> NDArray[Any]:
         """The sum over samples of the gradient of the loss at these parameters. A sample is a dict:
-        `tokens` (prompt and completion), `begin` (of the completion), `logprobs` (of its tokens,
-        by the weights that drew them), `advantage`."""
+        `tokens` (a whole trajectory); of each of them `learnt` (the model wrote it), `logprobs` (by
+        the weights that drew it) and `advantage`."""
         if not samples:
             return np.zeros_like(vector)
         with torch.no_grad():
@@ -98,22 +87,25 @@ class Policy:
 
 
 def _loss(module: Any, samples: list[Any], device: torch.device) -> torch.Tensor:
-    """-sum over samples of the mean over tokens of min(r A, clip(r) A), r = new / old likelihood
-    (GRPO, arXiv 2402.03300, without its KL term)."""
+    """-sum over samples of the mean over the tokens that the model wrote of min(r A, clip(r) A),
+    r = new / old likelihood (GRPO, arXiv 2402.03300, without its KL term). What tools returned is
+    read, not learnt."""
     width = max(len(sample["tokens"]) for sample in samples)
     ids = torch.zeros(len(samples), width, dtype=torch.long)
     seen = torch.zeros(len(samples), width)
     old, learnt = torch.zeros(len(samples), width), torch.zeros(len(samples), width)
+    advantage = torch.zeros(len(samples), width)
     for row, sample in enumerate(samples):
-        tokens, begin = sample["tokens"], sample["begin"]
-        ids[row, : len(tokens)] = torch.as_tensor(tokens)
-        seen[row, : len(tokens)] = 1
-        learnt[row, begin : len(tokens)] = 1.0 / (len(tokens) - begin)
-        old[row, begin : len(tokens)] = torch.as_tensor(np.array(sample["logprobs"]))
-    ids, seen, old, learnt = (t.to(device) for t in (ids, seen, old, learnt))
+        size, mask = len(sample["tokens"]), torch.tensor(sample["learnt"], dtype=torch.float32)
+        ids[row, :size] = torch.as_tensor(sample["tokens"])
+        seen[row, :size] = 1
+        learnt[row, :size] = mask / mask.sum()
+        old[row, :size] = torch.as_tensor(sample["logprobs"])
+        advantage[row, :size] = torch.as_tensor(sample["advantage"])
+    ids, seen, old, learnt, advantage = (
+        t.to(device) for t in (ids, seen, old, learnt, advantage[:, 1:]))
     logits = module(input_ids=ids, attention_mask=seen.long(), use_cache=False).logits
     said = logits[:, :-1].float().log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
-    advantage = torch.tensor([s["advantage"] for s in samples], device=device)[:, None]
     ratio = (said - old[:, 1:]).exp()
     better = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
     return -(better * learnt[:, 1:]).sum()

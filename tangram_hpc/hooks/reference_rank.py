@@ -3,11 +3,11 @@ trainer uses tangram_hpc.
 
     mpiexec -n 2 python -m tangram_hpc.hooks.reference_rank PLAN.json : -n 1 tangram gateway
 
-Law: one step after the other, each of: begin the next step's rollouts (services, two buckets), work
-this step's out (sandboxes), compute gradients (the core over MPI, and the replica that the hybrid
-pool has lent), all-reduce, Adam, publish the new weights. Nothing here knows how any of that is
-done; what is trained is the same with the pool and without, but for rounding and the order in which
-copies take new weights up.
+Law: one step after the other, each of: begin the next step's trajectories when half of this one's
+are over (turns by services, tools in sandboxes), compute gradients of this step's (the core over
+MPI, and the replica that the hybrid pool has lent), all-reduce, Adam, publish the new weights.
+Nothing here knows how any of that is done; what is trained is the same with the pool and without,
+but for rounding and the order in which copies take new weights up.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ import tangram_hpc
 from ..backends.access import read_access
 from ..backends.services.torch_fresh import publish
 from ..core.hybrid_signal import PoolRules
-from ..demo.grpo import group_advantages
+from ..core.planner.shapes import Request
 from ..demo.rank import settle
 from ..domain.hybrid import ReplicaState, Signal
 from ..hybrid.core import HybridCore
 from ..hybrid.lend import lend
 from ..hybrid.member import Member
 from . import reference_task as task
-from .reference_model import Policy, token_of
+from .reference_model import LONGEST, Policy
+from .reference_planning import Planned
 from .reference_rollouts import Batch, Rollouts
-from .reference_trainer import Plan
+from .reference_routes import SERVICES, Routes, routes
+from .reference_run import Plan
+from .reference_turns import credits
 
 LOAN = 1000  # the number of the one member that may be lent
-BUCKETS = {"rollout-1": 1, "rollout-2": 2}  # services of the policy, and the degree of each
 
 
 class Adam:
@@ -70,17 +72,23 @@ class Trainer:
         self._plan = plan
         self._client = tangram_hpc.connect(name="trainer")
         comm = self._comm = tangram_hpc.comm
-        self._fresh = Path(plan.folder, "fresh")
-        model = str(Path(plan.folder, "model"))
+        self._fresh = Path(plan.served, "fresh")
+        model = str(Path(plan.served, "model"))
         self._policy = Policy(Path(model), plan.device)
         self._params, self._adam = self._policy.vector(), Adam(plan.lr)
-        for name, degree in BUCKETS.items():  # the same from each rank: harmless
+        if plan.base and comm.rank == 0:  # whoever serves has another run's weights
+            publish(self._fresh, plan.base, self._policy.named(self._params))
+        settle(comm.Ibarrier())
+        for name, degree in SERVICES.items():  # the same from each rank: harmless
             self._client.register_service(name, {
                 "backend": "torch", "model": model, "fresh": str(self._fresh), "threads": degree,
-                "batch": 4, "max_len": 32, "batch_wait_ms": 5})
-        self._rollouts = Rollouts(self._client, BUCKETS, plan.sandboxes, plan.group, plan.seed)
+                "max_len": LONGEST, "batch_wait_ms": 8, "batch": 256})
+        self._routes: Routes = routes(self._client, plan.router, f"policy-{plan.base}")
+        self._rollouts = Rollouts(self._client, self._routes, plan.sandboxes, plan.group, plan.seed)
+        self._planned = Planned(comm.size, plan.slots, 1, plan.prompts * plan.group * comm.size,
+                                plan.hidden) if plan.planner else None
         access = Path(plan.folder, "hybrid.json")
-        lent = [[LOAN]] if plan.lend else []
+        lent = [[LOAN]] if plan.pool else []
         self._core = HybridCore(
             comm, access, [[rank] for rank in range(comm.size)],
             [LOAN + 1 + n for n in range(plan.slots - len(lent))], lent,
@@ -96,23 +104,28 @@ class Trainer:
         coming = self._begin(0)
         for step in range(plan.steps):
             began = time.monotonic()
-            batch, coming = coming, self._begin(step + 1)
+            batch = coming
+            self._rollouts.half(batch)
+            coming = self._begin(step + 1)
             self._rollouts.finish(batch)
+            settle(self._comm.Ibarrier())  # a step trains when all of it is there
             rolled = time.monotonic()
-            samples = _samples(batch)
+            samples = _samples(batch, self._plan.group)
             total, counted = self._core.step(step, step, self._params, samples,
                                              self._policy.gradient)
-            sums = self._reduced(total, [len(samples), sum(sum(g.rewards) for g in batch.groups)])
-            self._params = self._adam.step(self._params, sums[:-2] / max(1.0, sums[-2]))
+            sums = self._reduced(total, _counts(batch))
+            requests = self._requests(batch)
+            self._params = self._adam.step(self._params, sums[:-_COUNTS] / sums[-_COUNTS])
             if self._comm.rank == 0:
-                publish(self._fresh, step + 1, self._policy.named(self._params))
+                publish(self._fresh, plan.base + step + 1, self._policy.named(self._params))
             now = time.monotonic()
-            self._signal(step, now - rolled, batch.rollout_s)
-            told.append({"step": step, "reward": sums[-1] / max(1.0, sums[-2]),
-                         "step_s": now - began, "train_s": now - rolled,
-                         "rollout_s": batch.rollout_s, "stale": batch.oldest,
-                         "replicas": len(counted.counting),
-                         "buckets": sorted({g.bucket for g in batch.groups})})
+            helped, rollout_s = len(counted.counting), float(sums[-1] / self._comm.size)
+            self._signal(step, helped, now - rolled, rollout_s, requests)
+            count, reward, solved, turns = (float(each) for each in sums[-_COUNTS:-1])
+            told.append({"step": step, "reward": reward / count, "solved": solved / count,
+                         "turns": turns / count, "step_s": now - began, "train_s": now - rolled,
+                         "rollout_s": rollout_s, "replicas": helped,
+                         "stale": plan.base + step - batch.oldest})
         self._rollouts.finish(coming)
         return told
 
@@ -120,7 +133,9 @@ class Trainer:
         """Ends it in order; what the pool did."""
         desk, lane = self._core.desk, self._core.lane
         news = [[n.generation, n.end.value, n.reason] for n in desk.news] if desk else []
-        told = {"news": news, "added": lane.added, "ignored": dict(lane.ignored)}
+        told = {"news": news, "added": lane.added, "ignored": dict(lane.ignored),
+                "plan": self._planned.log if self._planned else []}
+        told |= {"turns": self._summed(self._routes.tally()), "router": self._routes.told()}
         settle(self._comm.Ibarrier())  # others may still be at work
         self._rollouts.close()
         self._core.close()
@@ -131,35 +146,66 @@ class Trainer:
         plan, rank = self._plan, self._comm.rank
         every = task.prompts(step, plan.prompts * self._comm.size, plan.seed)
         mine = [(n, prompt) for n, prompt in enumerate(every) if n % self._comm.size == rank]
-        return self._rollouts.begin(step, mine, max(0, step - plan.stale))
+        return self._rollouts.begin(step, mine, plan.base + max(0, step - plan.stale))
 
     def _reduced(self, total: np.ndarray, more: list[float]) -> np.ndarray:
         sums = np.concatenate([total.astype(np.float64), more])
         self._comm.Allreduce(sums.copy(), sums)
         return sums
 
-    def _signal(self, step: int, train_s: float, rollout_s: float) -> None:
-        """What was measured, and what the plan has: with none of it the ratio would decide."""
-        if self._core.desk is None or not self._plan.lend:
+    def _summed(self, mine: dict[str, int]) -> dict[str, int]:
+        """All ranks' counts."""
+        names = [*SERVICES, "judged", "right", "long"]
+        every = np.array([mine.get(name, 0) for name in names], np.int64)
+        self._comm.Allreduce(every.copy(), every)
+        return dict(zip(names, every.tolist(), strict=True))
+
+    def _requests(self, batch: Batch) -> list[Request]:
+        """What all ranks' trajectories of a step were like."""
+        mine = np.array([(len(one.tokens) - one.generated, one.generated, round(live.tool_s * 1e9))
+                         for live in batch.lives for one in [live.trajectory]], np.int64)
+        every = np.zeros((self._comm.size, *mine.shape), np.int64)
+        self._comm.Allgather(mine, every)
+        return [Request(*map(int, row)) for row in every.reshape(-1, 3)]
+
+    def _signal(self, step: int, helped: int, train_s: float, rollout_s: float,
+                requests: list[Request]) -> None:
+        """What was measured, and how many replicas the plan has in training from the next step on.
+        With none of them planned the ratio of both times would decide: who trains is then not
+        told how long it took, and so gets none."""
+        desk, plan = self._core.desk, self._plan
+        if desk is None or not plan.pool:
             return
-        desk, (begin, end) = self._core.desk, self._plan.lend
-        desk.signal(Signal(step + 1, step, round(train_s * 1e9), round(rollout_s * 1e9),
-                           planned=int(begin <= step + 1 < end)))
-        until = time.monotonic() + self._plan.patience_s
+        if self._planned is not None:
+            wanted = self._planned.step(step, helped, train_s, rollout_s, requests)
+        else:
+            wanted = int(plan.lend[0] <= step + 1 < plan.lend[1])
+        desk.signal(Signal(step + 1, step, round(train_s * 1e9) if wanted else 0,
+                           round(rollout_s * 1e9), planned=wanted))
+        until = time.monotonic() + plan.patience_s
         while desk.states()[0] is ReplicaState.REQUESTED and time.monotonic() < until:
             time.sleep(0.05)
 
 
-def _samples(batch: Batch) -> list[dict[str, Any]]:
+def _samples(batch: Batch, group: int) -> list[dict[str, Any]]:
     """What is learnt from; groups in which all are alike teach nothing and count all the same."""
     told = []
-    for group in batch.groups:
-        worth = group_advantages([group.rewards])[0]
-        for row, advantage in zip(group.rows, worth, strict=True):
-            prompt = [1, *map(token_of, group.prompt)]
-            told.append({"tokens": prompt + [int(t) for t in row["tokens"]], "begin": len(prompt),
-                         "logprobs": row["logprobs"], "advantage": float(advantage)})
+    for at in range(0, len(batch.lives), group):
+        ones = [live.trajectory for live in batch.lives[at : at + group]]
+        told += [{"tokens": one.tokens, "learnt": one.learnt, "logprobs": one.logprobs,
+                  "advantage": advantage}
+                 for one, advantage in zip(ones, credits(ones), strict=True)]
     return told
+
+
+_COUNTS = 5
+
+
+def _counts(batch: Batch) -> list[float]:
+    """Of a rank's batch: how many there are, their rewards, right answers, turns, seconds."""
+    ones = [live.trajectory for live in batch.lives]
+    return [len(ones), sum(one.reward for one in ones), sum(one.worths[-1] == 1 for one in ones),
+            sum(one.turns for one in ones), batch.rollout_s]
 
 
 class _Skills:

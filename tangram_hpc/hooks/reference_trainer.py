@@ -1,144 +1,58 @@
 """The reference trainer: small but real asynchronous GRPO that uses all of tangram_hpc. What one
 rank does is `reference_rank.py`: read that as an example of how a trainer does.
 
-    python -m tangram_hpc.hooks.reference_trainer --steps 24 --lend 4:18
+    python -m tangram_hpc.hooks.reference_trainer --steps 24 --router on --lend 4:18
+    python -m tangram_hpc.hooks.reference_trainer --compare
 
-Owns: what is trained, on what, and the figures of a run. Must not import torch: without it one line
-says what to install.
+Owns: its command line. Must not import torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import statistics
-import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
-from ..demo.job import mpiexec
-from ..domain.hybrid import End
-from ..errors import InvalidInput, MissingExtra, TangramError
-from ..local import LocalCluster
-
-_RANK = "tangram_hpc.hooks.reference_rank"
-_NEEDED = ("torch", "transformers", "safetensors", "tokenizers", "mpi4py")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to train, and on what.
-
-    Attributes:
-        prompts, group: prompts of a rank in a step, and completions of each.
-        stale: steps by which the weights that draw a completion may lag behind those it trains;
-            at least 2, as the next step's are asked for before this step's weights are published.
-        lend: from which step to which the plan has one replica in training; empty: the pool is off.
-        patience_s: how long the step before waits for the replica's process, which in a real
-            training starts well within a step and in a tiny one does not; 0: not at all.
-        slots: devices that the services and the replica share.
-        device: of the core's ranks and the replica.
-    """
-
-    folder: str
-    steps: int = 24
-    ranks: int = 2
-    prompts: int = 4
-    group: int = 16
-    seed: int = 1
-    lr: float = 0.004
-    stale: int = 2
-    lend: tuple[int, ...] = ()
-    patience_s: float = 240.0
-    slots: int = 3
-    sandboxes: int = 4
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        """Raises InvalidInput: a field makes no sense; names it."""
-        least = {"steps": 2, "ranks": 1, "prompts": 1, "group": 2, "stale": 2, "sandboxes": 1,
-                 "slots": 2 if self.lend else 1}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise InvalidInput(f"{name}: {getattr(self, name)} must be at least {low}")
-        if self.device not in ("cpu", "cuda"):
-            raise InvalidInput(f"device: {self.device!r} is neither cpu nor cuda")
-
-
-def run(plan: Plan) -> dict[str, Any]:
-    """Trains on a cluster of this machine's own; the figures.
-
-    Raises:
-        TangramError: a rank failed; the message holds the end of its words.
-    """
-    if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise MissingExtra(f"the reference trainer needs {', '.join(missing)}; "
-                           "pip install 'tangram-hpc[torch,mpi]'")
-    from .reference_model import make_policy
-
-    folder = Path(plan.folder)
-    make_policy(folder / "model", plan.seed)
-    (folder / "plan.json").write_text(json.dumps(asdict(plan)))
-    with LocalCluster(max(4, plan.ranks * 2), devices=f"cpu:{plan.slots}", mem_mib=8192,
-                      home=folder / "home") as cluster:
-        environ = {**os.environ, "TANGRAM_ACCESS": str(cluster.access), "TANGRAM_GATEWAY": "1",
-                   "TANGRAM_WORLD_SIZE": str(plan.ranks + 1), "OMP_NUM_THREADS": "1"}
-        python = [sys.executable, "-m"]
-        words = [mpiexec(), "-n", str(plan.ranks), *python, _RANK,
-                 str(folder / "plan.json"), ":", "-n", "1", *python, "tangram_hpc", "gateway"]
-        log = folder / "ranks.log"
-        with open(log, "wb") as file:
-            world = subprocess.run(words, env=environ, stdin=subprocess.DEVNULL, stdout=file,
-                                   stderr=file, check=False)
-    out = folder / "out.json"
-    if world.returncode != 0 or not out.exists():
-        tail = log.read_text(errors="replace").strip()[-1500:]
-        raise TangramError(f"the ranks failed (status {world.returncode}): {tail}")
-    return figures(plan, json.loads(out.read_text()))
-
-
-def figures(plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
-    """What a run was like, from what rank 0 told."""
-    steps, part = told["steps"], max(1, plan.steps // 4)
-    rewards = [step["reward"] for step in steps]
-    return {
-        "pool": bool(plan.lend), "steps": len(steps),
-        "reward_first": statistics.fmean(rewards[:part]),
-        "reward_last": statistics.fmean(rewards[-part:]),
-        "step_s": statistics.median(step["step_s"] for step in steps[1:]),
-        "train_s": statistics.median(step["train_s"] for step in steps[1:]),
-        "rollout_s": statistics.median(step["rollout_s"] for step in steps[1:]),
-        "stale_max": max(step["stale"] for step in steps),
-        "steps_with_a_replica": sum(step["replicas"] > 0 for step in steps),
-        "joined": sum(end == End.JOINED.value for _, end, _ in told["news"]),
-        "added": told["added"], "ignored": told["ignored"], "news": told["news"],
-        "buckets": sorted({b for step in steps for b in step["buckets"]}),
-        "rewards": [round(reward, 3) for reward in rewards]}
+from ..errors import InvalidInput, TangramError
+from .reference_compare import STEPS, compare, table
+from .reference_run import Plan, run
 
 
 def main() -> None:
-    """One run; prints its figures as one JSON line."""
+    """One run, or four to compare; prints figures as one JSON line."""
     p = argparse.ArgumentParser(prog="python -m tangram_hpc.hooks.reference_trainer")
-    for name in ("steps", "ranks", "prompts", "group", "seed", "slots", "stale"):
+    for name in ("ranks", "prompts", "group", "seed", "slots", "stale", "hidden"):
         p.add_argument(f"--{name}", type=int, default=getattr(Plan, name))
+    p.add_argument("--steps", type=int, help=f"{Plan.steps}, or {STEPS} to compare")
     p.add_argument("--patience_s", type=float, default=Plan.patience_s, help="see Plan")
     p.add_argument("--lend", default="", help="FROM:TO, the steps for which a replica is lent")
+    p.add_argument("--plan", action="store_true", dest="planner",
+                   help="the planner lends the replica, from what it measures")
+    p.add_argument("--router", choices=("on", "off"), default="off",
+                   help="on: turns go by what tools returned; off: to the least loaded service")
+    p.add_argument("--compare", action="store_true",
+                   help="four runs, pool and router on and off; a table, then JSON")
     p.add_argument("--device", default=Plan.device, help="of the ranks: cpu or cuda")
     args = vars(p.parse_args())
-    lend_text = args.pop("lend")
+    lend_text, router, compared = args.pop("lend"), args.pop("router") == "on", args.pop("compare")
+    if compared and (lend_text or router or args["planner"]):
+        raise InvalidInput("--compare: it sets --router and --lend itself, and compares no --plan")
     try:
         lent = tuple(int(part) for part in lend_text.split(":")) if lend_text else ()
         if len(lent) not in (0, 2):
             raise ValueError
     except ValueError:
         raise InvalidInput(f"--lend: {lend_text!r} is not FROM:TO, as 4:18") from None
+    if compared:
+        args["steps"] = STEPS if args["steps"] is None else args["steps"]
+        told = compare(Plan(folder="", **args))
+        print(table(told), file=sys.stderr)
+        print(json.dumps(told))
+        return
+    args["steps"] = Plan.steps if args["steps"] is None else args["steps"]
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(run(Plan(folder=folder, lend=lent, **args))))
+        print(json.dumps(run(Plan(folder=folder, lend=lent, router=router, **args))))
 
 
 if __name__ == "__main__":

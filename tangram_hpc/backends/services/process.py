@@ -229,5 +229,6 @@ def _environment(place: ServicePlace) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(place.threads),
         "MKL_NUM_THREADS": str(place.threads),
+        "OMP_WAIT_POLICY": "PASSIVE",  # a thread that waits leaves its core to tools and neighbours
         **dict(place.env),
     }
