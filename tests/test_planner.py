@@ -346,11 +346,12 @@ def test_the_plan_is_as_good_as_brute_force(moe: bool) -> None:
     assert ran >= 120, "most cases must have an answer, or this shows little"
 
 
+@pytest.mark.parametrize("cases", [16, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
-def test_the_plan_of_batches_that_mix_is_as_good_as_brute_force(moe: bool) -> None:
+def test_the_plan_of_batches_that_mix_is_as_good_as_brute_force(moe: bool, cases: int) -> None:
     """Also where the router does not know lengths, or only roughly."""
     ran = 0
-    for seed in range(60):
+    for seed in range(cases):
         costs, gpus, search = random_costs(1_000 + seed, moe)
         search = replace(search, ahead=seed % 4, loss=(0.0, 0.3)[seed % 3 > 0],
                          dealt=seed % 5 == 0)
@@ -366,7 +367,7 @@ def test_the_plan_of_batches_that_mix_is_as_good_as_brute_force(moe: bool) -> No
                          [one.degree for one in found.best.instances], search)
         assert again is not None and again.rollout_ns == found.best.rollout_ns
         ran += 1
-    assert ran >= 25, "most cases must have an answer, or this shows little"
+    assert ran >= 0.4 * cases, "most cases must have an answer, or this shows little"
 
 
 def test_every_prune_decides_somewhere() -> None:
