@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import pytest
 from builders import World, replies
 from hypothesis import given, settings
@@ -29,8 +30,9 @@ from tangram_hpc.domain.ids import client_of, show
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.rollouts import RolloutsSpec, Turn
-from tangram_hpc.domain.service import FALTERED, ServiceSpec
+from tangram_hpc.domain.service import FALTERED, EndpointSpec, ServiceSpec
 from tangram_hpc.domain.states import ENDED, ActionState
+from tangram_hpc.errors import InvalidInput
 from tangram_hpc.rollouts import rollouts_spec
 from tangram_hpc.sim.rl_lengths import Source, three_phases
 
@@ -227,6 +229,48 @@ def test_what_can_never_be_served_is_said_in_one_line() -> None:
     assert refusal(world.ledger, world.scheduler.placer, tool).startswith("turn: only a call")
 
 
+@pytest.mark.parametrize(("fields", "text"), [
+    ({"kind": Kind.GRANT, "key": "endpoint:web"}, "turn: only a call of a service is one"),
+    ({"component": "gpu"}, "component: a turn goes where its pool's services stand"),
+    ({"key": "service:s0"}, "key, degrees: a turn's are rollouts:POOL"),
+    ({"degrees": ()}, "key, degrees: a turn's are rollouts:POOL")])
+def test_a_turn_of_another_shape_than_a_clients_is_refused(fields: dict[str, object],
+                                                           text: str) -> None:
+    world = site()
+    world.happen(ev.EndpointDeclared(0, EndpointSpec("web", 1, 0, 10**6)))
+    turn = Action(world.id(), "x", Kind.CALL, (1,), "rollouts:p", turn=Turn("p", "t", 1, 100, 0))
+    assert refusal(world.ledger, world.scheduler.placer, turn) == ""
+    wrong = msgspec.structs.replace(turn, **fields)
+    assert refusal(world.ledger, world.scheduler.placer, wrong).startswith(text)
+
+
+@pytest.mark.parametrize("name", ["running_max", "context_max", "step_ns", "request_ns",
+                                  "prefill_ns", "idle_ns", "nodes_max", "kv_far_ns"])
+def test_a_pool_with_numbers_out_of_bounds_is_refused(name: str) -> None:
+    """As no client of this package sends one; in the journal it would end every start."""
+    world, good = site(), rollouts_spec("q", POOL)
+    for number in (-1, 1 << 62):
+        if name in RolloutsSpec.__struct_fields__:
+            wrong = msgspec.structs.replace(good, **{name: number + 1 if number > 0 else number})
+        else:
+            first = msgspec.structs.replace(good.services[0], **{name: number})
+            wrong = good.with_services((first, *good.services[1:]))
+        facts, why = declaration_of_rollouts(world.ledger, wrong, 0)
+        assert facts == [] and why.startswith(f"rollouts q: {name}: "), why
+
+
+@pytest.mark.parametrize(("fields", "text"), [
+    ({"idle_s": float("inf")}, "rollouts q: idle_s: "),
+    ({"kv_base_ms": 1e300}, "rollouts q: kv_base_ms: "),
+    ({"nodes_max": 1 << 70}, "rollouts q: nodes_max: "),
+    ({"payload_edges": (1, 1 << 70)}, "rollouts q: payload_edges: "),
+    ({"tree": "trees"}, "rollouts q: tree: 'trees' must be an absolute path")])
+def test_what_could_not_be_sent_names_its_field(fields: dict[str, object], text: str) -> None:
+    with pytest.raises(InvalidInput) as told:
+        rollouts_spec("q", {**POOL, **fields})
+    assert str(told.value).startswith(text) and "\n" not in str(told.value)
+
+
 def test_a_pool_that_is_wrong_is_refused_and_the_same_again_is_nothing() -> None:
     world = site()
     same = rollouts_spec("p", POOL)
@@ -310,6 +354,56 @@ def test_a_service_that_fails_is_left_alone_for_a_while() -> None:
     world.plan()
     assert world.pool.load("s0") == 0 and world.pool.pause_ns("s0") == 20 * 10**9
     assert world.serve(world.turn("later")) == "s0" and world.pool.pause_ns("s0") == 10 * 10**9
+
+
+def test_a_service_that_fails_is_left_alone_by_turns_without_retries_too() -> None:
+    world = site()
+    fails = Outcome(ActionState.FAILED, reason="its copies die on their way", pushed=FALTERED)
+    first = world.turn(0, attempts=1)
+    world.plan()
+    assert world.service(first) == "s0"
+    for fact in finished(world.ledger, ev.LeaseFinished(world.now, world.lease_of(first), fails,
+                                                        True)):
+        world.happen(fact)
+    assert world.ledger.actions[first].state is ActionState.FAILED
+    assert world.serve(world.turn(1, attempts=1)) == "s1"  # and not the one that is free, and fails
+    world.pool.check()
+
+
+def test_a_turn_that_ended_in_the_line_is_explained() -> None:
+    world = site()
+    turns = [world.turn(n) for n in range(7)]
+    world.plan()
+    world.happen(ev.ActionCancelled(world.now, turns[6], "by its client"))
+    told = explain(world.scheduler, world.now, show(turns[6]))
+    assert told["state"] == "CANCELLED" and "was never dealt" in lines(told)[0]
+
+
+def test_a_result_says_where_a_turn_went_though_its_client_is_gone() -> None:
+    world = site()
+    turn = world.turn("t", once="work")  # who submits it again gets this result
+    world.plan()
+    world.happen(ev.ClientLeft(world.now, 1, True, world.now))
+    world.plan()
+    world.finish(turn)
+    told = [d for d in world.decisions if isinstance(d, de.Reply) and d.action == turn]
+    assert [reply.route.service for reply in told] == ["s0"] and turn not in world.ledger.actions
+
+
+def test_a_turn_that_comes_to_a_full_pool_wakes_nobody_else() -> None:
+    world = site()
+    for n in range(6):
+        world.turn(n)
+    world.plan()
+    router = world.pool.router
+    world.turn("waits")
+    assert world.pool.next() is None and router._quiet
+    more = world.turn("more")
+    assert router._quiet  # the line is not looked through again
+    world.happen(ev.ActionCancelled(world.now, more, "by its client"))
+    world.finish(next(iter(world.pool.open_turns)))
+    world.plan()
+    assert router.waiting == 0
 
 
 def test_resting_trajectories_and_those_of_lost_clients_are_dropped() -> None:
