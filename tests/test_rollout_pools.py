@@ -12,6 +12,7 @@ from builders import World, replies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tangram_hpc.broker.declaring import Declaring
 from tangram_hpc.broker.explain import explain
 from tangram_hpc.broker.tell_rollouts import rollouts
 from tangram_hpc.cli.explain import lines
@@ -35,6 +36,7 @@ from tangram_hpc.domain.states import ENDED, ActionState
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.rollouts import rollouts_spec
 from tangram_hpc.sim.rl_lengths import Source, three_phases
+from tangram_hpc.wire import message as ms
 
 POOL = {"buckets": [{"services": ["s0", "s1"], "upto": 1_000, "running_max": 1, "queue_max": 1,
                      "context_max": 8_000},
@@ -406,6 +408,40 @@ def test_a_turn_that_comes_to_a_full_pool_wakes_nobody_else() -> None:
     assert router.waiting == 0
 
 
+def test_a_pool_that_the_next_start_declares_otherwise_goes_on_with_named_turns() -> None:
+    world, start = Site(), ev.BrokerStarted(1, "job", "first-fit", "none")
+    world.happen(start)
+    world.node(gpus=4)
+    world.declare()
+    named = [world.turn("a", once="a"), world.turn("a", once="b"), world.turn("c", once="c")]
+    lost = world.turn("d")
+    world.plan()
+    world.happen(start)
+    other = rollouts_spec("p", {**POOL, "buckets": POOL["buckets"][1:]})  # only `big` is left
+    facts, why = declaration_of_rollouts(world.ledger, other, world.now, changed=True)
+    assert why == "" and len(facts) == 1
+    world.happen(facts[0])
+    world.node(gpus=4)
+    world.plan()
+    assert [world.service(t) for t in named] == ["big", "", "big"]
+    for action in named:
+        world.plan()
+        world.finish(action)
+    assert replies(world.decisions) == dict.fromkeys(named, ActionState.COMPLETED) | {
+        lost: ActionState.NODE_FAIL}
+    assert world.pool.open_turns == {} and world.pool.load("big") == 0
+
+
+def test_a_word_with_a_status_that_is_none_says_nothing() -> None:
+    world, teller = site(), Declaring()
+    world.serve(world.turn("t"))
+    teller.scheduler, teller._now, teller._happen = world.scheduler, lambda: 1, world.happen
+    for status, told in ((99, 0), (-1, 0), (1, 1)):
+        before = len(world.events)
+        teller._of_trajectory(1, ms.ToolReturned("p", "t", "tests", 1, status))
+        assert len(world.events) - before == told
+
+
 def test_resting_trajectories_and_those_of_lost_clients_are_dropped() -> None:
     world = site(idle_s=1.0)
     world.serve(world.turn("old"))
@@ -521,7 +557,7 @@ class History(Site):
         raise AssertionError(f"turns that never end: {self.pool.open_turns}")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(OPS)
 def test_every_turn_is_served_once_and_the_books_stay_right(ops: list[tuple[str, int, int]]
                                                             ) -> None:
