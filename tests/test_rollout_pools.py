@@ -16,6 +16,7 @@ from tangram_hpc.broker.declaring import Declaring
 from tangram_hpc.broker.explain import explain
 from tangram_hpc.broker.tell_rollouts import rollouts
 from tangram_hpc.cli.explain import lines
+from tangram_hpc.core import rollout_pools
 from tangram_hpc.core.admission import reason, refusal
 from tangram_hpc.core.cmlfq import CausalTree, Cmlfq, Signal, bucket_of
 from tangram_hpc.core.forecast import forecast
@@ -453,6 +454,19 @@ def test_resting_trajectories_and_those_of_lost_clients_are_dropped() -> None:
     world.plan()
     assert world.pool.trajectories == 0 and world.ledger.actions.get(open_turn) is None
     world.pool.check()
+
+
+def test_trajectories_that_nobody_ends_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_pools, "TRAJECTORIES_MAX", 3)
+    world = site()
+    held = [world.turn(f"held-{n}") for n in range(2)]  # older than all, and never dropped
+    world.plan()
+    for n in range(6):
+        world.serve(world.turn(n))
+    assert world.pool.trajectories <= 3 + 2 and world.pool.counts.dropped >= 3
+    assert set(held) == set(world.pool.open_turns)
+    world.serve(world.turn(5, generated=9))  # the newest is still known
+    assert world.pool.counts.again == 1
 
 
 def test_a_new_trainers_epochs_go_on_from_those_of_the_tree() -> None:
