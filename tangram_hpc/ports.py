@@ -130,7 +130,7 @@ class Trees(Protocol):
         ...
 
     def close(self) -> None:
-        """Returns when all is written."""
+        """Returns when all is written, or has taken too long."""
         ...
 
 

@@ -7,19 +7,22 @@ out and depends on a service (its batch, its blocks) is filled in by the broker,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from .domain.rollouts import RolloutService, RolloutsSpec
+from .domain.rollouts import STEP_NS_MAX as _STEP_NS
+from .domain.rollouts import TOKEN_NS_MAX as _TOKEN_NS
+from .domain.rollouts import RolloutService, RolloutsSpec, wrong_number
 from .errors import InvalidInput
 
 
 class Bucket(BaseModel):
     """Services of one kind, for trajectories that have at most `upto` tokens left."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     services: tuple[str, ...] = Field(min_length=1, description="names of services; each is one "
                                                                 "instance")
@@ -29,9 +32,12 @@ class Bucket(BaseModel):
     queue_max: int = Field(-1, ge=-1, description="requests that wait at it beyond those; -1: as "
                                                   "many as run")
     context_max: int = Field(0, ge=0, description="tokens of the longest context; 0: any")
-    step_ms: float = Field(0.0, ge=0, description="a decode step; 0: a guess by the degree")
-    request_us: float = Field(0.0, ge=0, description="what each request adds to it; 0: a guess")
-    prefill_us: float = Field(0.0, ge=0, description="a token of context read anew; 0: a guess")
+    step_ms: float = Field(0.0, ge=0, le=_STEP_NS / 1e6, description="a decode step; 0: a guess by "
+                                                                    "the degree")
+    request_us: float = Field(0.0, ge=0, le=_STEP_NS / 1e3, description="what each request adds to "
+                                                                       "it; 0: a guess")
+    prefill_us: float = Field(0.0, ge=0, le=_TOKEN_NS / 1e3, description="a token of context read "
+                                                                        "anew; 0: a guess")
 
     @field_validator("services", mode="before")
     @classmethod
@@ -42,7 +48,7 @@ class Bucket(BaseModel):
 class Rollouts(BaseModel):
     """A pool. Costs need only be right relative to each other."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     buckets: tuple[Bucket, ...] = Field(min_length=1, description="by `upto`, the smallest first")
     tree: str = Field("", description="folder that keeps what is learned; empty: it goes with the "
@@ -58,15 +64,27 @@ class Rollouts(BaseModel):
     nodes_max: int = Field(20_000, ge=16, description="prefixes that are kept")
     since: bool = Field(True, description="take off what was generated since a known prefix")
     transfer: bool = Field(False, description="the engines move KV between services")
-    kv_base_ms: float = Field(10.0, ge=0, description="moving a request's KV: fixed part")
-    kv_near_us: float = Field(8.0, ge=0, description="of a token within a node")
-    kv_far_us: float = Field(18.0, ge=0, description="of a token between nodes")
+    kv_base_ms: float = Field(10.0, ge=0, le=_STEP_NS / 1e6, description="moving a request's KV: "
+                                                                        "fixed part")
+    kv_near_us: float = Field(8.0, ge=0, le=_TOKEN_NS / 1e3, description="of a token within a node")
+    kv_far_us: float = Field(18.0, ge=0, le=_TOKEN_NS / 1e3,
+                             description="of a token between nodes")
     worth: int = Field(8, ge=0, description="a move between buckets costs less than this part of "
                                             "what is left to decode")
     idle: int = Field(500, ge=0, description="a service idles while its step is longer by less, "
                                              "1/1000")
     crowded: int = Field(2000, ge=0, description="and is crowded from this on, 1/1000")
-    idle_s: float = Field(86_400.0, ge=1, description="forget a trajectory that rests so long")
+    idle_s: float = Field(86_400.0, ge=1, le=1e9, description="forget a trajectory that rests so "
+                                                             "long")
+
+    @field_validator("tree")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        path = os.path.expanduser(value)
+        if value and not os.path.isabs(path):
+            raise ValueError(f"{value!r} must be an absolute path: the broker has another working "
+                             "directory")
+        return path
 
 
 def rollouts_spec(name: str, wanted: Rollouts | Mapping[str, Any]) -> RolloutsSpec:
@@ -82,7 +100,7 @@ def rollouts_spec(name: str, wanted: Rollouts | Mapping[str, Any]) -> RolloutsSp
     if edges[-1] is not None or None in edges[:-1]:
         raise InvalidInput(f"rollouts {name}: upto: every bucket but the last has one, the last "
                            "none")
-    return RolloutsSpec(
+    spec = RolloutsSpec(
         name, tuple(e for e in edges if e is not None),
         tuple(_service(each, number, bucket) for number, bucket in enumerate(told.buckets)
               for each in bucket.services),
@@ -90,6 +108,9 @@ def rollouts_spec(name: str, wanted: Rollouts | Mapping[str, Any]) -> RolloutsSp
         told.nodes_max, told.since, told.transfer, _ns(told.kv_base_ms, 1e6),
         _ns(told.kv_near_us, 1e3), _ns(told.kv_far_us, 1e3), told.worth, told.idle, told.crowded,
         _ns(told.idle_s, 1e9))
+    if why := wrong_number(spec):
+        raise InvalidInput(f"rollouts {name}: {why}")
+    return spec
 
 
 def _service(name: str, number: int, bucket: Bucket) -> RolloutService:

@@ -5,7 +5,10 @@ it computes nothing; tools are real commands.
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +19,7 @@ import tangram_hpc
 from tangram_hpc import LocalCluster
 from tangram_hpc.accounting.fields import as_json
 from tangram_hpc.accounting.record import fold
-from tangram_hpc.backends.cmlfq_file import TreeFiles
+from tangram_hpc.backends.cmlfq_file import FILES_MAX, TreeFiles, load, save
 from tangram_hpc.backends.journal import read_journal, read_journals
 from tangram_hpc.cli import main as cli
 from tangram_hpc.config import load_config
@@ -93,6 +96,14 @@ def test_functions_grants_and_tools_that_ran_elsewhere_count_too(cluster: LocalC
         slot.returned = 5_000
     assert turn(cluster, "elsewhere", "e-new", 200) == "big"
     cluster.trajectory_ended("elsewhere", "e-new")
+    with pytest.raises(tangram_hpc.InvalidInput, match=r"returned: 5000\.0 is no whole number"):
+        with web.slot("search", trajectory="e-new") as slot:
+            slot.returned = 5e3
+    for name in ("", "x" * 201, "\ud800"):
+        with pytest.raises(tangram_hpc.InvalidInput, match=r"trajectory: .* is not a name"):
+            cluster.tool_returned("elsewhere", name, "search", 1)
+    with pytest.raises(tangram_hpc.InvalidInput, match=r"trajectory: .* is not a name"):
+        cluster.call("s0", "sample", trajectory="x" * 201)
     with pytest.raises(tangram_hpc.InvalidInput, match="status: 'sad' is not one of success"):
         cluster.tool_returned("elsewhere", "e-new", "search", 1, "sad")
     with pytest.raises(tangram_hpc.InvalidInput, match="no rollout pool 'nowhere' is declared"):
@@ -155,8 +166,16 @@ def test_a_folder_that_cannot_keep_what_is_learned_is_refused(cluster: LocalClus
     with pytest.raises(tangram_hpc.InvalidInput, match="file/trees: Not a directory; name a fold"):
         cluster.register_rollouts("kept", {**POOL, "tree": str(tmp_path / "file" / "trees")})
     (tmp_path / "1.cmlfq.json").write_text("{}")
-    with pytest.raises(tangram_hpc.InvalidInput, match=r"1\.cmlfq\.json: cmlfq: not a saved tree"):
-        cluster.register_rollouts("kept", {**POOL, "tree": str(tmp_path)})
+    for wrong, why in (("{}", "cmlfq: not a saved tree"), ("[" * 100_000, "recursion"),
+                       (json.dumps(CausalTree().plain() | {"nodes": [[True, "x", [], []]]}),
+                        "a node is not of numbers")):
+        (tmp_path / "1.cmlfq.json").write_text(wrong)
+        with pytest.raises(tangram_hpc.InvalidInput, match=rf"1\.cmlfq\.json: .*{why}.*remove it"):
+            cluster.register_rollouts("kept", {**POOL, "tree": str(tmp_path)})
+    (tmp_path / "1.cmlfq.json").unlink()
+    cluster.register_rollouts("kept", {**POOL, "tree": str(tmp_path)})
+    with pytest.raises(tangram_hpc.InvalidInput, match="tree: pool 'kept' keeps its own in"):
+        cluster.register_rollouts("too", {**POOL, "tree": str(tmp_path)})
 
 
 def test_a_folder_that_goes_away_is_told_of_and_ends_nothing(tmp_path: Path) -> None:
@@ -173,6 +192,30 @@ def test_a_folder_that_goes_away_is_told_of_and_ends_nothing(tmp_path: Path) -> 
     files.save(str(folder), tree)
     files.close()
     assert "name a folder that this user may write" in files.trouble(str(folder))
+
+
+def test_only_the_newest_files_of_a_folder_are_read(tmp_path: Path) -> None:
+    for n in range(FILES_MAX + 3):
+        tree = CausalTree()
+        tree.learn(n, 0, (), (), 10)
+        os.utime(save(tmp_path, n, tree), (1000 - n, 1000 - n))
+    everything, own = TreeFiles("7").load(str(tmp_path))
+    assert sorted(everything.prompts) == list(range(FILES_MAX)) and list(own.prompts) == [7]
+
+
+def test_a_file_system_that_hangs_holds_up_nobody_and_two_trees(tmp_path: Path) -> None:
+    files, folder = TreeFiles("7"), tmp_path / "trees"
+    assert files.load(str(folder)) == (None, None)
+    tree = CausalTree()
+    os.mkfifo(folder / f".7.{os.getpid()}.draft")  # opening it to write hangs
+    for n in range(5):
+        tree.learn(n, 0, (), (), 10)
+        files.save(str(folder), tree)
+    assert [t.name for t in threading.enumerate()].count("tangram-tree") == 1
+    reader = os.open(folder / f".7.{os.getpid()}.draft", os.O_RDONLY)  # now it goes on
+    files.close()
+    os.close(reader)
+    assert sorted(load(folder / "7.cmlfq.json").prompts) == list(range(5))
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from ..core.cmlfq import CausalTree
 from ..errors import InvalidInput
 
 _SUFFIX = ".cmlfq.json"
+FILES_MAX = 8  # files of a folder that a job reads; a full one takes a second
+_CLOSE_S = 10.0  # patience with a file system that hangs
 
 
 def save(folder: Path, rank: int | str, tree: CausalTree) -> Path:
@@ -57,19 +60,24 @@ def load(path: Path) -> CausalTree:
         return CausalTree.from_plain(json.loads(path.read_text()))
     except OSError as error:
         raise InvalidInput(f"cmlfq tree {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"cmlfq tree {path}: {error}; remove it to learn anew") from None
     except InvalidInput as error:
         raise InvalidInput(f"cmlfq tree {path}: {error}; remove it to learn anew") from None
 
 
-def load_all(folder: Path) -> CausalTree | None:
-    """All ranks' trees of a folder, merged in order of rank; None if there is none.
+def load_all(folder: Path, most: int = 0) -> CausalTree | None:
+    """All ranks' trees of a folder, merged in order of rank; None if there is none. `most`: no more
+    files than so many, those that were written last.
 
     Raises:
         InvalidInput: one cannot be read, or two see in different ways.
     """
     found = sorted(folder.glob(f"*{_SUFFIX}"), key=lambda p: (len(p.name), p.name))
+    if 0 < most < len(found):
+        written = {path: _written_at(path) for path in found}
+        last = sorted(found, key=lambda path: -written[path])[:most]
+        found = [path for path in found if path in last]
     merged: CausalTree | None = None
     for path in found:
         tree = load(path)
@@ -77,16 +85,26 @@ def load_all(folder: Path) -> CausalTree | None:
     return merged
 
 
+def _written_at(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # it was removed, or reading it will say what is wrong
+        return 0
+
+
 class TreeFiles:
-    """The trees of one job's pools (fills `ports.Trees`); a thread writes, one file at a time."""
+    """The trees of one job's pools (fills `ports.Trees`). A thread a folder writes, always the
+    newest tree, so that a file system that hangs holds up nobody and at most two trees."""
 
     def __init__(self, job: str) -> None:
         self._job = job
         self._trouble: dict[str, str] = {}
-        self._last: dict[str, threading.Thread] = {}
+        self._next: dict[str, Any] = {}  # plain trees that are to be written
+        self._writers: dict[str, threading.Thread] = {}
+        self._lock = threading.Lock()  # of both
 
     def load(self, folder: str) -> tuple[CausalTree | None, CausalTree | None]:
-        """See `ports.Trees.load`. Makes the folder."""
+        """See `ports.Trees.load`. Makes the folder; reads the newest `FILES_MAX` of it."""
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
             problem = "" if os.access(folder, os.W_OK | os.X_OK) else "may not be written"
@@ -95,25 +113,31 @@ class TreeFiles:
         if problem:
             raise InvalidInput(f"{folder}: {problem}; name a folder that this user may write")
         mine = Path(folder) / f"{self._job}{_SUFFIX}"
-        return load_all(Path(folder)), load(mine) if mine.exists() else None
+        return load_all(Path(folder), FILES_MAX), load(mine) if mine.exists() else None
 
     def save(self, folder: str, tree: CausalTree) -> None:
         """See `ports.Trees.save`."""
-        plain, before = tree.plain(), self._last.get(folder)
-        thread = threading.Thread(target=self._save, args=(folder, plain, before),
-                                  name="tangram-tree", daemon=True)
-        self._last[folder] = thread
-        thread.start()
+        plain = tree.plain()
+        with self._lock:
+            self._next[folder] = plain
+            if folder not in self._writers:
+                self._writers[folder] = threading.Thread(
+                    target=self._write_all, args=(folder,), name="tangram-tree", daemon=True)
+                self._writers[folder].start()
 
-    def _save(self, folder: str, plain: Any, before: threading.Thread | None) -> None:
-        if before is not None:
-            before.join()
-        try:
-            _write(Path(folder), self._job, plain)
-        except InvalidInput as error:
-            self._trouble[folder] = str(error)
-        else:
-            self._trouble.pop(folder, None)
+    def _write_all(self, folder: str) -> None:
+        while True:
+            with self._lock:
+                plain = self._next.pop(folder, None)
+                if plain is None:
+                    del self._writers[folder]
+                    return
+            try:
+                _write(Path(folder), self._job, plain)
+            except InvalidInput as error:
+                self._trouble[folder] = str(error)
+            else:
+                self._trouble.pop(folder, None)
 
     def trouble(self, folder: str) -> str:
         """See `ports.Trees.trouble`."""
@@ -121,5 +145,8 @@ class TreeFiles:
 
     def close(self) -> None:
         """See `ports.Trees.close`."""
-        for thread in self._last.values():
-            thread.join()
+        with self._lock:
+            writers = list(self._writers.values())
+        until = time.monotonic() + _CLOSE_S
+        for thread in writers:
+            thread.join(max(0.0, until - time.monotonic()))

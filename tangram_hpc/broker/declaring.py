@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..core.cmlfq import CausalTree
+from ..core.cmlfq import FAILURE, SUCCESS, TIMEOUT, CausalTree
 from ..core.quota_facts import declaration
 from ..core.rollout_facts import declaration_of_rollouts
 from ..core.rollout_pools import RolloutPool, shape_of
@@ -61,6 +61,8 @@ class Declaring:
         if word.pool not in self.scheduler.ledger.rollouts:
             return
         if isinstance(word, ms.ToolReturned):
+            if word.status not in (SUCCESS, FAILURE, TIMEOUT):
+                return
             self._happen(ev.ToolReturned(self._now(), client, word.pool, word.trajectory,
                                          word.tool, word.characters, word.status))
         else:
@@ -77,6 +79,11 @@ class Declaring:
             return why
         learned = None
         if told.tree and self._trees is not None and told.name not in self._saved:
+            pools = self.scheduler.ledger.rollouts
+            for other in self._saved:
+                if pools[other].spec.tree == told.tree:  # they would replace each other's file
+                    return (f"rollouts {told.name}: tree: pool {other!r} keeps its own in "
+                            f"{told.tree}; name another folder")
             try:
                 learned = self._learned(told)
             except InvalidInput as error:

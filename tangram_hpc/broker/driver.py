@@ -407,12 +407,11 @@ class Broker(Declaring, Draining, Sandboxes):
     def _reply(self, order: de.Reply, payload: Buffer | None) -> None:
         action, ledger = order.action, self.scheduler.ledger
         self._payloads.pop(action, None)
-        entry = ledger.actions.get(action)  # None: its client will not come back for it
         node = ledger.nodes[order.node].spec.name if order.node else ""
         result = ms.Result(action, order.outcome, node, order.cores, order.attempt,
                            order.queue_ns, order.held_ns, 0 if payload is None else 1,
-                           order.grants, entry.route if entry is not None else None)
-        if entry is not None:
+                           order.grants, order.route)
+        if action in ledger.actions:  # its client may still come back for it
             self._results[action] = (result, payload)
         self._say(client_of(action), result, payload)
         for other in self._once.ended(result, payload, order.node != 0):

@@ -7,6 +7,7 @@ from typing import Any
 from ..core.ledger import ActionEntry
 from ..core.rollout_pools import RolloutPool
 from ..core.scheduler import Scheduler
+from ..domain.states import ENDED
 
 
 def rollouts(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
@@ -47,6 +48,8 @@ def turn_told(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, A
     if route is not None:
         return {"turn": told | {"service": route.service, "wanted": route.wanted,
                                 "bucket": route.bucket, "how": route.how}}
+    if entry.state in ENDED:
+        return {"turn": told | {"why": "", "ahead": 0, "services": []}}
     pool = scheduler.ledger.rollouts[turn.pool]
     return {"turn": told | {"why": pool.why(entry.action.id), "ahead": pool.ahead(entry.action.id),
                             "services": _pool(pool, now)["services"]}}

@@ -128,6 +128,8 @@ def _turn(turn: dict[str, Any]) -> str:
     if "service" in turn:
         return (f"{of}; dealt to {turn['service']} (bucket {turn['bucket']}, wanted "
                 f"{turn['wanted']}, {turn['how']})")
+    if not turn["why"]:
+        return f"{of}; was never dealt"
     if turn["why"] == "TrajectoryBusy":
         return f"{of}; behind {turn['ahead']} earlier turns of its trajectory"
     loads = ", ".join(f"{s['name']} {s['load']} of {s['running_max'] + s['queue_max']}"

@@ -35,9 +35,10 @@ from .request import (
     Work,
     exec_call,
     make_action,
+    trajectory_name,
 )
 from .results import Pending, Streams, conclude, refuse
-from .rollouts import RolloutCalls, trajectory_name
+from .rollouts import RolloutCalls
 from .session import Session
 
 _PING_S = 2.0

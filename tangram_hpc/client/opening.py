@@ -15,8 +15,7 @@ from ..domain.session import SessionSpec
 from ..errors import BrokerUnreachable, TangramError
 from ..wire import message as ms
 from .asking import Asking
-from .request import raw_files, session_spec
-from .rollouts import trajectory_name
+from .request import raw_files, session_spec, trajectory_name
 from .session import Session
 
 if TYPE_CHECKING:

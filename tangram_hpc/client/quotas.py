@@ -18,8 +18,8 @@ from ..wire import message as ms
 from .asking import Asking
 from .endpoint import Endpoint
 from .future import Future
+from .request import trajectory_name
 from .results import Pending
-from .rollouts import trajectory_name
 from .turn import Turn
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from ..domain.action import Action, Kind, Profile
 from ..domain.isolation import BACKENDS
-from ..domain.rollouts import Turn
+from ..domain.rollouts import NAME_MAX, Turn
 from ..domain.session import BACKGROUNDS, SessionSpec
 from ..errors import InvalidInput
 from ..wire import payload as pl
@@ -155,6 +155,22 @@ def make_action(action: int, kind: Kind, options: Options, session: int, what: s
         profile=options.profile, trusted=options.trusted and kind is Kind.EXEC,
         key=f"endpoint:{options.endpoint}" if options.endpoint else key, once=options.once,
         trajectory=options.trajectory, turn=options.turn)
+
+
+def trajectory_name(trajectory: str | int) -> str:
+    """A trajectory's name as text.
+
+    Raises:
+        InvalidInput: it is empty, too long, or cannot be sent.
+    """
+    name = str(trajectory)
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= NAME_MAX:
+        raise InvalidInput(f"trajectory: {name[:40]!r} is not a name of 1 to {NAME_MAX} bytes")
+    return name
 
 
 def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str] | None = None,

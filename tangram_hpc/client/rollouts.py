@@ -9,17 +9,18 @@ order with all else and not said again after a lost way.
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Mapping
 from typing import Any
 
 from ..domain.action import Kind
-from ..domain.rollouts import NAME_MAX, Turn
+from ..domain.rollouts import Turn
 from ..errors import InvalidInput
 from ..rollouts import Rollouts, rollouts_spec
 from ..wire import message as ms
 from ..wire import payload as pl
 from .future import Future
-from .request import Options
+from .request import Options, trajectory_name
 from .service_calls import ServiceCalls, arguments_of
 
 _STATUSES = {"success": 0, "failure": 1, "timeout": 2}
@@ -46,7 +47,7 @@ class RolloutCalls(ServiceCalls):
 
     def rollout(self, pool: str, method: str, *, trajectory: str | int, prompt: int | str,
                 context: int, generated: int, tokens: int = 0, timeout: float | None = None,
-                retries: int | None = None, name: str = "", component: str = "", once: str = "",
+                retries: int | None = None, name: str = "", once: str = "",
                 **arguments: Any) -> Future:
         """One turn of a trajectory on whichever service of a pool is best; returns at once. A
         trajectory's turns run one after another.
@@ -58,7 +59,7 @@ class RolloutCalls(ServiceCalls):
             prompt: which prompt it began with; samples of one prompt say the same.
             context: tokens that this turn begins with, prompt and tools' returns included.
             generated: tokens that the policy has generated in this trajectory so far.
-            tokens, timeout, retries, name, component, once: as of `call`.
+            tokens, timeout, retries, name, once: as of `call`.
 
         Returns:
             A Future of what the service answers; its `route` says where it went and why. Besides
@@ -70,7 +71,7 @@ class RolloutCalls(ServiceCalls):
         turn = Turn(pool, trajectory_name(trajectory), _prompt_number(prompt),
                     _count("context", context), _count("generated", generated))
         data = arguments_of(f"{pool}.{method}", arguments)
-        options = Options(1, 0, 0, timeout, name or f"{pool}.{method}", retries, True, component,
+        options = Options(1, 0, 0, timeout, name or f"{pool}.{method}", retries, True,
                           once=once, turn=turn)
         call = pl.ServiceCall(method, data, tokens or len(data) // 4)
         return self._send_action(Kind.CALL, options, None, pool, call, key=f"rollouts:{pool}")
@@ -118,27 +119,23 @@ class RolloutCalls(ServiceCalls):
             raise InvalidInput(f"pool: no rollout pool {pool!r} is declared")
 
 
-def trajectory_name(trajectory: str | int) -> str:
-    """A trajectory's name as text.
-
-    Raises:
-        InvalidInput: it is empty or too long.
-    """
-    name = str(trajectory)
-    if not name or len(name.encode()) > NAME_MAX:
-        raise InvalidInput(f"trajectory: {name[:40]!r} is not a name of 1 to {NAME_MAX} bytes")
-    return name
-
-
 def _prompt_number(prompt: int | str) -> int:
     if isinstance(prompt, str):
         return int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:7], "big")
-    if isinstance(prompt, int) and abs(prompt) < 1 << 62:
-        return prompt
+    try:
+        number = operator.index(prompt)
+    except TypeError:
+        number = 1 << 62
+    if abs(number) < 1 << 62:
+        return number
     raise InvalidInput(f"prompt: {prompt!r} is neither a whole number below 2**62 nor a text")
 
 
 def _count(field: str, amount: int) -> int:
-    if not isinstance(amount, int) or not 0 <= amount < 1 << 40:
+    try:
+        count = operator.index(amount)  # that of an array's element too
+    except TypeError:
+        count = -1
+    if not 0 <= count < 1 << 40:
         raise InvalidInput(f"{field}: {amount!r} is not a whole number >= 0")
-    return amount
+    return count

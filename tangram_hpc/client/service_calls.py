@@ -16,7 +16,7 @@ from ..wire import payload as pl
 from ..wire.value import encode_value
 from .asking import Asking
 from .future import Future
-from .request import Options
+from .request import Options, trajectory_name
 
 if TYPE_CHECKING:
     from .session import Session
@@ -49,7 +49,7 @@ class ServiceCalls(Asking):
 
     def call(self, service: str, method: str, *, tokens: int = 0, timeout: float | None = None,
              retries: int | None = None, name: str = "", component: str = "", once: str = "",
-             trajectory: str = "", **arguments: Any) -> Future:
+             trajectory: str | int = "", **arguments: Any) -> Future:
         """Calls a service; returns at once.
 
         Args:
@@ -67,7 +67,8 @@ class ServiceCalls(Asking):
         data = arguments_of(f"{service}.{method}", arguments)
         options = Options(list(self._degrees_of(service)), 0, 0, timeout,
                           name or f"{service}.{method}",
-                          retries, True, component, once=once, trajectory=str(trajectory))
+                          retries, True, component, once=once,
+                          trajectory=trajectory_name(trajectory) if trajectory != "" else "")
         call = pl.ServiceCall(method, data, tokens or len(data) // 4)
         return self._send_action(Kind.CALL, options, None, service, call,
                                  key=f"service:{service}")

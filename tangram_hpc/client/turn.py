@@ -22,6 +22,7 @@ from ..wire import message as ms
 from .future import Future
 
 _COST_MAX = 1e12
+_RETURNED_MAX = 1 << 40
 _Grant = concurrent.futures.Future[ms.Granted]
 
 
@@ -101,16 +102,21 @@ class Turn:
         may say that the endpoint pushed back; `returned`: characters that it gave back.
 
         Raises:
-            InvalidInput: the cost is no amount; the call has ended as FAILED.
+            InvalidInput: the cost is no amount, or `returned` no count; the call has ended as
+                FAILED.
         """
         if self.said is not None and self.said.outcome.state is not ActionState.PREEMPTED:
             return
-        self._over, wrong = self._lease, not 0 <= cost < _COST_MAX
+        self._over, wrong = self._lease, ""
+        if not 0 <= cost < _COST_MAX:
+            wrong = f"cost: {cost!r} is no amount; it is a number from 0 to {_COST_MAX:g}"
+        elif type(returned) is not int or not 0 <= returned < _RETURNED_MAX:
+            wrong = f"returned: {returned!r} is no whole number of characters"
         if wrong:
-            state, reason, cost = ActionState.FAILED, f"cost: {cost!r} is no amount", 0.0
+            state, reason, cost, returned = ActionState.FAILED, wrong, 0.0, 0
         self._tell(self._lease, state, reason, failure, cost, returned)
         if wrong:
-            raise InvalidInput(f"{reason}; it is a number from 0 to {_COST_MAX:g}")
+            raise InvalidInput(wrong)
 
     def _tell(self, lease: int, state: ActionState, reason: str,
               failure: BaseException | None, cost: float = 0.0, returned: int = 0) -> None:

@@ -31,10 +31,12 @@ NO_GUARD = ("trusted: no node here can keep a sandbox from your own files (no bw
 def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
     """Why this action can never run here, naming the field; empty when it can (or when not
     all expected nodes have joined yet, so that nobody knows)."""
+    if action.turn is not None:
+        return refusal_of_turn(ledger, action) or (
+            "" if action == action.undealt() else
+            "key, degrees: a turn's are rollouts:POOL, of its pool, and 1")
     if action.kind is Kind.GRANT:
         return refusal_of_grant(ledger, action)
-    if action.turn is not None:
-        return refusal_of_turn(ledger, action)
     degrees = action.degrees
     if len(degrees) != 1 and (not degrees or list(degrees) != sorted(set(degrees))):
         return f"cpus: {action.degrees} must be ascending whole numbers"

@@ -345,6 +345,7 @@ class CausalTree:
             tree = CausalTree(Shape(**fields))
             tree.newest = int(told["newest"])
             for own, prompt, path, epochs in told["nodes"]:
+                _of_a_tree(prompt, path, epochs)
                 node = tree.prompts.setdefault(prompt, Node()) if own else tree.root
                 for signal in path:
                     node = node.children.setdefault(Signal(*signal), Node())
@@ -360,6 +361,14 @@ class CausalTree:
             raise InvalidInput(f"cmlfq: not a saved tree ({type(error).__name__}: {error})"
                                ) from None
         return tree
+
+
+def _of_a_tree(prompt: Any, path: Any, epochs: Any) -> None:
+    """Raises TypeError where what was saved has other types than `plain` gives."""
+    numbers = [prompt, *(n for _, *both in path for n in both), *(e for e, _ in epochs),
+               *(n for _, cells in epochs for cell in cells for n in cell)]
+    if not all(type(n) is int for n in numbers) or not all(type(t) is str for t, *_ in path):
+        raise TypeError("a node is not of numbers and tools' names")
 
 
 def _absorb(mine: Node, other: Node) -> None:

@@ -14,7 +14,14 @@ from ..domain.action import Action, Kind
 from ..domain.decision import Decision
 from ..domain.ids import client_of
 from ..domain.outcome import Outcome
-from ..domain.rollouts import NAME_MAX, RolloutService, RolloutsSpec, Routed
+from ..domain.rollouts import (
+    CONTEXT_MAX,
+    NAME_MAX,
+    RolloutService,
+    RolloutsSpec,
+    Routed,
+    wrong_number,
+)
 from ..domain.service import service_of
 from ..domain.states import ActionState
 from ..errors import InvalidInput
@@ -26,7 +33,6 @@ from .rollout_pools import RolloutPool, shape_of
 # 0.65 of a step for twice the GPUs.
 _STEP_NS = {1: 30_000_000, 2: 19_500_000, 4: 12_700_000, 8: 8_200_000}
 _REQUEST_NS, _PREFILL_NS = 300_000, 200_000  # on one GPU
-_ANY_CONTEXT = 1 << 40
 _STATUS = {ActionState.COMPLETED: SUCCESS, ActionState.TIMEOUT: TIMEOUT}
 
 
@@ -169,13 +175,13 @@ def next_deal(ledger: Ledger) -> int:
 
 
 def faltered(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
-    """The end of a call whose service could not be brought to its GPUs. A turn then goes to another
-    service, as long as it has attempts left and there is one, and this one is left alone for a
-    while: it would be the least loaded for ever."""
+    """The end of a call whose service could not be brought to its GPUs. If there is another one,
+    this one is left alone for a while, as it would be the least loaded for ever, and a turn that
+    has attempts left goes elsewhere."""
     lease = ledger.leases[fact.lease]
     entry, name = ledger.actions[lease.action], service_of(lease.key)
     turn = entry.action.turn
-    if turn is None or entry.doomed is not None or entry.attempt >= entry.action.attempts_max:
+    if turn is None:
         return [fact]
     pool = ledger.rollouts[turn.pool]
     if not pool.others(name, turn.context):
@@ -184,6 +190,8 @@ def faltered(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
     if pool.load(name) >= 0:
         events.append(ev.RolloutServiceClosed(fact.at, turn.pool, name,
                                               fact.at + pool.pause_ns(name)))
+    if entry.doomed is not None or entry.attempt >= entry.action.attempts_max:
+        return [*events, fact]
     back = Outcome(ActionState.PREEMPTED, reason=fact.outcome.reason)
     return [*events, ev.LeaseFinished(fact.at, fact.lease, back, fact.clean)]
 
@@ -198,6 +206,8 @@ def refusal_of_turn(ledger: Ledger, action: Action) -> str:
                 f"or [rollouts.{turn.pool}] in the broker's config file")
     if action.kind is not Kind.CALL or action.session or action.mem_mib or action.gpus:
         return "turn: only a call of a service is one, without session, mem and gpus"
+    if action.component:
+        return "component: a turn goes where its pool's services stand; leave it out"
     if not turn.trajectory or len(turn.trajectory.encode()) > NAME_MAX:
         return f"trajectory: {turn.trajectory[:40]!r} is not a name of 1 to {NAME_MAX} bytes"
     if min(turn.context, turn.generated) < 0:
@@ -226,6 +236,8 @@ def declaration_of_rollouts(ledger: Ledger, told: RolloutsSpec, now: int, change
 def _resolved(ledger: Ledger, told: RolloutsSpec) -> tuple[RolloutsSpec, str]:
     """The pool with what its services say where it says nothing; or what is wrong with it."""
     services, names = list[RolloutService](), [s.name for s in told.services]
+    if why := wrong_number(told):
+        return told, why
     if list(told.edges) != sorted(set(told.edges)) or any(e < 1 for e in told.edges):
         return told, f"upto: {list(told.edges)} must ascend from 1"
     if sorted({s.bucket for s in told.services}) != list(range(len(told.edges) + 1)):
@@ -240,10 +252,10 @@ def _resolved(ledger: Ledger, told: RolloutsSpec) -> tuple[RolloutsSpec, str]:
         if degree not in service.degrees:
             return told, (f"degree: service {each.name!r} runs on {list(service.degrees)} GPUs, "
                           f"not on {degree}")
-        running = each.running_max or service.batch
+        running = each.running_max or max(1, service.batch)
         services.append(RolloutService(
             each.name, each.bucket, degree, running,
-            each.queue_max if each.queue_max >= 0 else running, each.context_max or _ANY_CONTEXT,
+            each.queue_max if each.queue_max >= 0 else running, each.context_max or CONTEXT_MAX,
             each.step_ns or _STEP_NS[degree], each.request_ns or _REQUEST_NS // degree,
             each.prefill_ns or _PREFILL_NS // degree, service.node))
     spec = told.with_services(tuple(services))

@@ -22,7 +22,7 @@ from ..domain.rollouts import RolloutsSpec, Routed, Turn
 from .cmlfq import CausalTree, Cmlfq, Shape, Signal, bucket_of
 from .rollout_router import STAY, Ask, KvCost, RolloutInstance, Route, Router
 
-TRAJECTORIES_MAX = 100_000  # that nobody asks a turn for; the one that rests longest goes first
+TRAJECTORIES_MAX = 30_000  # without a turn, some 5 kB each; the one that rests longest goes first
 _TOOL_MAX = 64  # characters of a tool's name
 _DECISIONS_MAX = 1_000  # of one trajectory that are judged at its end
 _PAUSE_NS, _PAUSE_MAX_NS = 10 * 10**9, 600 * 10**9  # of a service that fails, each twice the last

@@ -177,19 +177,20 @@ class Router:
         return route
 
     def wait(self, ask: Ask) -> None:
-        """A turn stands in the line."""
+        """A turn stands in the line. O(instances)."""
         assert ask.request not in self._at, f"request {ask.request} runs already"
         assert ask.request not in self._line, f"request {ask.request} waits already"
         self._line[ask.request] = ask
-        self._quiet = False
+        self._quiet = self._quiet and not any(self._room(i, ask)
+                                              for i in self._instances.values())
 
     def next(self) -> Route | None:
-        """Where the first goes that can be placed; it still waits. O(line + instances), once for
-        as long as nothing changes."""
+        """Where the first goes that can be placed; it still waits. O(those before it in the line +
+        instances), once for as long as no room comes."""
         if self._quiet or not self._line:
             return None
         most = max((i.context_max for i in self._instances.values() if self._free(i)), default=-1)
-        for ask in self._line.values():
+        for ask in self._line.values() if most > 0 else ():
             if ask.context <= most:
                 return self._choose(ask)
         self._quiet = True

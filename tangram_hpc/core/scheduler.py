@@ -282,7 +282,7 @@ class Scheduler(Restart):
         owner.loose.pop(entry.action.id, None)
         if not owner.uid:
             self._forget(entry.action.id)
-        return [reply]
+        return [reply.by(entry.route)]
 
     # ---- leases ------------------------------------------------------------------------------
 

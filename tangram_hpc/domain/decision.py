@@ -11,6 +11,7 @@ import msgspec
 
 from .allocation import SatelliteShape
 from .outcome import Outcome
+from .rollouts import Routed
 from .service import ServiceSpec
 from .session import SessionSpec
 from .states import ActionState
@@ -114,7 +115,7 @@ class AnnounceSessionEnd(Decision, frozen=True):
 class Reply(Decision, frozen=True):
     """Tell the client an action's outcome. Times are the broker's: queued until the last grant,
     held from that grant to the finish (both in ns). `grants`: (ns since that grant, units from
-    then on) of each size it had."""
+    then on) of each size it had. `route`: of a turn, where it went."""
 
     action: int
     outcome: Outcome
@@ -124,6 +125,11 @@ class Reply(Decision, frozen=True):
     queue_ns: int
     held_ns: int
     grants: tuple[tuple[int, int], ...] = ()
+    route: Routed | None = None
+
+    def by(self, route: Routed | None) -> Reply:
+        """The same of a turn that went there."""
+        return self if route is None else msgspec.structs.replace(self, route=route)
 
 
 AnyDecision = Union[  # noqa: UP007

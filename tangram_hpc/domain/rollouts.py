@@ -10,6 +10,10 @@ from __future__ import annotations
 import msgspec
 
 NAME_MAX = 200  # bytes of a trajectory's name
+CONTEXT_MAX = 1 << 32  # tokens
+COUNT_MAX = 1 << 20  # of what runs or waits at a service, returns and epochs
+TOKEN_NS_MAX = 10**9  # that a token takes; with CONTEXT_MAX less than 2**63
+STEP_NS_MAX = 3_600 * 10**9
 _NS_DAY = 86_400 * 10**9
 
 
@@ -115,3 +119,20 @@ class Routed(msgspec.Struct, frozen=True, array_like=True):
     bucket: int
     how: str
     move_ns: int
+
+
+def wrong_number(spec: RolloutsSpec) -> str:
+    """Which number of a pool is out of its bounds; empty if none is. 0 (of `queue_max`: -1) is for
+    what the broker fills in."""
+    least = {"queue_max": -1, "idle_ns": 1}
+    most = {"context_max": CONTEXT_MAX, "running_max": COUNT_MAX, "queue_max": COUNT_MAX,
+            "step_ns": STEP_NS_MAX, "request_ns": STEP_NS_MAX, "prefill_ns": TOKEN_NS_MAX,
+            "kv_base_ns": STEP_NS_MAX, "kv_near_ns": TOKEN_NS_MAX, "kv_far_ns": TOKEN_NS_MAX,
+            "depth": COUNT_MAX, "epochs": COUNT_MAX}
+    for part in (spec, *spec.services):
+        for name in part.__struct_fields__:
+            value, lo, hi = getattr(part, name), least.get(name, 0), most.get(name, 1 << 62)
+            for each in value if isinstance(value, tuple) else (value,):
+                if type(each) is int and not lo <= each <= hi:
+                    return f"{name}: {each} is not from {lo} to {hi}"
+    return ""
