@@ -15,7 +15,7 @@ colocated system rolls out and trains in turn, in either.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -321,7 +321,6 @@ class Pipeline:
     def _engines(self) -> list[int]:
         return [i.id for i in self._rollouts.router.instances]
 
-
     # ---- faults ------------------------------------------------------------------------------
 
     def _node_alarm(self, now: int) -> None:
@@ -389,8 +388,9 @@ class Pipeline:
         self._rollouts.check()
         if self._lending is not None:
             self._lending.check()
-        used = sum(i.degree for i in self._rollouts.router.instances)
-        assert used <= self._shares.rollout_gpus, "more engines than GPUs"
+        serving = Counter(self._rollouts.place(engine) for engine in self._engines())
+        assert serving <= Counter(self._shares.places), "two engines in one place"
+        assert not any(place.node in self._dead for place in serving), "the dead serve"
         begun = sum(len(ends) for ends in self._ends.values()) + self._rollouts.under_way
         assert begun + len(self._line) == len(self._ends) * self._s.batch, "a trajectory is lost"
         assert all(b >= self._trained_upto for b in self._ends), "a batch is there twice"
