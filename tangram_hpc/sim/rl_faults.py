@@ -1,10 +1,11 @@
 """What goes wrong in a simulated RL run, and when: drawn from a seed alone.
 
 Law: faults are facts that the run is told and nothing else; the same seed and rates give the same
-faults at the same times, whoever plays (who dies of those that can is the run's own). A rollout node that dies takes with it its engines, or its
-place in training if it is lent, and what lay in its caches; it comes back empty. An optimizer step
-that fails is done again from its beginning. A tool that never returns is given up after a time,
-which its trajectory is told as a time-out. Rates of 0 draw nothing.
+faults at the same times, whoever plays (who dies, of those that can, is the run's own). A rollout
+node that dies takes with it its engines, or its place in training if it is lent, and what lay in
+its caches; it comes back empty. An optimizer step that fails is done again from its beginning. A
+tool that never returns is given up after a time, which its trajectory is told as a time-out. Rates
+of 0 draw nothing.
 """
 
 from __future__ import annotations
