@@ -250,6 +250,32 @@ def test_for_a_dead_node_none_is_lent_that_rollout_needs() -> None:
     assert lending.out
 
 
+def test_who_waits_for_a_node_that_dies_goes_on_at_once() -> None:
+    """Another split waits until all are home; one that dies on its way is not waited for."""
+    run = Pipeline(WHOLE, system("+ elastic"))
+    run._install(0)
+    lending = run._lending
+    assert lending is not None
+    lending.boundary(0, 1)
+    lending.home(0)
+    run._pending = run._shares
+    run._go_on(0)
+    for node in sorted(lending._engines):
+        assert not run._stopped and lending.out
+        run.fate.one_of = lambda living, n=node: n  # type: ignore[method-assign, misc]
+        run._node_dies(1)
+        if not lending.out:
+            break
+    assert run._stopped, "the split is changed"
+
+
+def test_a_colocated_system_takes_its_pauses_whatever_fails(small: Scenario) -> None:
+    often = replace(small, faults=Faults(engine_s=3, back_s=1))
+    steps = Pipeline(often, system("colocated")).play().steps
+    test_a_step_takes_the_longer_stage_and_colocated_the_sum(
+        {"colocated": Played(system("colocated"), steps)}, often)
+
+
 def test_other_systems_draw_the_same_faults() -> None:
     """Whoever plays: deaths come at the same times, however many may die and whether one can."""
     faults = Faults(node_s=50, engine_s=20, step=0.5)
