@@ -33,7 +33,7 @@ from tangram_hpc.core.planner.shapes import (
     Search,
     Training,
 )
-from tangram_hpc.core.planner.split import Plan, plan
+from tangram_hpc.core.planner.split import Plan, dealt_to, lossy, plan
 from tangram_hpc.core.planner.standing import standing
 from tangram_hpc.core.planner.train_cost import TrainCost
 from tangram_hpc.core.planner.tree import Node, Tree
@@ -363,6 +363,11 @@ def test_the_plan_of_batches_that_mix_is_as_good_as_brute_force(moe: bool, cases
         found = plan(costs, gpus, search)
         assert found.best.step_ns / 1e9 == pytest.approx(wanted, rel=1e-6, abs=3e-8), seed
         assert found == plan(costs, gpus, search, memo=False)
+        for split in found.splits:
+            assert split.idle <= split.spare < split.rollout_gpus, seed
+            within = max(split.step_ns, 1) * (1 + 1e-6) / 1e9
+            left = split.rollout_gpus - split.spare  # who lends the spare ones has as short a step
+            assert brute_rollout(costs, left, search, split.price.ns / 1e9) <= within, seed
         again = standing(costs, gpus, found.best.layout,
                          [one.degree for one in found.best.instances], search)
         assert again is not None and again.rollout_ns == found.best.rollout_ns
@@ -600,6 +605,22 @@ def test_spare_gpus_are_spare(problem: tuple[AnalyticCosts, int]) -> None:
 
     assert step(best.spare) == best.step_ns
     assert step(best.spare + 1) > best.step_ns
+
+
+def test_spare_gpus_are_spare_where_cuts_count_as_longer() -> None:
+    r, search, spare = random.Random(1), Search(loss=0.08), 0
+    history = [Request(500, int(r.lognormvariate(8, 0.6)) + 1) for _ in range(96)]
+    for passes in range(4, 40, 3):
+        costs = AnalyticCosts(DENSE, HARDWARE, Training(96, forward_passes=passes), Rollout(),
+                              history)
+        strata = costs.strata(64)
+        table = RolloutTable({d: costs.segments(d, strata) for d in costs.rollout.degrees}, 32)
+        for split in plan(costs, 32, search).splits:
+            left = split.rollout_gpus - split.spare
+            ways = [dealt_to(costs, d, left // d, 0, 0)[0] for d in costs.rollout.degrees]
+            assert min(lossy(table.ns(left), search), *ways) <= split.step_ns
+            spare += split.spare > split.idle
+    assert spare > 5, "some splits must have some, or this shows little"
 
 
 @settings(max_examples=40, deadline=None)

@@ -51,6 +51,8 @@ def program(*words: str) -> subprocess.CompletedProcess[str]:
     (["--plan", "--slots", "1"], "slots: 1 must be at least 2"),
     (["--plan", "--lend", "1:2"], "lend: the planner says"), (["--hidden", "60"], "hidden: 60"),
     (["--compare", "--router", "on"], "--compare: it sets --router"),
+    (["--compare", "--slots", "1"], "slots: 1 must be at least 2"),
+    (["--lend", "9:2"], "lend: from step 9 to 2 there is"),
     (["--device", "tpu"], "device: 'tpu'")])
 def test_a_wrong_word_is_one_line(words: list[str], why: str) -> None:
     assert program(*words).stderr.startswith(f"tangram: error: {why}")

@@ -17,7 +17,7 @@ from tangram_hpc.cli import main
 from tangram_hpc.core.planner.rollout_cost import RolloutCost
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.sim.rl_engine import Engine, Work
-from tangram_hpc.sim.rl_faults import Faults
+from tangram_hpc.sim.rl_faults import Fate, Faults
 from tangram_hpc.sim.rl_lengths import Source
 from tangram_hpc.sim.rl_pipeline import Pipeline, Played
 from tangram_hpc.sim.rl_report import panels
@@ -215,7 +215,7 @@ def test_laws_hold_whatever_fails(name: str, pipeline: str, seed: int, faults: F
 
 def laws_hold(name: str, pipeline: str, seed: int, faults: Faults, iterations: int) -> Checked:
     run = replace(WHOLE.run, iterations=iterations, prompts=3, samples=8, train_steps=1, seed=seed,
-                  pipeline=pipeline)
+                  pipeline=pipeline, pool_slack=99.0)  # one node trains: others are lent
     scenario = with_run(replace(WHOLE, faults=faults), run)
     played = Checked(scenario, system(name))
     steps = played.play().steps
@@ -234,6 +234,60 @@ def test_faults_come_and_cost_time_and_the_same_seed_has_the_same_ones() -> None
     assert vars(calm.fate)["nodes"] == calm.fate.steps == calm.fate.tools == 0
     assert hit._steps == again._steps
     assert hit._steps[2].trained_at_s > calm._steps[2].trained_at_s
+    assert min(sum(s.lent_gpu_s for s in run._steps.values()) for run in (calm, hit)) > 0
+
+
+def test_for_a_dead_node_none_is_lent_that_rollout_needs() -> None:
+    run = Pipeline(WHOLE, system("+ elastic"))
+    run._install(0)
+    lending, router = run._lending, run._rollouts.router
+    assert lending is not None
+    first = next(iter(lending._engines))
+    lending.dies(0, first)
+    lending.boundary(0, sum(router.easy(one.id) for one in router.instances))
+    assert not lending.out, "all that live are needed"
+    lending.boundary(0, 1)
+    assert lending.out
+
+
+def test_who_waits_for_a_node_that_dies_goes_on_at_once() -> None:
+    """Another split waits until all are home; one that dies on its way is not waited for."""
+    run = Pipeline(WHOLE, system("+ elastic"))
+    run._install(0)
+    lending = run._lending
+    assert lending is not None
+    lending.boundary(0, 1)
+    lending.home(0)
+    run._pending = run._shares
+    run._go_on(0)
+    for node in sorted(lending._engines):
+        assert not run._stopped and lending.out
+        run.fate.one_of = lambda living, n=node: n  # type: ignore[method-assign, misc]
+        run._node_dies(1)
+        if not lending.out:
+            break
+    assert run._stopped, "the split is changed"
+
+
+def test_a_colocated_system_takes_its_pauses_whatever_fails(small: Scenario) -> None:
+    often = replace(small, faults=Faults(engine_s=3, back_s=1))
+    steps = Pipeline(often, system("colocated")).play().steps
+    test_a_step_takes_the_longer_stage_and_colocated_the_sum(
+        {"colocated": Played(system("colocated"), steps)}, often)
+
+
+def test_other_systems_draw_the_same_faults() -> None:
+    """Whoever plays: deaths come at the same times, however many may die and whether one can."""
+    faults = Faults(node_s=50, engine_s=20, step=0.5)
+    one, other = Fate(faults, 3), Fate(faults, 3)
+    times: list[list[int | None]] = [[], []]
+    for n in range(1, 30):
+        times[0] += [one.next_node_ns(), one.next_engine_ns()]
+        one.one_of([*range(n)])
+        engine = other.next_engine_ns()
+        times[1] += [other.next_node_ns(), engine]
+    assert times[0] == times[1]
+    assert [one.step_fails() for _ in range(40)] == [other.step_fails() for _ in range(40)]
 
 
 @pytest.mark.long

@@ -27,12 +27,14 @@ def compare(plan: Plan) -> dict[str, Any]:
     began, told = time.monotonic(), []
     with tempfile.TemporaryDirectory() as folder:
         plan = replace(plan, folder=folder, served=folder)
+        # all of them before the first run: what is wrong is told at once
+        plans = [replace(plan, folder=str(Path(folder, f"run-{number}")), router=router,
+                         lend=(1, max(2, plan.steps * 3 // 4)) if pool else (),
+                         base=number * (plan.steps + 2))
+                 for number, (router, pool) in enumerate(_KINDS)]
         with cluster_of(plan) as cluster:
-            for number, (router, pool) in enumerate(_KINDS):
-                told.append(run_on(cluster, replace(
-                    plan, folder=str(Path(folder, f"run-{number}")), router=router,
-                    lend=(1, max(2, plan.steps * 3 // 4)) if pool else (),
-                    base=number * (plan.steps + 2))))
+            for (router, pool), one in zip(_KINDS, plans, strict=True):
+                told.append(run_on(cluster, one))
                 print(f"pool {_word(pool)}, router {_word(router)}: done after "
                       f"{time.monotonic() - began:.0f} s", file=sys.stderr)
     return {"seed": plan.seed, "steps": plan.steps, "wall_s": round(time.monotonic() - began, 1),

@@ -79,6 +79,9 @@ class Plan:
             raise InvalidInput(f"device: {self.device!r} is neither cpu nor cuda")
         if self.hidden < 16 or self.hidden % 16:
             raise InvalidInput(f"hidden: {self.hidden} must be a multiple of 16")
+        if self.lend and not 0 <= self.lend[0] < self.lend[-1]:
+            raise InvalidInput(f"lend: from step {self.lend[0]} to {self.lend[-1]} there is none; "
+                               "take a later end")
         if self.lend and self.planner:
             raise InvalidInput("lend: the planner says when a replica is lent; leave one out")
 

@@ -1,10 +1,11 @@
 """What goes wrong in a simulated RL run, and when: drawn from a seed alone.
 
 Law: faults are facts that the run is told and nothing else; the same seed and rates give the same
-faults in the same order, whoever plays. A rollout node that dies takes with it its engines, or its
-place in training if it is lent, and what lay in its caches; it comes back empty. An optimizer step
-that fails is done again from its beginning. A tool that never returns is given up after a time,
-which its trajectory is told as a time-out. Rates of 0 draw nothing.
+faults at the same times, whoever plays (who dies, of those that can, is the run's own). A rollout
+node that dies takes with it its engines, or its place in training if it is lent, and what lay in
+its caches; it comes back empty. An optimizer step that fails is done again from its beginning. A
+tool that never returns is given up after a time, which its trajectory is told as a time-out. Rates
+of 0 draw nothing.
 """
 
 from __future__ import annotations
@@ -39,17 +40,20 @@ class Fate:
     def __init__(self, faults: Faults, seed: int) -> None:
         self.faults = faults
         self._seed = seed
-        self._rng = random.Random(f"faults/{seed}")
+        # one each: when one dies does not depend on how many could, which systems differ in
+        self._nodes = random.Random(f"nodes/{seed}")
+        self._engines = random.Random(f"engines/{seed}")
+        self._choices = random.Random(f"choices/{seed}")
         self._steps = random.Random(f"steps/{seed}")
         self.nodes = self.engines = self.steps = self.tools = 0  # how many came
 
     def next_node_ns(self) -> int | None:
         """How long until the next node dies, or None: none does."""
-        return self._next(self.faults.node_s)
+        return _next(self._nodes, self.faults.node_s)
 
     def next_engine_ns(self) -> int | None:
         """How long until the next engine dies, or None."""
-        return self._next(self.faults.engine_s)
+        return _next(self._engines, self.faults.engine_s)
 
     @property
     def back_ns(self) -> int:
@@ -58,7 +62,7 @@ class Fate:
 
     def one_of(self, choices: list[int]) -> int:
         """Who dies."""
-        return self._rng.choice(choices)
+        return self._choices.choice(choices)
 
     def step_fails(self) -> bool:
         """Whether the optimizer step that ends now has failed."""
@@ -77,5 +81,6 @@ class Fate:
         self.tools += sum(a is not b for a, b in zip(turns, one.turns, strict=True))
         return replace(one, turns=turns)
 
-    def _next(self, mean_s: float) -> int | None:
-        return max(1, round(self._rng.expovariate(1 / mean_s) * _SECOND)) if mean_s else None
+
+def _next(rng: random.Random, mean_s: float) -> int | None:
+    return max(1, round(rng.expovariate(1 / mean_s) * _SECOND)) if mean_s else None

@@ -4,9 +4,9 @@ would. A member is a node here, so a replica has one; a core is as much of the t
 Law: a node's engines close when it is asked to join and open again when it has come back; what is
 asked takes the scenario's times, and who follows says so when the step that it followed is over.
 Nobody counts or ceases to but between two optimizer steps; what a node that died had in a step is
-not used. As many nodes are wanted in training as
-rollout can spare: those that are left hold all trajectories under way, and that wait to start,
-and idle nearly. No new ones come before a batch has been trained, so what is spare stays so.
+not used. As many nodes are wanted in training as rollout can spare: those that are left hold all
+trajectories under way, and that wait to start, and idle nearly. No new ones come before a batch has
+been trained, so what is spare stays so.
 """
 
 from __future__ import annotations
@@ -152,12 +152,17 @@ class Lending:
             self._next_step(now)
 
     def _spare(self, demand: int) -> int:
-        """How many nodes rollout can spare, in the order in which they are lent."""
+        """How many nodes rollout can spare, in the order in which they are lent; who is dead or on
+        the way home is none of them, as another one would be lent in its place."""
+        assert self._pool is not None
         room = {i.id: self._rollouts.router.easy(i.id)
                 for i in self._rollouts.router.instances}
         left = sum(room.values())
         spare = 0
-        for engines in self._engines.values():  # none of those that are lent already
+        for number, (node, engines) in enumerate(self._engines.items()):
+            if node not in self._life or self._pool.state(number) is ReplicaState.RETURNING:
+                continue
+            # of those that are lent already none serves
             left -= sum(room[e] for e in engines)
             if left < demand:
                 break

@@ -15,7 +15,7 @@ colocated system rolls out and trains in turn, in either.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -220,19 +220,25 @@ class Pipeline:
         step, began = self._steps[number], self._began[number]
         step.rollout_s = (now - began) / _SECOND
         step.p90_share = (ends[len(ends) * 9 // 10] - began) / max(1, now - began)
-        pause = self._s.pauses.to_train_s if self._colocated else 0
-        self._after(now + round(pause * _SECOND), self._go_on)
+        self._after(now + self._to_train_ns, self._go_on)
 
     # ---- training ----------------------------------------------------------------------------
 
     def _train(self, now: int) -> None:
         """Trains the next batch if it is whole."""
         number = self._trained_upto
-        if self._trainer.busy or len(self._ends.get(number, ())) < self._s.batch:
+        ends = self._ends.get(number, [])
+        if (self._trainer.busy or len(ends) < self._s.batch
+                or now < ends[-1] + self._to_train_ns):
             return
         step = self._steps[number]
         step.stage_s = self._stage_ns(number) / _SECOND
         self._trainer.start(now, number, [request_of(t) for t in self._trajectories.pop(number)])
+
+    @property
+    def _to_train_ns(self) -> int:
+        """From a batch's last end to its training, where the same GPUs do both."""
+        return round(self._s.pauses.to_train_s * _SECOND) if self._colocated else 0
 
     @property
     def _demand(self) -> int:
@@ -321,7 +327,6 @@ class Pipeline:
     def _engines(self) -> list[int]:
         return [i.id for i in self._rollouts.router.instances]
 
-
     # ---- faults ------------------------------------------------------------------------------
 
     def _node_alarm(self, now: int) -> None:
@@ -342,6 +347,7 @@ class Pipeline:
                 self._rollouts.close(now, [i.id for i in self._rollouts.router.instances
                                            if i.node == f"n{node}"])
             self._after(now + self.fate.back_ns, lambda at: self._node_returns(at, node))
+            self._go_on(now)  # it may be the one that was waited for
         self._node_alarm(now)
 
     def _node_returns(self, now: int, node: int) -> None:
@@ -389,8 +395,9 @@ class Pipeline:
         self._rollouts.check()
         if self._lending is not None:
             self._lending.check()
-        used = sum(i.degree for i in self._rollouts.router.instances)
-        assert used <= self._shares.rollout_gpus, "more engines than GPUs"
+        serving = Counter(self._rollouts.place(engine) for engine in self._engines())
+        assert serving <= Counter(self._shares.places), "two engines in one place"
+        assert not any(place.node in self._dead for place in serving), "the dead serve"
         begun = sum(len(ends) for ends in self._ends.values()) + self._rollouts.under_way
         assert begun + len(self._line) == len(self._ends) * self._s.batch, "a trajectory is lost"
         assert all(b >= self._trained_upto for b in self._ends), "a batch is there twice"

@@ -86,13 +86,6 @@ class Rollouts:
         return sum(min(self._cost.rollout.max_batch, i.context_max // self.mean_context)
                    for i in self.router.instances)
 
-    def left_ns(self) -> int:
-        """How long the longest may still take, by what is believed of it, alone on the largest
-        degree; without tools."""
-        most = max((self._believed(r) for r in self._live), default=0)
-        degree = max((e.degree for e in self._engines.values()), default=1)
-        return most * round(self._cost.step_s(degree, 1, most) * 1e9)
-
     def gpu_busy_ns(self) -> int:
         """GPU time in which engines decoded or read."""
         return self.busy_ns + sum(e.busy_ns * e.degree for e in self._engines.values())

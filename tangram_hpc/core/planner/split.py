@@ -47,7 +47,7 @@ class Split:
     price: Price  # of training
     instances: tuple[Instance, ...]
     rollout_ns: int
-    spare: int  # rollout GPUs that the step would not miss
+    spare: int  # rollout GPUs that the step would not miss; where requests are dealt, the idle ones
 
     @property
     def train_gpus(self) -> int:
@@ -181,14 +181,16 @@ class _Rollouts:
         ns = table.ns(left)
         instances = tuple(instance_of(*piece, self._strata, segments[piece.degree])
                           for piece in table.pieces(left)) if ns < NEVER else ()
-        spare = left - table.least_gpus(max(ns, price.ns))
+        within = int(price.ns / (1 + self._search.loss))  # without loss, as the table is
+        spare = left - table.least_gpus(max(ns, within))
         return Split(self._gpus, layout, price, instances, lossy(ns, self._search), spare)
 
     def _dealt(self, degree: int, layout: Layout, price: Price) -> Split:
         """With as many instances of one degree as there is room for."""
         left = self._gpus - layout.gpus
         ns, instances = dealt_to(self._costs, degree, left // degree, self._search.ahead, price.ns)
-        return Split(self._gpus, layout, price, instances, ns, 0)
+        spare = left - degree * len(instances)
+        return Split(self._gpus, layout, price, instances, ns, spare)
 
 
 def lossy(ns: int, search: Search) -> int:
