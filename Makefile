@@ -44,8 +44,13 @@ system:
 	    apt-get install -q -y --no-install-recommends python3-venv; }; \
 	else echo "tangram: not root on Debian: the real-Slurm tests will be skipped" >&2; fi
 
+# Three parts; the pure tests need a core and the Slurm tests mostly wait: these two run together.
+PART := $(BIN)/python -m pytest -m
 test: install system lint
-	$(BIN)/python -m pytest -m "not long"
+	$(PART) "not long and not slurm and not pure"
+	@$(PART) "not long and pure" > .pure.log 2>&1 & pure=$$!; \
+	  $(PART) "not long and slurm"; slurm=$$?; \
+	  wait $$pure; pure=$$?; cat .pure.log; rm -f .pure.log; exit $$((slurm | pure))
 
 test-long: install system lint $(TORCH)/.installed
 	$(BIN)/python -m pytest -m "long" $(TORCH_TESTS:%=--ignore=%)

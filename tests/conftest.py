@@ -14,11 +14,28 @@ from slurm_site import Site, install_for
 
 from tangram_hpc.backends.sandbox import tree
 
+# Files whose tests only compute: no process, no socket, nothing of the machine but one core. `make
+# test` runs them beside the Slurm tests, which mostly wait.
+PURE = frozenset(f"test_{name}" for name in (
+    "accounting", "ahead", "allocations", "batches", "cmlfq", "config", "elastic",
+    "elastic_allocs", "elastic_sim", "ending", "hybrid_histories", "hybrid_lane", "hybrid_pool",
+    "planner", "planner_online", "properties", "rollout_pools", "rollout_router", "rooms",
+    "scheduler", "session_life", "sim", "sim_rl", "size", "slurm_budget", "states_page", "tidy",
+    "wire"))
+
 # `nohup` and a shell's `&` hand these on as ignored, and nothing below could be interrupted then
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT
                       else signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before `-m` chooses."""
+    for item in items:
+        if item.path.stem in PURE:
+            item.add_marker(pytest.mark.pure)
 
 
 @pytest.fixture(scope="session")
