@@ -44,13 +44,13 @@ system:
 	    apt-get install -q -y --no-install-recommends python3-venv; }; \
 	else echo "tangram: not root on Debian: the real-Slurm tests will be skipped" >&2; fi
 
-# Three parts; the pure tests need a core and the Slurm tests mostly wait: these two run together.
-PART := $(BIN)/python -m pytest -m
+# Three parts: some tests only need a core and the Slurm tests mostly wait, so these run together.
+PART := $(BIN)/python -m pytest --durations=10 -m
 test: install system lint
-	$(PART) "not long and not slurm and not pure"
-	@$(PART) "not long and pure" > .pure.log 2>&1 & pure=$$!; \
+	$(PART) "not long and not slurm and not beside"
+	@$(PART) "not long and beside" > .beside.log 2>&1 & beside=$$!; \
 	  $(PART) "not long and slurm"; slurm=$$?; \
-	  wait $$pure; pure=$$?; cat .pure.log; rm -f .pure.log; exit $$((slurm | pure))
+	  wait $$beside; beside=$$?; cat .beside.log; rm -f .beside.log; exit $$((slurm | beside))
 
 test-long: install system lint $(TORCH)/.installed
 	$(BIN)/python -m pytest -m "long" $(TORCH_TESTS:%=--ignore=%)

@@ -14,10 +14,10 @@ from slurm_site import Site, install_for
 
 from tangram_hpc.backends.sandbox import tree
 
-# Files whose tests only compute: no process, no socket, nothing of the machine but one core. `make
-# test` runs them beside the Slurm tests, which mostly wait.
-PURE = frozenset(f"test_{name}" for name in (
-    "accounting", "ahead", "allocations", "batches", "cmlfq", "config", "elastic",
+# Files whose tests only compute, or judge neither time nor the machine: `make test` runs them
+# beside the Slurm tests, which mostly wait.
+BESIDE = frozenset(f"test_{name}" for name in (
+    "accounting", "ahead", "allocations", "batches", "bench", "cmlfq", "config", "elastic",
     "elastic_allocs", "elastic_sim", "ending", "hybrid_histories", "hybrid_lane", "hybrid_pool",
     "planner", "planner_online", "properties", "rollout_pools", "rollout_router", "rooms",
     "scheduler", "session_life", "sim", "sim_rl", "size", "slurm_budget", "states_page", "tidy",
@@ -34,8 +34,8 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before `-m` chooses."""
     for item in items:
-        if item.path.stem in PURE:
-            item.add_marker(pytest.mark.pure)
+        if item.path.stem in BESIDE:
+            item.add_marker(pytest.mark.beside)
 
 
 @pytest.fixture(scope="session")
