@@ -116,6 +116,10 @@ def test_a_full_pool_makes_turns_wait_and_says_so(
     cluster.register_rollouts("slow", SLOW)
     turns = [cluster.rollout("slow", "hang", trajectory=n, prompt=n, context=10, generated=0)
              for n in range(4)]
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and "slow 2" not in {
+            f"{p['name']} {p['waiting']}" for p in cluster.ask("rollouts")["rollouts"]}:
+        time.sleep(0.01)  # the broker deals once a beat
     monkeypatch.setenv("TANGRAM_ACCESS", str(cluster.access))
     assert cli(["explain", turns[3].id]) == 0
     said = capsys.readouterr().out
