@@ -87,8 +87,10 @@ class Trial:
         """`devcluster node`."""
         done = devcluster("node", "--prefix", str(self.site.cluster.prefix), what, node)
         assert done.returncode == 0, done.stderr
-        if what in ("kill", "start"):
-            self.dark ^= {node}
+        if what == "kill":
+            self.dark.add(node)
+        elif what == "start":
+            self.dark.discard(node)
         self.mark(f"{what} {node}")
 
     def node_state(self, node: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -130,13 +132,15 @@ def test_nor_at_a_lane(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_descriptors_it_waits_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A listener that cannot accept would be woken again and again."""
+    full_until = time.monotonic() + 0.3
+
     class Full(socket.socket):
         turns = 0
 
         def accept(self) -> tuple[socket.socket, object]:
             Full.turns += 1
-            if Full.turns <= 2:
-                raise OSError(asyncsock.errno.EMFILE, "Too many open files")
+            if time.monotonic() < full_until:
+                raise OSError(errno.EMFILE, "Too many open files")
             return super().accept()
 
     async def serve() -> None:
@@ -151,7 +155,7 @@ def test_without_descriptors_it_waits_and_goes_on(monkeypatch: pytest.MonkeyPatc
         listener.close()
 
     asyncio.run(serve())
-    assert Full.turns <= 5  # two in vain, then ours, and nobody else
+    assert 2 <= Full.turns < 50  # a listener that is woken each time looks some thousand times
 
 
 def test_another_user_is_refused_on_the_unix_socket(cluster: LocalCluster) -> None:

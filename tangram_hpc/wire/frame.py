@@ -16,6 +16,8 @@ from ..errors import ProtocolError
 from .message import AnyMessage, Message
 
 FRAME_MAX = 256 * 1024 * 1024
+# bytes a read: for twice as many the C library maps memory anew at every read, 20 us
+RECEIVE = 1 << 16
 _SMALL = 512  # bytes; payloads of this mean size cost less to copy than to name one by one
 _HEAD = struct.Struct("<II")
 _encoder = msgspec.msgpack.Encoder()

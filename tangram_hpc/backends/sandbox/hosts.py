@@ -21,6 +21,7 @@ from ..cpu.enforce import Group
 from . import environ
 from .hostwire import (
     PACKET_MAX,
+    RECEIVE,
     RUNNER,
     Box,
     Broken,
@@ -46,7 +47,6 @@ from .hostwire import (
 )
 from .vault import FUNCTIONS_MAX
 
-_RECEIVE = 1 << 16  # bytes; for twice as many the C library maps memory anew at every read: 20 us
 _CLOSE_S = 12.0
 
 
@@ -412,7 +412,7 @@ class NurseryClient:
         if host.control is None:
             return False
         try:
-            data = host.control.recv(_RECEIVE)
+            data = host.control.recv(RECEIVE)
         except BlockingIOError:
             return False
         except OSError:

@@ -28,6 +28,7 @@ FRAME_MAX = 512 * 1024 * 1024  # bytes
 FILE_MAX = 256 * 1024 * 1024  # bytes; the largest file that one FileCall reads
 PACKET_MAX = 64 * 1024  # bytes
 TAIL = 4096  # bytes; what is kept of a function's own output
+RECEIVE = 1 << 16  # bytes a read; as `wire.frame.RECEIVE`, without importing all messages
 OUTPUT = ".tangram-output"  # where a runner's stdout and stderr go, in its scratch directory
 
 INIT = "init"

@@ -23,6 +23,7 @@ from . import confine, environ, scratch, tree, wall
 from .command import Command, Unstartable
 from .host import open_oom_score
 from .hostwire import (
+    RECEIVE,
     Broken,
     Calm,
     Close,
@@ -44,7 +45,6 @@ from .units_file import UnitsFile
 _SOON_NS = 2_000_000  # the pipes of a shorter command are only read at its end
 _AGAIN_NS = 20_000_000  # between two tries to end what does not end
 _END_S = 5.0
-_RECEIVE = 1 << 16
 _FIRST = b"500"
 
 
@@ -117,7 +117,7 @@ class Init:
     # ---- orders ----
 
     def _receive(self) -> None:
-        data = self._control.recv(_RECEIVE)
+        data = self._control.recv(RECEIVE)
         if not data:
             self._ending = True
         for order in self._inbox.feed(data):

@@ -35,6 +35,7 @@ from . import environ, scratch, tree
 from .hostwire import (
     FRAME_MAX,
     OUTPUT,
+    RECEIVE,
     TAIL,
     Close,
     Drop,
@@ -47,7 +48,6 @@ from .hostwire import (
     frame,
 )
 
-_RECEIVE = 1 << 16  # bytes; for twice as many the C library maps memory anew at every read: 20 us
 _BATCH_NS = 1_000_000  # a result waits at most so long for the next one's
 
 
@@ -77,7 +77,7 @@ class Runner:
         self._rung_ns = 0
         self._room = select.poll()
         self._room.register(control.fileno(), select.POLLOUT)
-        data, fds, _, _ = socket.recv_fds(control, _RECEIVE, 2)
+        data, fds, _, _ = socket.recv_fds(control, RECEIVE, 2)
         for fd in fds:
             os.set_inheritable(fd, False)
         self._tokens, self._bell = fds
@@ -94,7 +94,7 @@ class Runner:
                     self._ring()
             else:
                 self._ring()
-                self._closed = not self._take(self._control.recv(_RECEIVE))
+                self._closed = not self._take(self._control.recv(RECEIVE))
 
     def _take(self, data: bytes) -> bool:
         """Takes orders in; False when it is over."""
@@ -125,7 +125,7 @@ class Runner:
         """Reads what the worker has said by now."""
         with contextlib.suppress(BlockingIOError):
             while not self._closed:
-                self._closed = not self._take(self._control.recv(_RECEIVE, socket.MSG_DONTWAIT))
+                self._closed = not self._take(self._control.recv(RECEIVE, socket.MSG_DONTWAIT))
 
     def _ring(self) -> None:
         self._rung_ns = time.monotonic_ns()

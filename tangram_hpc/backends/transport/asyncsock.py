@@ -19,12 +19,11 @@ from collections.abc import Callable
 
 from ...errors import AccessError, ProtocolError, TangramError
 from ...wire import auth
-from ...wire.frame import Buffer, Inbox, Outbox, Parcel
+from ...wire.frame import RECEIVE, Buffer, Inbox, Outbox, Parcel
 from ...wire.message import Message
 
 HANDSHAKE_S = 5.0
 GONE_S = 30.0  # as long as the broker's own patience with a silent worker
-_CHUNK = 1 << 16  # bytes; for twice as many the C library maps memory anew at every read: 20 us
 _NO_ROOM_S = 0.1  # until we look again, when there are no descriptors left
 _IOV = 512  # well under every kernel's IOV_MAX
 
@@ -100,7 +99,7 @@ class SocketLink:
     def _readable(self) -> None:
         assert self._sock is not None
         try:
-            data = self._sock.recv(_CHUNK)
+            data = self._sock.recv(RECEIVE)
         except BlockingIOError:
             return
         except OSError as error:

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 
 from ...errors import ProtocolError
 from ...ports import ChannelLost
-from ...wire.frame import Buffer, Inbox, Parcel
+from ...wire.frame import RECEIVE, Buffer, Inbox, Parcel
 from .asyncsock import consume
 
-_CHUNK = 1 << 16  # bytes; for twice as many the C library maps memory anew at every read: 20 us
 _IOV = 512
 
 
@@ -81,7 +80,7 @@ class SocketChannel:
 
     def _receive(self) -> Iterator[Parcel]:
         try:
-            data = self._sock.recv(_CHUNK)
+            data = self._sock.recv(RECEIVE)
         except BlockingIOError:
             return
         except OSError as error:

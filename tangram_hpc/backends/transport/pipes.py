@@ -14,10 +14,9 @@ from collections import deque
 from collections.abc import Callable
 
 from ...errors import TangramError
-from ...wire.frame import Buffer
+from ...wire.frame import RECEIVE, Buffer
 from .asyncsock import consume
 
-_CHUNK = 1 << 16  # bytes; for twice as many the C library maps memory anew at every read: 20 us
 _IOV = 512
 _ENDED = select.EPOLLHUP | select.EPOLLERR
 
@@ -150,7 +149,7 @@ class SocketPipes:
     def _read(self, pipe: _Pipe, events: list[tuple[int, bytes, str]]) -> None:
         assert pipe.sock is not None
         try:
-            data = pipe.sock.recv(_CHUNK)
+            data = pipe.sock.recv(RECEIVE)
             reason = "" if data else "the broker closed the connection"
         except BlockingIOError:
             return
