@@ -48,16 +48,19 @@ def history(seed: int, mean: int) -> list[Request]:
             for _ in range(4096)]
 
 
-def least(times: int, problem: Callable[[], AnalyticCosts], gpus: int, memo: bool
-          ) -> tuple[float, Plan]:
-    """The least CPU seconds of some plans, each of a new problem: others share this machine."""
-    took = []
-    for _ in range(times):
-        costs = problem()
-        began = time.process_time()
-        found = plan(costs, gpus, Search(), memo=memo)
-        took.append(time.process_time() - began)
-    return min(took), found
+def least(times: int, ways: list[tuple[Callable[[], AnalyticCosts], bool]], gpus: int
+          ) -> list[tuple[float, Plan]]:
+    """Of each way the least CPU seconds of some plans, each of a new problem, and the last plan:
+    others share this machine, so the ways take turns."""
+    took, found = [[0.0] * times for _ in ways], list[Plan]()
+    for n in range(times):
+        found = []
+        for each, (problem, memo) in zip(took, ways, strict=True):
+            costs = problem()
+            began = time.process_time()
+            found.append(plan(costs, gpus, Search(), memo=memo))
+            each[n] = time.process_time() - began
+    return list(zip(map(min, took), found, strict=True))
 
 
 def case(model: ModelShape, batch: int, gpus: int, times: int) -> dict[str, Any]:
@@ -66,9 +69,9 @@ def case(model: ModelShape, batch: int, gpus: int, times: int) -> dict[str, Any]
         return lambda: kind(model, HARDWARE, Training(batch), Rollout(), lengths)
 
     lengths = history(1, 4000)
-    memo_s, found = least(times, problem(AnalyticCosts), gpus, True)
-    kept_s, kept = least(times, problem(KeptSegments), gpus, False)
-    anew_s, anew = least(times, problem(AnalyticCosts), gpus, False)
+    ways = [(problem(AnalyticCosts), True), (problem(KeptSegments), False),
+            (problem(AnalyticCosts), False)]
+    (memo_s, found), (kept_s, kept), (anew_s, anew) = least(times, ways, gpus)
     assert found == kept == anew, "the same plan"
     return {"model": model.name, "batch": batch, "gpus": gpus, "splits": len(found.splits),
             "train_gpus": found.best.train_gpus, "step_s": round(found.best.step_ns / 1e9, 3),

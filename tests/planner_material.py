@@ -13,7 +13,7 @@ HARDWARE = Hardware("a800", 8, 80 << 30, 312e12, 2.039e12, 200e9, 3.1e9)
 
 
 REQUESTS = st.builds(Request, st.integers(0, 8000), st.integers(1, 30000),
-                     st.one_of(st.just(0), st.integers(0, 10**12)))
+                     st.one_of(st.just(0), st.integers(0, 10**12)), st.integers(1, 40))
 
 
 @st.composite

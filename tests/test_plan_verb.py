@@ -222,6 +222,27 @@ def test_measured_times_correct_the_model(run: Run, tmp_path: Path) -> None:
     assert after["step_s"] == pytest.approx(2.5 * before["step_s"], rel=1e-6)
 
 
+def test_measured_mixtures_correct_the_routing_loss(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "tangram.toml").write_text("[planner]\nrouting_loss = 0.1\n")
+
+    def told(mixed_s: float) -> tuple[float, str]:
+        (tmp_path / "m.jsonl").write_text("\n".join(json.dumps(
+            {"stage": "rollout", "degree": degree, "modelled_s": 1.0, "measured_s": took,
+             "mean_tokens": 100, "mixed": mixed})
+            for degree, took, mixed in [(1, 1.0, False)] * 5 + [(1, mixed_s, True)] * 5))
+        out = json.loads(run("--json", "--measured", "m.jsonl")[1])
+        return out["splits"][0]["step_s"], out["costs"]
+
+    plain = json.loads(run("--json")[1])
+    assert told(1.1) == (plain["splits"][0]["step_s"], plain["costs"]), "as the loss says"
+    step_s, costs = told(1.65)
+    assert costs == f"{plain['costs']}, routing loss 0.542 as measured", "1.1 x 1.5 ** (5 / 6)"
+    assert step_s >= plain["splits"][0]["step_s"]
+    (tmp_path / "m.jsonl").write_text('{"stage": "train", "modelled_s": 1, "measured_s": 1, '
+                                      '"mean_tokens": 1, "mixed": true}')
+    assert "mixed: of rollouts alone" in run("--measured", "m.jsonl")[2]
+
+
 def test_the_picture_is_drawn(run: Run, tmp_path: Path) -> None:
     assert run("--plot", "plan.svg")[0] == 0
     text = (tmp_path / "plan.svg").read_text()
@@ -360,6 +381,6 @@ def test_a_command_that_is_not_there(tmp_path: Path) -> None:
     own = AnalyticCosts(model.shape(), read_hardware("a800-80g").hardware(), model.job(),
                         model.engine(), model.lengths.requests(512))
     costs = CommandCosts(own, [str(tmp_path / "none")], 5.0)
-    assert costs.train([]) == []
+    assert len(costs.train([])) == 0
     with pytest.raises(CostsFailed, match="it cannot be started"):
         costs.train([Layout(1, 1, 1, 1, 1)])

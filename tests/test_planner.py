@@ -69,7 +69,10 @@ def rollout_s(model: ModelShape, hw: Hardware, rollout: Rollout, degree: int,
 
     def experts(sequences: float) -> float:
         """Seconds of a step that read experts."""
-        share = 1 - (1 - model.top_k / model.experts) ** sequences if model.experts else 0
+        share = 0.0  # without the loss of digits of 1 - (1 - k / n) ** sequences
+        if model.experts:
+            missed = 1 - model.top_k / model.experts
+            share = -math.expm1(sequences * math.log(missed)) if missed else 1.0
         return model.layers * model.experts * expert * share * model.value_bytes / bandwidth
 
     def decode(steps: float, tokens: int, reads: float, read: float) -> float:
@@ -109,10 +112,21 @@ def rollout_s(model: ModelShape, hw: Hardware, rollout: Rollout, degree: int,
     together = sum((end - start) * experts(len(ends) - k)
                    for k, (start, end) in enumerate(itertools.pairwise([0, *ends])))
     read = max(together, packed * experts(tokens / max(packed, 1)))
-    busy = sum(prefill(r.prompt) for r in requests) + decode(steps, tokens, sum(reads), read)
-    return max(busy, *(r.tool_ns / 1e9 + prefill(r.prompt) + decode(
-        r.generated, r.generated, x, r.generated * experts(1))
-        for r, x in zip(requests, reads, strict=True)))
+    # contexts that are read again, as all grow alike and do not fit
+    seats = rollout.max_batch if all(r.turns == 1 for r in requests) else len(requests)
+    peak = max(r.total * min(seats, sum(x.total > r.total for x in requests)
+                             + sum(x.total == r.total for x in requests[k:]))
+               for k, r in enumerate(requests))
+    share = 1 - min(1, room / peak) ** 2
+    square = 2 * model.layers * model.heads * model.head_dim / speed
+    again = share * sum(r.turns * (middle * (multiply + carry) + middle ** 2 * square)
+                        for r in requests if (middle := r.prompt + r.generated / 2))
+    again += sum(prefill(r.prompt) for r in requests)
+    bare = [prefill(r.prompt) + decode(r.generated, r.generated, x, r.generated * experts(1))
+            for r, x in zip(requests, reads, strict=True)]
+    alone = max(x + r.tool_ns / 1e9 for r, x in zip(requests, bare, strict=True))
+    last = decode(longest, tokens, sum(reads), together) + alone - max(bare)
+    return max(again + decode(steps, tokens, sum(reads), read), again + last, alone)
 
 
 def divided(value: int, by: int) -> int:
@@ -202,6 +216,7 @@ def train_s(model: ModelShape, hw: Hardware, t: Training, x: Layout,
     slowed = under * hw.rho * min(1, comm / under) ** hw.theta
     update = sum(p / (copies if t.zero else 1) for p, copies in params) * 2 * (
         model.value_bytes + t.grad_bytes + t.optimizer_bytes) / (hw.mem_bw * hw.mem_share)
+    update += hw.update_s
     tokens = sum(micros[0])
     width = 6 * model.hidden + 2 * (model.heads + model.kv_heads) * model.head_dim + 3 * (
         model.ffn + model.top_k * model.expert_ffn)
@@ -315,7 +330,7 @@ def random_costs(seed: int, moe: bool) -> tuple[AnalyticCosts, int, Search]:
                         r.choice([1e12, 3e13]), 1e11, r.choice([1e9, 2e10, 1e11]),
                         r.choice([1e9, 1e10]), mfu_train=r.choice([0.3, 0.5]),
                         step_s=r.choice([0.0, 1e-4, 2e-3]), workspace_bytes=50 << 20,
-                        sequence_s=r.choice([0.0, 1e-5, 1e-3]))
+                        sequence_s=r.choice([0.0, 1e-5, 1e-3]), update_s=r.choice([0.0, 0.01, 3.0]))
     batch = r.choice([2, 3, 4, 5, 6])
     training = Training(batch, micro_batches=r.choice([(1,), (1, 2), (1, 2, 3)]),
                         zero=r.choice([0, 1, 2, 3]), recompute=r.random() < 0.5,
@@ -323,9 +338,16 @@ def random_costs(seed: int, moe: bool) -> tuple[AnalyticCosts, int, Search]:
                         steps=2 if batch in (4, 6) and seed % 3 == 0 else 1)
     rollout = Rollout(degrees=r.choice([(1,), (1, 2), (1, 2, 4), (2, 4)]),
                       max_batch=r.choice([1, 2, 256]))
+    turns = r.choice([1, 2, 9])
     history = [Request(r.randint(0, 300), r.randint(1, r.choice([60, 500, 4000])),
-                       r.choice([0, 0, r.randint(0, 10**9)])) for _ in range(r.randint(1, 9))]
+                       r.choice([0, 0, r.randint(0, 10**9)]), r.choice([1, turns]))
+               for _ in range(r.randint(1, 9))]
     search = Search(tp_share=r.choice([0.05, 0.5, 9.0]), bubble=r.choice([0.1, 0.3, 0.6]))
+    if r.random() < 0.5:  # a cache that is short for a few of them
+        whole = RolloutCost(model, hardware, replace(rollout, kv_loss=0.0))
+        room = min(filter(None, map(whole.kv_tokens, rollout.degrees)), default=0)
+        wanted = int(max(x.total for x in history) * r.choice([1.0, 1.3, 2.5]))
+        rollout = replace(rollout, kv_loss=max(0.04, 1 - wanted / room) if room else 0.04)
     return AnalyticCosts(model, hardware, training, rollout, history), r.randint(2, 8), search
 
 
@@ -402,6 +424,7 @@ def test_layouts_are_those_of_the_brute_force() -> None:
         costs, gpus, search = random_costs(seed, moe=seed % 2 == 1)
         found = Tree(costs, search).layouts(gpus)
         assert sorted(found) == sorted(all_layouts(costs, gpus, search)), seed
+        assert found == Tree(costs, search, lambda node: None).layouts(gpus), "in another order"
         some += len(found)
     assert some > 120
 
@@ -435,20 +458,28 @@ def test_prices_are_those_counted_one_by_one(model: ModelShape) -> None:
 
 def played_s(cost: RolloutCost, degree: int, requests: Sequence[Request]) -> float:
     """Seconds of an engine with continuous batching: the longest waiting request begins as soon as
-    the batch has a place and the cache room for all of it; then all that run take a step."""
-    room, waiting = cost.kv_tokens(degree), sorted_requests(requests)
-    running: list[tuple[Request, int]] = []
-    seconds = 0.0
+    the batch has a place and the cache room for what it has so far; then all that run take a step.
+    When the cache is full the last that began goes back, and is read again from its beginning."""
+    room, waiting = cost.kv_tokens(degree), [(r, 0.0) for r in sorted_requests(requests)]
+    running: list[tuple[Request, float]] = []
+    seconds = held = 0.0
     while waiting or running:
         while waiting and len(running) < cost.rollout.max_batch and (
-                sum(r.total for r, _ in running) + waiting[-1].total <= room):
-            running.append((waiting.pop(), 0))
-            prompt = running[-1][0].prompt
-            seconds += float(cost.prefill_s(degree, prompt, prompt ** 2))
-        steps = min(r.generated - done for r, done in running)
-        keys = sum(r.prompt + done for r, done in running) + len(running) * steps / 2
+                held + waiting[-1][0].prompt + waiting[-1][1] + 16 <= room or not running):
+            one, done = waiting.pop()
+            running.append((one, done))
+            held += one.prompt + done
+            seconds += float(cost.prefill_s(degree, one.prompt + done, (one.prompt + done) ** 2))
+        ends = min(r.generated - done for r, done in running)
+        fills = (room - held) / len(running)
+        steps = ends if len(running) == 1 else min(ends, fills)
+        keys = held + len(running) * steps / 2
         seconds += steps * cost.step_s(degree, len(running), keys)  # as if at the middle of them
-        running = [(r, done + steps) for r, done in running if done + steps < r.generated]
+        running = [(r, done + steps) for r, done in running]
+        if steps < ends:
+            waiting.append(running.pop())
+        running = [(r, done) for r, done in running if done + 1e-6 < r.generated]
+        held = sum(r.prompt + done for r, done in running)
     return seconds
 
 

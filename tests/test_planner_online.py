@@ -78,6 +78,73 @@ def test_a_degree_that_was_never_measured_is_believed_to_be_like_its_nearest() -
     assert Factors().of(2) == 1.0
 
 
+# ---- what mixtures take -------------------------------------------------------------------------
+
+PLANS = st.lists(st.tuples(st.booleans(), st.integers(1, 10**12), st.integers(1, 10**12),
+                           st.floats(0, 1e5)), max_size=100)
+
+
+def test_what_mixtures_take_is_learned_beside_uniform_plans_and_not_as_a_degrees() -> None:
+    learned = Calibrator()
+    assert learned.mixed() == 1.0 and [learned.loss(x) for x in (0.0, 0.1)] == [0.0, 0.1]
+    learned.observe_plan(True, 1000, 1300, 4000.0)
+    assert learned.mixed() == pytest.approx(1.3 ** 0.5), "one sample weighs as much as the belief"
+    for _ in range(60):
+        learned.observe_plan(True, 1000, 1300, 4000.0)
+    assert learned.mixed() == pytest.approx(1.3, rel=0.01), "uniform ones are as said till told"
+    for _ in range(5):
+        learned.observe_plan(False, 1000, 1300, 4000.0)
+    assert learned.mixed() == pytest.approx(1.0), "all are 1.3 times as long: none loses to others"
+    assert learned.factors() == Factors()
+    fast = Calibrator()
+    fast.observe_plan(True, 1000, 700, 4000.0)
+    assert fast.mixed() == 1.0, "what is fast may be so for all"
+    assert learned.loss(0.0) == 0.0, "where lengths are known nothing is learned of it"
+
+
+@given(st.floats(0.5, 3.0), st.floats(0.5, 3.0), st.floats(0.01, 1.0), st.integers(1, 30))
+def test_a_learned_loss_lies_between_what_was_believed_and_what_was_measured(
+        uniform: float, mixed: float, routing: float, samples: int) -> None:
+    learned = Calibrator()
+    for _ in range(samples):
+        learned.observe_plan(False, 10**9, round(uniform * 10**9), 4000.0)
+        learned.observe_plan(True, 10**9, round(mixed * 10**9), 4000.0)
+    least, most = sorted((1.0, mixed / uniform))
+    assert least - 1e-6 <= learned.mixed() <= most + 1e-6
+    said, loss = (1 + routing) * learned.mixed() - 1, learned.loss(routing)
+    assert loss > 0 and loss == pytest.approx(max(said, 0.001), abs=1e-9)
+
+
+def test_mixtures_are_forgotten_when_they_are_old_or_uniform_plans_have_changed() -> None:
+    old = Calibrator(Learning(window=5))
+    old.observe_plan(True, 1000, 1500, 4000.0)
+    for _ in range(4):
+        old.observe_plan(False, 1000, 1000, 4000.0)
+    assert old.mixed() > 1.2
+    old.observe_plan(False, 1000, 1000, 4000.0)
+    assert old.mixed() == 1.0, "five uniform plans later"
+    for tokens, ns in ((9000.0, 1000), (4000.0, 2000)):
+        changed = Calibrator()
+        for mixed, took in [(True, 1500), *[(False, 1000)] * 10]:
+            changed.observe_plan(mixed, 1000, took, 4000.0)
+        assert changed.mixed() > 1.2
+        changed.observe_plan(False, 1000, ns, tokens)
+        assert changed.mixed() == 1.0, "other lengths, or another speed"
+
+
+@given(PLANS, st.integers(0, 100))
+def test_what_plans_took_is_saved_too(samples: list[tuple[bool, int, int, float]], at: int) -> None:
+    whole, first, second = Calibrator(), Calibrator(), Calibrator()
+    for one in samples:
+        whole.observe_plan(*one)
+    for one in samples[:at]:
+        first.observe_plan(*one)
+    second.load(json.loads(json.dumps(first.saved())))
+    for one in samples[at:]:
+        second.observe_plan(*one)
+    assert second.saved() == whole.saved() and second.mixed() == whole.mixed()
+
+
 # ---- when to act --------------------------------------------------------------------------------
 
 
@@ -307,3 +374,83 @@ def test_a_mixture_of_experts_is_planned_online_too() -> None:
     assert {s.train_gpus for s in found.splits} <= {8, 16, 24}
     advice = planner.step(StepFacts(10, 10**12, 10**9), lengths(3000, 2), {})
     assert advice is not None and advice.reason.startswith("training 1000.00 times")
+
+
+# ---- mixtures that a router deals badly or well -------------------------------------------------
+
+
+def lossy(ahead: int = 0) -> OnlinePlanner:
+    """A planner that believes in a routing loss."""
+    def priced(history: Sequence[Request], factors: Factors) -> AnalyticCosts:
+        return AnalyticCosts(DENSE, HARDWARE, Training(192), Rollout(), history, factors)
+
+    rules = Triggers(history=192, min_gain=0.01, horizon=100)
+    return OnlinePlanner(priced, 32, Search(loss=0.02, granularity=8, ahead=ahead), rules,
+                         Learning(window=16))
+
+
+def tailed() -> list[Request]:
+    """Many short ones, few that are long: mixtures are worth some hundredths."""
+    r = random.Random(0)
+    return [Request(500, r.randint(4000, 12_000)) for _ in range(168)] + [
+        Request(500, r.randint(15_000, 30_000)) for _ in range(24)]
+
+
+def dealt_by(planner: OnlinePlanner, mixtures: float, steps: int, of: int = 0, ahead: int = 0
+             ) -> list[bool]:
+    """Plays steps in which all is as said and rollouts of mixtures so many times as long; whether
+    the plan in force after each is a mixture."""
+    told = []
+    for step in range(of + 1, of + steps + 1):
+        batch, now = tailed(), planner.now
+        assert now is not None
+        costs = AnalyticCosts(DENSE, HARDWARE, Training(192), Rollout(), batch)
+        degrees = [x.degree for x in now.instances]
+        ran = standing(costs, 32, now.layout, degrees, Search(loss=0.02, ahead=ahead))
+        assert ran is not None
+        took: dict[int, int] = {}
+        longer = (mixtures * 1.02 if planner.mixed else 1.0)
+        for one in ran.instances:
+            took[one.degree] = max(took.get(one.degree, 0), round(one.ns * longer))
+        rollout_ns = round(ran.rollout_ns * (mixtures if planner.mixed else 1.0))
+        planner.step(StepFacts(step, ran.price.ns, rollout_ns, queue_pressure=1.0), batch,
+                     {} if ahead else took)
+        told.append(planner.mixed)
+    return told
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_mixtures_that_take_longer_than_said_are_left_and_not_taken_again(ahead: int) -> None:
+    planner = lossy(ahead)
+    planner.preflight(tailed())
+    assert planner.mixed, "it believes in one at first"
+    told = dealt_by(planner, 1.3, 16, ahead=ahead)
+    at = told.index(False)
+    assert at < 8 and not any(told[at:]), "left soon, and not taken again at once"
+    rest = dealt_by(planner, 1.3, 16 * (1 + ahead), 16, ahead)
+    assert 0 < sum(rest) <= 8 and not rest[-1], "tried again when what was believed is old"
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_mixtures_that_are_as_said_stay(ahead: int) -> None:
+    planner = lossy(ahead)
+    planner.preflight(tailed())
+    assert all(dealt_by(planner, 1.0, 16, ahead=ahead))
+    assert planner.calibrator.mixed() == pytest.approx(1.0, abs=1e-6)
+    assert all(f == pytest.approx(1.0, abs=1e-6)
+               for _, f in planner.calibrator.factors().rollout), "the loss is not a degree's"
+
+
+def test_a_plan_is_measured_before_another_is_looked_for_unless_it_cannot_run() -> None:
+    planner = lossy()
+    planner.preflight(tailed())
+    told = dealt_by(planner, 1.3, 8)
+    at = told.index(False) + 1
+    again = lossy()
+    again.preflight(tailed())
+    dealt_by(again, 1.3, at)
+    assert not again.mixed and not again.settled
+    long = [Request(500, 20_000)] * 192
+    silent = [again.step(StepFacts(at + k, 10**9, 10**9, queue_pressure=1.0), long, {})
+              for k in (1, 2)]
+    assert silent[0] is None and silent[1] is not None, "one step began before, one is measured"

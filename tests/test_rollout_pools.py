@@ -16,6 +16,7 @@ from tangram_hpc.broker.declaring import Declaring
 from tangram_hpc.broker.explain import explain
 from tangram_hpc.broker.tell_rollouts import rollouts
 from tangram_hpc.cli.explain import lines
+from tangram_hpc.cli.info import pool_lines
 from tangram_hpc.core import rollout_pools
 from tangram_hpc.core.admission import reason, refusal
 from tangram_hpc.core.cmlfq import CausalTree, Cmlfq, Signal, bucket_of
@@ -25,6 +26,7 @@ from tangram_hpc.core.quota_facts import finished
 from tangram_hpc.core.rollout_facts import declaration_of_rollouts
 from tangram_hpc.core.rollout_pools import shape_of
 from tangram_hpc.core.scheduler import Scheduler
+from tangram_hpc.core.speed import octaves
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind
@@ -139,7 +141,7 @@ def test_a_failing_tool_moves_a_trajectory_to_the_larger_bucket(told: bool) -> N
 
 def test_a_pool_decides_and_learns_what_cmlfq_alone_does() -> None:
     """Over whole trajectories of the generator of `bench/bench_routing.py`."""
-    world = site(least=4, payload_edges=(1_000, 12_000))
+    world = site(least=4, payload_edges=(1_000, 12_000), enough=8 * 24)  # 24 end in an epoch
     pool = world.pool
     alone = Cmlfq(CausalTree(shape_of(pool.spec)), pool.spec.edges)
     source, action, right = Source(three_phases(0.06, 8), 3), 0, 0
@@ -204,6 +206,25 @@ def test_queues_are_bounded_and_who_waits_is_told_why() -> None:
         explain(world.scheduler, world.now, show(turns[6])))[0]
 
 
+def test_what_info_says_of_a_pool_names_what_was_counted() -> None:
+    world = site()
+
+    def said() -> list[str]:
+        return pool_lines(rollouts(world.scheduler, "job", world.now)["rollouts"][0])
+    assert said()[0].endswith("0 dealt  right bucket - (no trajectory has ended)  "
+                              "left their KV - (no second turn was dealt)")
+    for generated in (0, 50):
+        world.serve(world.turn("t", generated=generated))
+    world.end("t", 100)
+    first, *services = said()
+    assert "right bucket 100.0 % of 2  left their KV 0.0 % (0.0 % of context)" in first
+    assert [line.split()[2:] for line in services] == [
+        ["up", "to", "1000", "left", "s0", "degree", "1", "0/1+1"],
+        ["up", "to", "1000", "left", "s1", "degree", "1", "0/1+1"],
+        ["any", "big", "degree", "1", "0/2+0"]]
+    assert len({line.index(" degree") for line in services}) == 1  # a column
+
+
 def test_a_forecast_deals_on_a_copy() -> None:
     world = site()
     old = [world.turn(f"old-{n}") for n in range(6)]
@@ -230,6 +251,53 @@ def test_what_can_never_be_served_is_said_in_one_line() -> None:
         assert why.startswith(text) and "\n" not in why
     tool = Action(world.id(), "x", Kind.EXEC, (1,), turn=base)
     assert refusal(world.ledger, world.scheduler.placer, tool).startswith("turn: only a call")
+
+
+def test_turns_whose_services_can_never_stand_fail_and_do_not_wait() -> None:
+    """As calls of such a service do, before all nodes have joined and afterwards."""
+    world = Site()
+    world.node(gpus=2, complete=False)
+    world.happen(ev.ServiceDeclared(0, ServiceSpec("s0", node="n1")))
+    world.happen(ev.ServiceDeclared(0, ServiceSpec("big", degrees=(4,))))
+    facts, why = declaration_of_rollouts(world.ledger, rollouts_spec("q", {
+        "buckets": [{"services": "s0", "upto": 9, "context_max": 500}, {"services": "big"}]}), 0)
+    assert why == ""
+    world.happen(facts[0])
+    call = Action(world.id(), "x", Kind.CALL, (4,), "service:big")
+    world.happen(ev.ActionSubmitted(world.now, call))
+
+    def turn(context: int) -> Action:
+        return Action(world.id(), "q.sample", Kind.CALL, (1,), "rollouts:q",
+                      turn=Turn("q", f"t{context}", 1, context, 0))
+    small, large = turn(400), turn(600)
+    for action in (small, large):
+        assert refusal(world.ledger, world.scheduler.placer, action) == ""  # nobody knows yet
+        world.happen(ev.ActionSubmitted(world.now, action))
+    world.happen(ev.NodesComplete(world.now, 1))
+    world.plan()
+    assert replies(world.decisions) == dict.fromkeys((large.id, call.id), ActionState.FAILED)
+    assert world.service(small.id) == "s0" and world.ledger.rollouts["q"].router.waiting == 0
+    said = [d.outcome.reason for d in world.decisions if isinstance(d, de.Reply)]
+    assert said[1] == ("pool: no service of 'q' that takes 600 tokens can stand, as no node has an "
+                       "aligned block for it: big needs 4 GPUs; hold such a node, or serve the "
+                       "model on fewer GPUs")
+    assert refusal(world.ledger, world.scheduler.placer, turn(600)) == said[1]
+    world.happen(ev.NodeDraining(world.now, 1, "its end is near"))
+    assert refusal(world.ledger, world.scheduler.placer, turn(400)) == ""  # not now
+    world.happen(ev.NodeLost(world.now, 1, "gone"))
+    world.node(gpus=1)
+    assert refusal(world.ledger, world.scheduler.placer, turn(400)).startswith(
+        "pool: no service of 'q' that takes 400 tokens can stand, as no node has an aligned block "
+        "for it: s0 needs 1 GPU of n1, big needs 4 GPUs; ")
+
+
+def test_a_turn_that_only_a_service_takes_that_does_not_stand_says_so() -> None:
+    world = site()
+    world.pool.close("big", world.now, world.now + 10**9)
+    world.pool.stands("big", False)
+    waits = world.turn("t", context=20_000)
+    world.plan()
+    assert reason(world.ledger, world.ledger.actions[waits], 0, world.now) == "ReqNodeNotAvail"
 
 
 @pytest.mark.parametrize(("fields", "text"), [
@@ -329,6 +397,25 @@ def test_a_turn_that_a_drained_node_gives_back_goes_elsewhere() -> None:
     assert world.pool.open_turns == {} and world.pool.load("big") == 0
 
 
+def test_a_turn_that_is_dealt_again_is_counted_once() -> None:
+    world = site()
+    world.serve(world.turn("t"))
+    turn = world.turn("t", generated=50, context=200)
+    world.plan()
+    assert world.service(turn) == "s0"
+    fails = Outcome(ActionState.FAILED, reason="its copies die on their way", pushed=FALTERED)
+    for fact in finished(world.ledger, ev.LeaseFinished(world.now, world.lease_of(turn), fails,
+                                                        True)):
+        world.happen(fact)
+    assert world.serve(turn) == "s1"
+    counts = world.pool.counts
+    assert (counts.turns, counts.again, counts.moved) == (2, 1, 0)
+    assert (counts.context, counts.moved_context) == (200, 0)
+    world.serve(world.turn("t", generated=90, context=300))
+    world.end("t", 100)
+    assert (counts.turns, counts.judged, counts.right) == (3, 3, 3)
+
+
 def test_a_service_that_fails_is_left_alone_for_a_while() -> None:
     world = site()
     turns = [world.turn(n, attempts=2) for n in range(6)]
@@ -371,6 +458,34 @@ def test_a_service_that_fails_is_left_alone_by_turns_without_retries_too() -> No
     assert world.ledger.actions[first].state is ActionState.FAILED
     assert world.serve(world.turn(1, attempts=1)) == "s1"  # and not the one that is free, and fails
     world.pool.check()
+
+
+def test_a_service_that_fails_is_not_left_alone_when_the_others_are_gone() -> None:
+    world = Site()
+    for name in ("n1", "n2"):
+        world.node(gpus=1)
+        world.happen(ev.ServiceDeclared(0, ServiceSpec(name, node=name)))
+    facts, why = declaration_of_rollouts(world.ledger, rollouts_spec("p", {
+        "buckets": [{"services": ["n1", "n2"]}]}), 0)
+    assert why == ""
+    world.happen(facts[0])
+    fails = Outcome(ActionState.FAILED, reason="its copies die on their way", pushed=FALTERED)
+
+    def falters(action: int) -> None:
+        world.plan()
+        end = ev.LeaseFinished(world.now, world.lease_of(action), fails, True)
+        for fact in finished(world.ledger, end):
+            world.happen(fact)
+    falters(world.turn(0, attempts=1))
+    assert world.pool.closed("n1") and world.serve(world.turn(1)) == "n2"
+    world.happen(ev.NodeLost(world.now, 2, "gone"))
+    world.plan()
+    assert world.pool.closed("n1"), "nobody waits for it"
+    last = world.turn(2)
+    world.plan()
+    assert world.service(last) == "n1" and not world.pool.closed("n1")
+    falters(last)  # and it is told so, without a wait
+    assert world.ledger.actions[last].state is ActionState.FAILED
 
 
 def test_a_turn_that_ended_in_the_line_is_explained() -> None:
@@ -443,6 +558,38 @@ def test_a_word_with_a_status_that_is_none_says_nothing() -> None:
         assert len(world.events) - before == told
 
 
+class Saves(Declaring):
+    """A timer, a clock and a folder, in place of a broker's."""
+
+    def __init__(self, world: Site) -> None:
+        self.scheduler, self._saved, self.ended = world.scheduler, {"p": 0}, False
+        self._timer = self._trees = self  # type: ignore[assignment]
+        self.now, self.takes_s, self.due_s, self.saved = 0, 0.0, 0.0, list[int]()
+        self._now = lambda: self.now
+
+    def after(self, delay_s: float, _: object) -> None:
+        self.due_s = delay_s
+
+    def save(self, _: str, tree: CausalTree) -> None:
+        self.now += round(self.takes_s * 1e9)
+        self.saved.append(tree.root.visits)
+
+
+def test_what_was_learned_is_saved_soon_and_takes_a_hundredth_of_the_time() -> None:
+    world = site()
+    saves = Saves(world)
+    saves._declare_pools(())
+    assert 0 < saves.due_s <= 10  # so much a kill may cost
+    for n, (takes_s, due_s) in enumerate(((0.01, 10), (0.5, 50), (0, 10))):
+        world.serve(world.turn(n))
+        world.end(n, 300)
+        saves.takes_s = takes_s
+        saves._save_trees()
+        assert saves.due_s == pytest.approx(due_s) and saves.saved[-1] == n + 1
+    saves._save_trees()
+    assert len(saves.saved) == 3  # nothing new
+
+
 def test_resting_trajectories_and_those_of_lost_clients_are_dropped() -> None:
     world = site(idle_s=1.0)
     world.serve(world.turn("old"))
@@ -480,6 +627,34 @@ def test_a_new_trainers_epochs_go_on_from_those_of_the_tree() -> None:
     assert again.serve(again.turn("first", generated=200)) == "big"  # known from the other life
     again.end("first", 9_000, epoch=0)
     assert again.pool.queues.tree.newest == tree.newest + 1 == again.pool.lesson.newest
+
+
+@pytest.mark.parametrize("steps", [
+    list(range(1_763_000_000, 1_763_000_600, 2)),  # a clock
+    [100 * (n // 30) for n in range(300)],  # a trainer that counts optimizer steps
+    [n % 3 for n in range(300)],  # ranks that are not at the same step
+    [*range(60), 1_763_000_000, *range(60, 299)],  # one wrong word
+    [*range(150), *range(150)]])  # another trainer, that counts anew
+def test_whatever_steps_are_named_what_was_learned_lasts(steps: list[int]) -> None:
+    """Those that are kept are as many as are believed, and the newest are among them."""
+    world = site()
+    for n, step in enumerate(steps):
+        world.serve(world.turn(n))
+        world.end(n, 300 if n < 290 else 9_000, epoch=step)
+    for tree in (world.pool.queues.tree, world.pool.lesson):
+        assert tree.root.visits >= world.pool.spec.enough
+        newest = max(tree.root.by_epoch)
+        assert sum(n for cell, (n, _) in tree.root.by_epoch[newest].cells.items()
+                   if cell > octaves(1_000)) == 10
+
+
+def test_old_lengths_are_forgotten_by_steps() -> None:
+    world = site(enough=16, epochs=2)
+    for n in range(40):
+        world.serve(world.turn(n))
+        world.end(n, 300, epoch=n // 10)
+    tree = world.pool.queues.tree
+    assert sorted(tree.root.by_epoch) == [2, 3] and tree.root.visits == 20
 
 
 # ---- any history -------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from typing import Any
 
 from ..core.planner.costs import AnalyticCosts, matrix_of
 from ..core.planner.lengths import Ints, Strata
-from ..core.planner.shapes import NEVER, SECOND, Layout, Price
+from ..core.planner.shapes import NEVER, SECOND, Layout, Prices
 from ..errors import TangramError
 
 FORMAT = "tangram-costs/1"
@@ -51,24 +51,24 @@ class CommandCosts:
         """See `Costs`."""
         return self._own.strata(most)
 
-    def train(self, layouts: Sequence[Layout]) -> list[Price]:
+    def train(self, layouts: Sequence[Layout]) -> Prices:
         """See `Costs`; an empty list asks nothing.
 
         Raises:
             CostsFailed: no usable answer.
         """
         if not layouts:
-            return []
+            return Prices((), ())
         told = self._ask({"kind": "train", "training": asdict(self.training),
                           "lengths": [r.total for r in self.batch],
                           "layouts": [asdict(x) for x in layouts]})
         times = self._times(told, len(layouts), self._own.factors.train)
         own = self._own.train(layouts)
-        memory = told.get("mem_bytes") or [price.mem_bytes for price in own]
+        memory = told.get("mem_bytes") or own.mem_bytes
         if (not isinstance(memory, list) or len(memory) != len(layouts)
                 or not all(_whole(m) for m in memory)):
             raise self._wrong("mem_bytes: one whole number for each layout")
-        return [Price(ns, int(held)) for ns, held in zip(times, memory, strict=True)]
+        return Prices(times, memory)
 
     def segments(self, degree: int, strata: Strata) -> Ints:
         """See `Costs`.

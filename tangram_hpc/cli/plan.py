@@ -60,10 +60,11 @@ def go(args: argparse.Namespace) -> int:
     settings = _settings()
     model, kind = read_model(args.model), read_hardware(args.hardware or settings.hardware)
     history, source = _history(args.history, model, settings)
-    factors = _factors(args.measured, settings)
+    factors, settings, learned = _learned(args.measured, settings)
     own = _own(model, kind, history, factors)
     seen: list[Node] = []
     found, costs, said = _plan(own, args, settings, seen)
+    said += learned
     nodes = [node.words() for node in sorted(seen, key=lambda node: (node.gpus, node.path))]
     if args.explain is not None:
         nodes += _degree_words(own)
@@ -119,14 +120,23 @@ def _history(path: Path | None, model: ModelFile, settings: PlannerSettings) -> 
     return model.lengths.requests(model.training.batch), "[lengths] of the model file"
 
 
-def _factors(path: Path | None, settings: PlannerSettings) -> Factors:
+def _learned(path: Path | None, settings: PlannerSettings) -> (
+        tuple[Factors, PlannerSettings, str]):
+    """Factors, settings and words of what was measured."""
     from ..core.planner.calibrate import Calibrator
     from ..planning.files import read_measured
 
-    calibrator = Calibrator(settings.learning())
+    calibrator, routing = Calibrator(settings.learning()), settings.routing_loss
     for one in read_measured(path) if path is not None else ():
-        calibrator.observe(one.degree, one.modelled_ns, one.measured_ns, one.mean_tokens)
-    return calibrator.factors()
+        said = one.modelled_ns
+        if one.degree and routing:  # without it the router knows all lengths
+            said = round(said * (1 + routing)) if one.mixed else said
+            calibrator.observe_plan(one.mixed, said, one.measured_ns, one.mean_tokens)
+            said = round(said * calibrator.beside()) if one.mixed else said
+        calibrator.observe(one.degree, said, one.measured_ns, one.mean_tokens)
+    loss = calibrator.loss(routing)
+    words = f", routing loss {loss:.3f} as measured" if loss != routing else ""
+    return calibrator.factors(), settings.model_copy(update={"routing_loss": loss}), words
 
 
 def _own(model: ModelFile, kind: Any, history: list[Request], factors: Factors) -> AnalyticCosts:

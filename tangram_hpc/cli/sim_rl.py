@@ -25,6 +25,7 @@ def add(verbs: Any) -> None:
     p.add_argument("--systems", metavar="S,S", help="only these, such as static-uniform,"
                                                     "'+ elastic' (default: all)")
     p.add_argument("--iterations", type=int, metavar="N", help="batches, instead of the file's")
+    p.add_argument("--prompts", type=int, metavar="N", help="of a batch, instead of the file's")
     p.add_argument("--seed", type=int, help="instead of the file's")
     p.add_argument("--pipeline", choices=("batches", "trajectories"),
                    help="what is asynchronous, instead of the file's")
@@ -48,8 +49,9 @@ def go(args: argparse.Namespace) -> int:
     path = args.scenario
     shipped = EXAMPLES / f"{path}.toml"
     scenario = read_scenario(shipped if not path.exists() and shipped.exists() else path)
-    changed = {k: v for k, v in (("iterations", args.iterations), ("seed", args.seed),
-                                  ("pipeline", args.pipeline)) if v is not None}
+    changed = {k: v for k, v in (
+        ("iterations", args.iterations), ("prompts", args.prompts), ("seed", args.seed),
+        ("pipeline", args.pipeline)) if v is not None}
     scenario = with_run(scenario, replace(scenario.run, **changed))
     runs = [Pipeline(scenario, system).play() for system in systems]
     if args.json:

@@ -227,8 +227,9 @@ class CausalTree:
 
     def learn(self, prompt: int, epoch: int, path: Path, generated: Sequence[int],
               total: int) -> None:
-        """One trajectory ended with `total` generated tokens, in this epoch. O(depth), and the
-        time of a pruning now and then."""
+        """One trajectory ended with `total` generated tokens, in this epoch, of which the last
+        `Shape.epochs` numbers are kept. O(depth), and that of the tree in a new epoch or to prune.
+        """
         assert len(path) == len(generated), "one count of tokens a return"
         if epoch > self.newest:
             self._age(epoch)

@@ -154,10 +154,11 @@ class RolloutFacts:
 
 
 def deal(ledger: Ledger, now: int) -> list[ev.Event]:
-    """The next turn that can go somewhere, or service that is to be tried again, as an event."""
+    """The next turn that can go somewhere, or service that is to be tried again, as an event. Where
+    turns wait and none stands, those that are left alone are tried at once."""
     for pool in ledger.rollouts.values():
         closed = pool.next_reopening()
-        if closed is not None and closed[0] <= now:
+        if closed is not None and (closed[0] <= now or pool.stranded):
             return [ev.RolloutServiceTried(now, pool.spec.name, closed[1])]
         found = pool.next()
         if found is not None:

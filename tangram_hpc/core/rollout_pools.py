@@ -18,9 +18,9 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..domain.rollouts import RolloutsSpec, Routed, Turn
+from ..domain.rollouts import RolloutService, RolloutsSpec, Routed, Turn
 from .cmlfq import CausalTree, Cmlfq, Shape, Signal, bucket_of
-from .rollout_router import STAY, Ask, KvCost, RolloutInstance, Route, Router
+from .rollout_router import STAY, Ask, KvCost, RolloutInstance, Route, Router, nearness
 
 TRAJECTORIES_MAX = 30_000  # without a turn, some 5 kB each; the one that rests longest goes first
 _TOOL_MAX = 64  # characters of a tool's name
@@ -44,6 +44,7 @@ class Trajectory:
     signals: list[Signal] = field(default_factory=list)  # since its last turn
     decisions: list[tuple[int, int]] = field(default_factory=list)  # (generated, bucket)
     seen: bool = False  # it had a turn that was dealt
+    counted: int = 0  # the action of the turn that was counted last
     gone: bool = False  # it has ended, only turns are left
 
 
@@ -51,7 +52,8 @@ class Trajectory:
 class Counts:
     """What came of the pool's decisions. `judged`, `right`: decisions of trajectories that ended,
     and those that named the bucket of what was truly left. `again`, `moved`: turns that had keys
-    somewhere, and those that went elsewhere; the same in tokens of context."""
+    somewhere, and those that went elsewhere; the same in tokens of context. A turn that is dealt
+    again, as where it went failed, counts as it was dealt first."""
 
     turns: int = 0
     ended: int = 0
@@ -62,6 +64,28 @@ class Counts:
     moved: int = 0
     context: int = 0
     moved_context: int = 0
+
+
+@dataclass(slots=True)
+class Epochs:
+    """A tree's epochs by the steps that a trainer names. The next one begins with another step,
+    once the last holds `share` trajectories: so those that are kept hold what is believed, whether
+    steps are small, jump, or are a clock's. A step more than `kept` back begins a new count."""
+
+    share: int
+    kept: int
+    now: int = 0
+    told: int = -1
+    held: int = 0  # trajectories of this one
+
+    def of(self, step: int) -> int:
+        """The epoch of a trajectory that ended in such a step; -1: in the last that was told."""
+        if step > self.told or 0 <= step < self.told - self.kept:
+            self.told = step
+            if self.held >= self.share:
+                self.now, self.held = self.now + 1, 0
+        self.held += 1
+        return self.now
 
 
 class RolloutPool:
@@ -75,8 +99,7 @@ class RolloutPool:
                                     spec.crowded))
         self.lesson = CausalTree(shape_of(spec))  # what this pool learned itself
         self.queues = Cmlfq(CausalTree(shape_of(spec)), spec.edges, spec.rule)
-        self._shift: int | None = 0  # from the trainer's epochs to the tree's; None: not known yet
-        self._epoch = 0
+        self._epochs = Epochs(max(1, spec.enough // spec.epochs), spec.epochs)
         self._names: dict[tuple[int, str], Trajectory] = {}  # by client and name; idle ones first
         self._numbers: dict[int, Trajectory] = {}
         self._actions: dict[int, Trajectory] = {}
@@ -116,6 +139,9 @@ class RolloutPool:
         one, counts = self._actions[action], self.counts
         turn = one.turns[action]
         self.router.place(one.number, self._ids[routed.service])
+        if one.counted == action:
+            return
+        one.counted = action
         counts.turns += 1
         if one.seen:
             moved = routed.how != STAY
@@ -146,15 +172,26 @@ class RolloutPool:
 
     def why(self, action: int) -> str:
         """Why a turn that was not dealt waits: for its trajectory's earlier turns, for room, or for
-        any service to stand."""
-        if next(iter(self._actions[action].turns)) != action:
+        any service to stand that takes its context."""
+        turns = self._actions[action].turns
+        if next(iter(turns)) != action:
             return "TrajectoryBusy"
-        return "RolloutsFull" if self.router.instances else "ReqNodeNotAvail"
+        there = any(turns[action].context <= i.context_max for i in self.router.instances)
+        return "RolloutsFull" if there else "ReqNodeNotAvail"
 
     def ahead(self, action: int) -> int:
         """How many turns are before such a one, of its trajectory or in the line. O(those)."""
         one = self._actions[action]
         return list(one.turns).index(action) or max(0, self.router.waits(one.number))
+
+    def line(self) -> list[tuple[int, list[RolloutService]]]:
+        """The turns in the line, each with the services that would take it, in the order in which
+        buckets are tried. O(line x services)."""
+        asks = self.router.line
+        near = {bucket: sorted(self.spec.services, key=lambda s: nearness(bucket, s.bucket))
+                for bucket in {ask.bucket for ask in asks}}
+        return [(next(iter(self._numbers[ask.request].turns)),
+                 [s for s in near[ask.bucket] if ask.context <= s.context_max]) for ask in asks]
 
     def placed(self, action: int) -> bool:
         """Whether a turn is in the books of a service that stands."""
@@ -194,18 +231,16 @@ class RolloutPool:
         for owner, name in [key for key in self._names if key[0] == client]:
             self.ended(owner, name, -1)
 
-    def _learn(self, one: Trajectory, tokens: int, epoch: int) -> None:
-        self._epoch = epoch if epoch >= 0 else self._epoch
-        if self._shift is None:  # a new trainer's count goes on from the old one's
-            self._shift = max(0, self.queues.tree.newest + 1 - self._epoch)
+    def _learn(self, one: Trajectory, tokens: int, step: int) -> None:
+        epoch = self._epochs.of(step)
         prompt, path, generated = self.queues.story(one.number)
-        self.lesson.learn(prompt, self._epoch + self._shift, path, generated, tokens)
-        self.queues.ended(one.number, tokens, self._epoch + self._shift)
+        self.lesson.learn(prompt, epoch, path, generated, tokens)
+        self.queues.ended(one.number, tokens, epoch)
 
     def believe(self, all_learned: CausalTree, own: CausalTree) -> None:
         """Goes on from what was learned before: by all, and by this pool's own earlier lives."""
         self.queues.tree, self.lesson = all_learned, own
-        self._shift = None if all_learned.newest >= 0 else 0
+        self._epochs = Epochs(self._epochs.share, self._epochs.kept, all_learned.newest + 1)
 
     def _trajectory(self, client: int, turn: Turn, at: int) -> Trajectory:
         one = self._names.get((client, turn.trajectory))
@@ -303,6 +338,11 @@ class RolloutPool:
         """When which service is to be tried again, the first of them."""
         return min(((until, name) for name, until in self._closed.items()), default=None)
 
+    @property
+    def stranded(self) -> bool:
+        """Whether turns wait and no service stands."""
+        return self.router.waiting > 0 and not self.router.instances
+
     def degree(self, service: str) -> int:
         """The block that a service is called on."""
         return self.spec.services[self._ids[service]].degree
@@ -332,6 +372,7 @@ class RolloutPool:
         twin._names = {(one.client, one.name): one for one in twin._numbers.values()
                        if not one.gone}
         twin.queues = self.queues.twin(n for n, one in twin._numbers.items() if not one.gone)
+        twin._epochs = copy(self._epochs)
         twin._closed, twin._pauses = dict(self._closed), dict(self._pauses)
         return twin
 

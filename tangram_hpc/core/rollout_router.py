@@ -70,6 +70,11 @@ class Route(NamedTuple):
     move_ns: int
 
 
+def nearness(wanted: int, bucket: int) -> tuple[int, bool]:
+    """How far a bucket is from the wanted one, the larger degree first."""
+    return abs(bucket - wanted), bucket < wanted
+
+
 class Router:
     """Rollout instances, who is on them, and who waits. O(instances) a decision.
 
@@ -144,6 +149,11 @@ class Router:
     def waits(self, request: int) -> int:
         """How many are before a request in the line; -1: it is not there. O(line)."""
         return list(self._line).index(request) if request in self._line else -1
+
+    @property
+    def line(self) -> list[Ask]:
+        """The turns that wait, first come first."""
+        return list(self._line.values())
 
     @property
     def waiting(self) -> int:
@@ -303,7 +313,7 @@ class Router:
     def _outwards(self, bucket: int) -> list[int]:
         """Buckets by distance, the larger degree first."""
         there = sorted({i.bucket for i in self._instances.values()})
-        return sorted(there, key=lambda b: (abs(b - bucket), b < bucket))
+        return sorted(there, key=lambda b: nearness(bucket, b))
 
     def _room(self, instance: RolloutInstance, ask: Ask) -> bool:
         return ask.context <= instance.context_max and self._free(instance)

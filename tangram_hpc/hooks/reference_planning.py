@@ -69,7 +69,8 @@ class Planned:
         here on. What was foretold of it, measured and advised goes to `log`."""
         foretold = self._foretold(helped, requests)
         fits = helped == self.lent and step > 0
-        facts = StepFacts(step, round(train_s * 1e9) if fits else 0, round(rollout_s * 1e9))
+        facts = (StepFacts(step, round(train_s * 1e9), round(rollout_s * 1e9)) if fits
+                 else StepFacts(step, 0, 0))
         was = self.lent
         advice = self._online.step(facts, requests, {1: facts.rollout_ns} if fits else {})
         factors = self._online.calibrator.factors()

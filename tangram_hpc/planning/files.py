@@ -152,6 +152,7 @@ class HardwareFile(_Model):
     step_ms: float = Field(2.0, ge=0, description="a decode step, whatever it does")
     workspace_gib: float = Field(4.0, ge=0)
     sequence_ms: float = Field(0.0, ge=0, description="a decode step, for each of its sequences")
+    update_s: float = Field(0.0, ge=0, description="an optimizer step, whatever it trains")
 
     def hardware(self) -> Hardware:
         """For the core."""
@@ -160,7 +161,8 @@ class HardwareFile(_Model):
             self.mem_gbs * 1e9, self.link_gbs * 1e9, self.net_gbs * 1e9,
             self.link_latency_us / 1e6, self.net_latency_us / 1e6, self.mfu_train,
             self.mfu_prefill, self.mem_share, self.comm_share, self.overlap, self.rho, self.theta,
-            self.step_ms / 1e3, int(self.workspace_gib * 2**30), self.sequence_ms / 1e3)
+            self.step_ms / 1e3, int(self.workspace_gib * 2**30), self.sequence_ms / 1e3,
+            self.update_s)
 
 
 class _Length(_Model):
@@ -172,6 +174,7 @@ class _Length(_Model):
     generated: int = Field(ge=1, le=TOKENS_MOST)
     tool: int = Field(0, ge=0, le=TOKENS_MOST // 2, description="tokens that tools returned")
     tool_s: float = Field(0.0, ge=0, le=1e7)
+    turns: int = Field(1, ge=1, le=1 << 16)
 
 
 class _Measured(_Model):
@@ -181,6 +184,7 @@ class _Measured(_Model):
 
     stage: str = Field(pattern=r"^(train|rollout)$")
     degree: int = Field(0, ge=0, description="of a rollout instance")
+    mixed: bool = Field(False, description="its plan had instances of other degrees too")
     modelled_s: float = Field(gt=0, le=1e7)
     measured_s: float = Field(gt=0, le=1e7)
     mean_tokens: float = Field(ge=0, le=TOKENS_MOST)
@@ -189,17 +193,20 @@ class _Measured(_Model):
     def _has_degree(self) -> _Measured:
         if (self.stage == "rollout") != (self.degree > 0):
             raise ValueError("degree: of 1 on with stage rollout, absent with train")
+        if self.mixed and self.stage == "train":
+            raise ValueError("mixed: of rollouts alone, leave it out with train")
         return self
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One measured time. `degree` 0 is training."""
+    """One measured time. `degree` 0 is training; `mixed`: beside instances of other degrees."""
 
     degree: int
     modelled_ns: int
     measured_ns: int
     mean_tokens: float
+    mixed: bool = False
 
 
 def read_model(name: str) -> ModelFile:
@@ -222,16 +229,17 @@ def shipped(kind: str) -> list[str]:
 
 
 def read_history(path: Path) -> list[Request]:
-    """A history of lengths: `{"prompt": 512, "generated": 3000, "tool": 900, "tool_s": 4.5}` a
-    line; raises as `read_model`."""
+    """A history of lengths: `{"prompt": 512, "generated": 3000, "tool": 900, "tool_s": 4.5,
+    "turns": 6}` a line; raises as `read_model`."""
     return _lines(path, _Length, lambda one: Request(
-        one.prompt + one.tool, one.generated, round(one.tool_s * 1e9)))
+        one.prompt + one.tool, one.generated, round(one.tool_s * 1e9), one.turns))
 
 
 def read_measured(path: Path) -> list[Measured]:
     """Measured times, oldest first; raises as `read_model`."""
     return _lines(path, _Measured, lambda one: Measured(
-        one.degree, round(one.modelled_s * 1e9), round(one.measured_s * 1e9), one.mean_tokens))
+        one.degree, round(one.modelled_s * 1e9), round(one.measured_s * 1e9), one.mean_tokens,
+        one.mixed))
 
 
 def _read(name: str, kind: str, shape: type[_FileT]) -> _FileT:

@@ -47,6 +47,8 @@ class Lending:
         self._counting: dict[int, int] = {}  # node -> its life, of those that help in this step
         self._lives = 0
         self._follow: list[Ask] = []  # who follows the running step, with zero
+        self._train_ns = self._rollout_ns = 0  # of a batch, of late
+        self._waits = False  # training waits for rollouts, which then spare nobody
 
     def begin(self, now: int, shares: Shares, rollouts: Rollouts, engines: dict[int, list[int]],
               back: Callable[[int], None]) -> None:
@@ -141,9 +143,17 @@ class Lending:
         self._next_step(now)
         return len(self._counting) * self._unit
 
+    def trained(self, train_ns: int, rollout_ns: int) -> None:
+        """What both stages took for a batch, training without help."""
+        # half of what was and half of what is: a batch is sometimes whole by chance when wanted
+        self._train_ns = (self._train_ns + train_ns) // 2
+        self._rollout_ns = (self._rollout_ns + rollout_ns) // 2
+        self._waits = (
+            self._train_ns * 1000 <= self._s.pool.leave_permille * self._rollout_ns)
+
     def demand(self, now: int, demand: int) -> None:
         """So many trajectories are under way or wait to start."""
-        self._signal(now, self._spare(demand))
+        self._signal(now, 0 if self._waits else self._spare(demand))
 
     def home(self, now: int) -> None:
         """Everybody goes back, as between two steps."""
@@ -152,15 +162,17 @@ class Lending:
             self._next_step(now)
 
     def _spare(self, demand: int) -> int:
-        """How many nodes rollout can spare, in the order in which they are lent; who is dead or on
-        the way home is none of them, as another one would be lent in its place."""
+        """How many nodes rollout can spare, in the order in which they are lent; who is dead, on
+        the way home or not asked again yet is none of them, as another one would be lent in its
+        place."""
         assert self._pool is not None
         room = {i.id: self._rollouts.router.easy(i.id)
                 for i in self._rollouts.router.instances}
         left = sum(room.values())
         spare = 0
         for number, (node, engines) in enumerate(self._engines.items()):
-            if node not in self._life or self._pool.state(number) is ReplicaState.RETURNING:
+            away = node not in self._life or self._pool.state(number) is ReplicaState.RETURNING
+            if away or self._pool.rests(number):
                 continue
             # of those that are lent already none serves
             left -= sum(room[e] for e in engines)

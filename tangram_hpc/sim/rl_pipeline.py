@@ -17,11 +17,12 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..core.cmlfq import CausalTree, Cmlfq
 from ..core.planner.rollout_cost import RolloutCost
 from ..core.planner.shapes import Request
+from ..core.rollout_router import ANY, KvCost
 from .rl_faults import Fate
 from .rl_lend import Lending
 from .rl_lengths import Source, Trajectory
@@ -60,7 +61,8 @@ class Played:
     system: System
     steps: list[Step] = field(default_factory=list)
     warmup: int = 0
-    moved_share: float = 0.0  # tokens of context moved, over tokens generated
+    moved_share: float = 0.0  # tokens of context that changed their engine, over tokens generated
+    again_share: float = 0.0  # tokens of context that were read again, over tokens generated
     gpu_busy: float = 0.0  # of rollout engines and training, over all GPU time
 
     @property
@@ -88,7 +90,7 @@ class Pipeline:
         first = [request_of(t) for t in before]
         self._splitter = Splitter(scenario, system, first)
         self._cost = RolloutCost(scenario.model, scenario.hardware, scenario.rollout)
-        self._rollouts = Rollouts(self._cost, scenario.router, scenario.tree,
+        self._rollouts = Rollouts(self._cost, kv_of(scenario, system), scenario.tree,
                                   self._bucketing(before), self._after, self._trajectory_ended)
         self._rollouts.mean_context = mean_context(first)
         self.fate = Fate(scenario.faults, scenario.run.seed)
@@ -125,9 +127,11 @@ class Pipeline:
             do(now)
         steps = [self._steps[b] for b in sorted(self._steps)][:self._s.run.iterations]
         generated = sum(s.generated for s in steps)
-        busy = self._rollouts.gpu_busy_ns() + self._trainer.gpu_busy_ns
-        return Played(self._system, steps, self._s.run.warmup,
-                      self._rollouts.totals.moved / generated, busy / (now * self._s.run.gpus))
+        self._rollouts.close(now, self._engines())
+        totals = self._rollouts.totals
+        busy = totals.busy_ns + self._trainer.gpu_busy_ns
+        return Played(self._system, steps, self._s.run.warmup, totals.moved / generated,
+                      totals.again / generated, busy / (now * self._s.run.gpus))
 
     def _go_on(self, now: int) -> None:
         """Something has changed: does all that may be done now."""
@@ -269,13 +273,16 @@ class Pipeline:
         step.train_s, step.trained_at_s = self._trainer.took_ns / _SECOND, now / _SECOND
         step.lent_gpu_s = self._trainer.lent_gpu_ns / _SECOND
         self._trained_upto, self._free = batch + 1, now
+        self.fate.trained()
         self._rollouts.mean_context = mean_context(requests)
         del self._ends[batch]
         if self._mixed:
             step.stage_s += train_ns / _SECOND if batch else 0.0
             self._rollouts.pause(now, round(self._s.pauses.weights_s * _SECOND))
-        shares = self._splitter.after(batch + 1, train_ns,
-                                      max(1, round(step.stage_s * _SECOND)), requests)
+        rollout_ns = max(1, round(step.stage_s * _SECOND))
+        if self._lending is not None:
+            self._lending.trained(train_ns, rollout_ns)
+        shares = self._splitter.after(batch + 1, train_ns, rollout_ns, requests)
         if shares is not None:
             step.switched, self._pending = True, shares
         self._go_on(now)
@@ -403,9 +410,15 @@ class Pipeline:
         assert all(b >= self._trained_upto for b in self._ends), "a batch is there twice"
 
 
+def kv_of(scenario: Scenario, system: System) -> KvCost:
+    """What moving keys takes; without C-MLFQ, to which moving belongs, they are never moved."""
+    kv = scenario.router
+    return kv if system.routing == CMLFQ else replace(kv, near_ns=ANY, far_ns=ANY)
+
+
 def request_of(one: Trajectory) -> Request:
     """A trajectory as the planner knows it."""
-    return Request(one.read, one.generated, one.tool_ns)
+    return Request(one.read, one.generated, one.tool_ns, len(one.turns) + 1)
 
 
 def mean_context(requests: list[Request]) -> int:

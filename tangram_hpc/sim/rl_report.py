@@ -35,12 +35,12 @@ def table(runs: Sequence[Played]) -> list[str]:
     """Lines for a person: the systems, then the ratios and the steps of the ablation."""
     slowest = min(run.tokens_per_s for run in runs)
     lines = [f"{'system':<18}{'tokens/s':>9}{'':>2}{'of the slowest':>15}{'hours':>7}{'busy':>6}"
-             f"{'moved':>7}  what"]
+             f"{'moved':>7}{'again':>7}  what"]
     for run in runs:
         speed = run.tokens_per_s
         lines.append(f"{run.system.name:<18}{speed:>9.0f}{'':>2}{speed / slowest:>14.2f}x"
-                     f"{run.hours:>7.2f}{run.gpu_busy:>6.2f}{run.moved_share:>7.2f}  "
-                     f"{run.system.about}")
+                     f"{run.hours:>7.2f}{run.gpu_busy:>6.2f}{run.moved_share:>7.2f}"
+                     f"{run.again_share:>7.2f}  {run.system.about}")
     found = ratios(runs)
     for one in BASELINES:
         if one.name in found:
@@ -87,5 +87,6 @@ def _system(run: Played) -> dict[str, Any]:
     return {"name": run.system.name, "about": run.system.about,
             "tokens_per_s": round(run.tokens_per_s, 1), "hours": round(run.hours, 4),
             "gpu_busy": round(run.gpu_busy, 4), "moved_share": round(run.moved_share, 4),
+            "again_share": round(run.again_share, 4),
             "steps": [{k: round(v, 3) if isinstance(v, float) else v
                        for k, v in vars(s).items()} for s in run.steps]}

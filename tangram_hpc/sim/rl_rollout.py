@@ -50,12 +50,21 @@ class _Live:
 
 @dataclass
 class Totals:
-    """What was counted."""
+    """What was counted; of engines when they closed."""
 
     moved: int = 0  # tokens of context that went to another engine
     moves: int = 0
     generated: int = 0
     ended: int = 0
+    read: int = 0  # tokens that engines read
+    given: int = 0  # of those, tokens that nobody had read before
+    preempted: int = 0  # turns set back
+    busy_ns: int = 0  # GPU time in which engines decoded or read
+
+    @property
+    def again(self) -> int:
+        """Tokens of context that were read again."""
+        return self.read - self.given
 
 
 class Rollouts:
@@ -73,7 +82,6 @@ class Rollouts:
         self._next_engine = self._next_request = 0
         self.mean_context = 1  # tokens, as is known of ended trajectories
         self.totals = Totals()
-        self.busy_ns = 0  # GPU ns, of engines that are gone
 
     @property
     def under_way(self) -> int:
@@ -85,10 +93,6 @@ class Rollouts:
         """Trajectories that all engines together decode at once, by their mean context."""
         return sum(min(self._cost.rollout.max_batch, i.context_max // self.mean_context)
                    for i in self.router.instances)
-
-    def gpu_busy_ns(self) -> int:
-        """GPU time in which engines decoded or read."""
-        return self.busy_ns + sum(e.busy_ns * e.degree for e in self._engines.values())
 
     def place(self, engine: int) -> Place:
         """Where an engine that serves was put."""
@@ -133,9 +137,14 @@ class Rollouts:
                     live.context += live.left - left + live.unread
                     live.left, live.unread, live.engine = left, 0, -1
                 stranded.append(request)
-            self.busy_ns += one.busy_ns * one.degree
+            self._count(one)
         for request in stranded:
             self._ask(now, request)
+
+    def _count(self, engine: Engine) -> None:
+        self.totals.busy_ns += engine.busy_ns * engine.degree
+        self.totals.read += engine.read
+        self.totals.preempted += engine.preempted
 
     def pause(self, now: int, ns: int) -> None:
         """All engines stop for so long, as when they take up new weights."""
@@ -192,7 +201,8 @@ class Rollouts:
             return  # its engine went away meanwhile
         live.engine = route.instance
         engine = self._engines[route.instance]
-        engine.add(now, Work(route.request, live.context + live.unread, live.left, live.unread))
+        brought = live.context if route.how == TRANSFER else 0
+        engine.add(now, Work(route.request, live.context + live.unread, live.left, brought))
         self._alarm(route.instance)
 
     def _alarm(self, id_: int) -> None:
@@ -206,6 +216,9 @@ class Rollouts:
         if engine is None or engine.version != version:
             return
         request = engine.finish(now)
+        if request is None:  # one was set back
+            self._alarm(id_)
+            return
         live = self._live[request]
         live.context += live.unread + live.left
         live.done += live.left
@@ -223,6 +236,7 @@ class Rollouts:
         self.bucketing.ended(request, live.one.generated, live.batch)
         self.totals.ended += 1
         self.totals.generated += live.one.generated
+        self.totals.given += live.one.read
         self._go(now, self.router.ended(request))
         self._ended(now, live.batch)
 

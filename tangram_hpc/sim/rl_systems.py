@@ -27,7 +27,7 @@ LEAST, MLFQ, CMLFQ = "least connections", "MLFQ", "C-MLFQ"
 
 @dataclass(frozen=True)
 class System:
-    """A system's parts. `splits`: who decides the split."""
+    """A system's parts. `splits`: who decides the split. Keys move with C-MLFQ alone."""
 
     name: str
     splits: str  # colocated | uniform | greedy | initial | planner
@@ -47,11 +47,11 @@ SYSTEMS = (
            about="at the degree that is best for the first batch"),
     System("static-optimal*", "initial", best_degree=True,
            about="at the degree that is best for the first batch"),
-    System("planner", "planner", about="the global planner, one degree"),
+    System("planner", "planner", about="the global planner, one degree that it chooses"),
     System("+ degrees", "planner", uniform=False, routing=MLFQ,
            about="and instances of different degree, plain MLFQ"),
     System("+ C-MLFQ", "planner", uniform=False, routing=CMLFQ,
-           about="and causal routing"),
+           about="and causal routing, keys that move"),
     System("+ elastic", "planner", uniform=False, routing=CMLFQ, elastic=True,
            about="and the hybrid pool: all of Libra"),
 )
@@ -97,20 +97,19 @@ class Splitter:
 
     def _calibrate(self, rollout_ns: int, requests: Sequence[Request]) -> None:
         """One factor for all degrees: engines are as fast as the model says, what differs is how
-        well requests were dealt, which says nothing about a degree."""
-        split, degrees = self._online.now, self._system_degrees()
-        if split is None or self._search.ahead:  # a batch's own time says little where they mix
-            return
+        well requests were dealt, which says nothing about a degree. What mixtures lose by it the
+        planner learns itself."""
+        split, degrees = self._online.now, self._s.rollout.degrees
+        if split is None or self._search.ahead or not self._online.settled:
+            return  # a batch's own time says little where they mix, or on two plans
         said = standing(self._costs(requests, degrees), self._s.run.gpus, split.layout,
                         [one.degree for one in split.instances], self._search)
         mean = sum(r.total for r in requests) / len(requests)
         if said is not None:
+            longer = self._online.calibrator.beside() if self._online.mixed else 1.0
             for degree in degrees:
-                self._online.calibrator.observe(degree, said.rollout_ns, rollout_ns, mean)
-
-    def _system_degrees(self) -> tuple[int, ...]:
-        s = self._s
-        return (s.baselines.uniform_degree,) if self._system.uniform else s.rollout.degrees
+                self._online.calibrator.observe(degree, round(said.rollout_ns * longer),
+                                                rollout_ns, mean)
 
     # ---- the first split ---------------------------------------------------------------------
 
@@ -123,7 +122,7 @@ class Splitter:
             return self._uniform(s.run.gpus // node // 2 * node, s.baselines.uniform_degree, first)
         if kind == "initial":
             return self._initial(first)
-        degrees = self._system_degrees()
+        degrees = s.rollout.degrees
         self._online = OnlinePlanner(
             lambda history, factors: self._costs(history, degrees, factors), s.run.gpus,
             self._search, s.planner.triggers(), s.planner.learning(),
@@ -186,9 +185,9 @@ class Splitter:
     def _planned(self, split: Split) -> Shares:
         """What a plan means for the engines: the largest degrees first, node after node; buckets
         by degree, their edges where the plan's instances divide the batch."""
-        if self._system.uniform:
+        if self._system.uniform:  # dealt plans have one degree
             return Shares(split.layout, self._alike(
-                split.rollout_gpus, self._s.baselines.uniform_degree), split.rollout_gpus)
+                split.rollout_gpus, split.instances[0].degree), split.rollout_gpus)
         wanted = [(one.degree, one.requests) for one in split.instances]
         idle = split.idle
         for degree in sorted(self._s.rollout.degrees, reverse=True):

@@ -1,10 +1,12 @@
 """Pure. What steps really took, against what the model said: one factor for training, one for
-each rollout degree.
+each rollout degree, and what plans of several degrees take beyond those of one.
 
 Law: a factor is a moving average of measured over modelled time, slow as long as all is as it was
 and fast after a change point: when the error, or the mean length of the requests, leaves `sigma`
 deviations of its recent past. (Libra: 0.1, 0.8, 3 sigma; that the first samples weigh alike, and
-that the past is forgotten at a change point, is ours: a wrong alarm is soon mended.)
+that the past is forgotten at a change point, is ours: a wrong alarm is soon mended.) How well a
+router deals requests to instances of several degrees says nothing of a degree: it is learned apart,
+from whole plans of each kind, and forgotten when it is old.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from typing import Any
 from .shapes import Factors
 
 TRAIN = 0  # the key of training among rollout degrees
+UNIFORM, MIXED = -1, -2  # the keys of whole plans: instances of one degree, of several
+_PRIOR = 1  # measured mixtures that weigh as much as what was believed of them before
+_LEAST_LOSS = 0.001  # alike instances are looked at as long as there is some
 _LEAST_SHARE = 0.01  # a deviation is taken for at least so much, relative
 
 
@@ -57,6 +62,7 @@ class _Track:
     errors: _Past
     lengths: _Past
     changes: int = field(default=0)
+    age: int = field(default=0)  # of mixtures: uniform plans measured since the last one
 
 
 class Calibrator:
@@ -89,6 +95,41 @@ class Calibrator:
         track.lengths.values.append(mean_tokens)
         return changed
 
+    def observe_plan(self, mixed: bool, modelled_ns: int, measured_ns: int,
+                     mean_tokens: float) -> None:
+        """What the rollouts of a whole plan took; `mixed`: it has several degrees. `modelled_ns` is
+        without any factor, of a mixture with the routing loss that was believed at first. What
+        mixtures took is forgotten after `window` uniform plans or a change point of these: then
+        another may be tried. O(window)."""
+        if mixed:
+            self.observe(MIXED, modelled_ns, measured_ns, mean_tokens)
+        changed = not mixed and self.observe(UNIFORM, modelled_ns, measured_ns, mean_tokens)
+        old = self._tracks.get(MIXED)
+        if old is not None:
+            old.age = 0 if mixed else old.age + 1
+            if changed or old.age >= self._rules.window:
+                del self._tracks[MIXED]
+
+    def beside(self) -> float:
+        """By which plans of several degrees took longer than was said, beside those of one; 1 if
+        none was measured. Till a uniform one was, they are believed to be no slower than said: then
+        one is soon tried, and both are known. What a degree takes beyond this is its own."""
+        mixed, uniform = self._tracks.get(MIXED), self._tracks.get(UNIFORM)
+        if mixed is None:
+            return 1.0
+        return mixed.factor / uniform.factor if uniform else max(1.0, mixed.factor)
+
+    def mixed(self) -> float:
+        """As much of `beside` as is believed after so many samples."""
+        samples = self._tracks[MIXED].samples if MIXED in self._tracks else 0
+        return float(self.beside() ** (samples / (samples + _PRIOR)))
+
+    def loss(self, routing: float) -> float:
+        """The routing loss as learned where one of `routing` was believed at first; 0 stays 0:
+        there lengths are known. A router that does better than that is not believed."""
+        mixed = self.mixed()
+        return max(_LEAST_LOSS, (1 + routing) * mixed - 1) if routing and mixed != 1 else routing
+
     def changes(self, key: int) -> int:
         """Change points so far."""
         return self._tracks[key].changes if key in self._tracks else 0
@@ -97,12 +138,13 @@ class Calibrator:
         """What is believed now."""
         train = self._tracks[TRAIN].factor if TRAIN in self._tracks else 1.0
         return Factors(train, tuple((key, self._tracks[key].factor)
-                                    for key in sorted(self._tracks) if key != TRAIN))
+                                    for key in sorted(self._tracks) if key > TRAIN))
 
     def saved(self) -> dict[str, Any]:
         """All that it knows, for a file."""
         return {str(key): {"factor": t.factor, "samples": t.samples, "changes": t.changes,
-                           "errors": list(t.errors.values), "lengths": list(t.lengths.values)}
+                           "age": t.age, "errors": list(t.errors.values),
+                           "lengths": list(t.lengths.values)}
                 for key, t in self._tracks.items()}
 
     def load(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
@@ -110,7 +152,7 @@ class Calibrator:
         for key, told in saved.items():
             track = self._new(told["errors"], told["lengths"])
             track.factor, track.samples = float(told["factor"]), int(told["samples"])
-            track.changes = int(told["changes"])
+            track.changes, track.age = int(told["changes"]), int(told.get("age", 0))
             self._tracks[int(key)] = track
 
     def _new(self, errors: Iterable[float] = (), lengths: Iterable[float] = ()) -> _Track:

@@ -22,7 +22,7 @@ from .shapes import (
     Hardware,
     Layout,
     ModelShape,
-    Price,
+    Prices,
     Request,
     Rollout,
     Training,
@@ -43,7 +43,7 @@ class Costs(Protocol):
         """TP communication over compute."""
         ...
 
-    def train(self, layouts: Sequence[Layout]) -> list[Price]:
+    def train(self, layouts: Sequence[Layout]) -> Prices:
         """The price of each layout, in order."""
         ...
 
@@ -89,7 +89,7 @@ class AnalyticCosts:
         """TP communication over compute, at the mean length."""
         return self.train_cost.tp_share(tp)
 
-    def train(self, layouts: Sequence[Layout]) -> list[Price]:
+    def train(self, layouts: Sequence[Layout]) -> Prices:
         """The price of each layout, in order. O(layouts)."""
         return self.train_cost.prices(layouts, self.factors.train)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ class Strata:
     prompt: Ints
     generated: Ints
     tool_ns: Ints
+    turns: Ints
     starts: Ints
 
     def __len__(self) -> int:
@@ -79,6 +81,37 @@ class Strata:
         a token are read."""
         return np.add.reduceat(self.generated * (2 * self.prompt + self.generated), self.starts)
 
+    @cached_property
+    def contexts(self) -> Any:
+        """Sum of each group's tokens if every turn reads its whole context, which is that of the
+        middle; floats, as are their squares."""
+        return np.add.reduceat(self.turns * (self.prompt + self.generated / 2), self.starts)
+
+    @cached_property
+    def context_squares(self) -> Any:
+        """The same of the contexts' squares."""
+        return np.add.reduceat(self.turns * (self.prompt + self.generated / 2) ** 2, self.starts)
+
+    @cached_property
+    def growth(self) -> tuple[Ints, Ints]:
+        """For each request and each last group: how long the request gets, and how many up to that
+        group, it among them, are no shorter: O(requests x groups)."""
+        ends = np.array([self.begin(k + 1) for k in range(len(self))], np.int64)
+        places = np.arange(len(self.prompt))[:, None]
+        return (self.prompt + self.generated)[:, None], np.maximum(ends[None, :] - places, 0)
+
+    def peaks(self, at_once: int) -> Any:
+        """[j, i]: the most tokens that groups j .. i-1 want to have in a cache at once, if all
+        begin together and grow alike; 0 for none. Who waits for one of `at_once` places has nothing
+        there if nobody comes back from a tool. O(requests x groups)."""
+        n, (totals, live) = len(self), self.growth
+        if self.turns.max() == 1:
+            live = np.minimum(live, at_once)
+        high = np.maximum.reduceat(totals * live, self.starts)  # [group, last group]
+        found = np.zeros((n + 1, n + 1))
+        found[:n, 1:] = np.triu(np.maximum.accumulate(high[::-1])[::-1])
+        return found
+
 
 def strata_of(batch: Sequence[Request], most: int) -> Strata:
     """The batch in `most` groups whose sizes differ by at most one, or one a request."""
@@ -98,6 +131,6 @@ def hands_of(batch: Sequence[Request], most: int) -> Strata:
 
 
 def _strata(ordered: Sequence[Request], starts: Sequence[int]) -> Strata:
-    table = np.array([(r.prompt, r.generated, r.tool_ns) for r in ordered], np.int64)
-    prompt, generated, tool_ns = table.T
-    return Strata(prompt, generated, tool_ns, np.array(starts, np.int64))
+    table = np.array([(r.prompt, r.generated, r.tool_ns, r.turns) for r in ordered], np.int64)
+    prompt, generated, tool_ns, turns = table.T
+    return Strata(prompt, generated, tool_ns, turns, np.array(starts, np.int64))

@@ -2,13 +2,14 @@
 
 Law: the plan in force changes by `preflight` and by an `Advice` that says so, by nothing else.
 Measured times correct the model before it is asked again; old and new plan are priced for the same
-batch with the same factors.
+batch with the same factors. Rollouts that had begun when a plan was taken teach nothing of it, and
+a plan that can run is measured before another is looked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from ...errors import InvalidInput
@@ -44,11 +45,24 @@ class OnlinePlanner:
         self.trigger, self.calibrator = Trigger(triggers), Calibrator(learning)
         self._now: Split | None = None
         self._degrees: tuple[int, ...] = ()  # of its instances; some may idle in `_now`
+        self._lag = 1 + search.ahead  # steps whose rollouts had begun when a plan was taken
+        self._since = 2 * self._lag  # steps with it; the first plan has nobody's rollouts
+        self._sums = (0, 0, 0)  # of late, `_lag` at most: modelled ns, measured ns, steps
 
     @property
     def now(self) -> Split | None:
         """The split in force."""
         return self._now
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the plan in force has instances of several degrees."""
+        return len(set(self._degrees)) > 1
+
+    @property
+    def settled(self) -> bool:
+        """Whether the rollouts of the step that ends next ran on the plan in force alone."""
+        return self._since >= self._lag
 
     def preflight(self, history: Sequence[Request]) -> Plan:
         """The first plan, before anything runs: switching costs nothing.
@@ -57,8 +71,10 @@ class OnlinePlanner:
             InvalidInput: no split can run.
         """
         self.trigger.add(history)
-        found = plan(self._priced(history, self.calibrator.factors()), self._gpus, self._search)
+        costs, search = self._believed(history)
+        found = plan(costs, self._gpus, search)
         self._take(found.roomy(self._slack))
+        self._since = 2 * self._lag
         return found
 
     def step(self, facts: StepFacts, requests: Sequence[Request],
@@ -68,14 +84,17 @@ class OnlinePlanner:
         assert self._now is not None, "preflight comes first"
         self.trigger.add(requests)
         self._learn(facts, requests, rollouts)
+        self._since += 1
         reason = self.trigger.due(facts)
         if not reason:
             return None
+        costs, search = self._believed(list(self.trigger.history))
+        old = standing(costs, self._gpus, self._now.layout, self._degrees, search)
+        if old is not None and self._since < 2 * self._lag:
+            return None
         self.trigger.planned(facts.step)
-        costs = self._priced(list(self.trigger.history), self.calibrator.factors())
-        old = standing(costs, self._gpus, self._now.layout, self._degrees, self._search)
         try:
-            found = plan(costs, self._gpus, self._search)
+            found = plan(costs, self._gpus, search)
         except InvalidInput as error:
             return Advice(reason, Verdict(False, str(error)), None, old)
         best = found.roomy(self._slack)
@@ -89,7 +108,7 @@ class OnlinePlanner:
         now = self._now
         return {"calibrator": self.calibrator.saved(), "trigger": self.trigger.saved(),
                 "layout": [*astuple(now.layout)] if now else None,
-                "degrees": list(self._degrees)}
+                "degrees": list(self._degrees), "since": self._since, "sums": list(self._sums)}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Goes on from what `saved` gave. A plan that cannot run any more is forgotten: then
@@ -99,11 +118,22 @@ class OnlinePlanner:
         history = list(self.trigger.history)
         if saved["layout"] and history:
             self._degrees = tuple(saved["degrees"])
-            self._now = standing(self._priced(history, self.calibrator.factors()), self._gpus,
-                                 Layout(*saved["layout"]), self._degrees, self._search)
+            costs, search = self._believed(history)
+            self._now = standing(costs, self._gpus, Layout(*saved["layout"]), self._degrees,
+                                 search)
+            self._since = int(saved.get("since", self._since))
+            said, took, steps = saved.get("sums", self._sums)
+            self._sums = int(said), int(took), int(steps)
+
+    def _believed(self, history: Sequence[Request]) -> tuple[Costs, Search]:
+        """Costs with the learned factors, and the search with the learned routing loss."""
+        learned = self.calibrator
+        return (self._priced(history, learned.factors()),
+                replace(self._search, loss=learned.loss(self._search.loss)))
 
     def _take(self, best: Split) -> None:
         self._now, self._degrees = best, tuple(one.degree for one in best.instances)
+        self._since, self._sums = 0, (0, 0, 0)
 
     def _learn(self, facts: StepFacts, requests: Sequence[Request],
                rollouts: Mapping[int, int]) -> None:
@@ -116,6 +146,18 @@ class OnlinePlanner:
         if modelled is None:
             return
         self.calibrator.observe(TRAIN, modelled.price.ns, facts.train_ns, mean)
+        if not self.settled:
+            return
+        self._learn_plan(modelled.rollout_ns, facts.rollout_ns, mean)
+        longer = (1 + self._search.loss) * self.calibrator.beside() if self.mixed else 1.0
         for degree, measured in rollouts.items():
             said = max((x.ns for x in modelled.instances if x.degree == degree), default=0)
-            self.calibrator.observe(degree, said, measured, mean)
+            self.calibrator.observe(degree, round(said * longer), measured, mean)
+
+    def _learn_plan(self, said_ns: int, took_ns: int, mean: float) -> None:
+        """Of batches that mix so many steps together as mix: one that began early ended late."""
+        said, took, steps = self._sums
+        said, took, steps = said + said_ns, took + took_ns, steps + 1
+        if steps == self._lag and self._search.loss:  # without, the router knows all lengths
+            self.calibrator.observe_plan(self.mixed, said, took, mean)
+        self._sums = (said, took, steps) if steps < self._lag else (0, 0, 0)

@@ -19,6 +19,7 @@ import numpy as np
 from .lengths import Ints, Strata
 from .shapes import NEVER, SECOND, Hardware, ModelShape, Rollout
 
+_LEAST = 5e-324  # has a logarithm
 PIECES = 64  # of time, in which a mixture's sequences are counted
 
 
@@ -58,7 +59,7 @@ class RolloutCost:
         m, h = self.model, self.hardware
         if not m.experts:
             return 0.0 * sequences
-        read = 1 - np.exp(sequences * math.log1p(-min(m.top_k / m.experts, 1 - 1e-12)))
+        read = -np.expm1(sequences * math.log(max(1 - m.top_k / m.experts, _LEAST)))
         values = m.layers * m.experts * m.expert_params * m.value_bytes
         return values * read / (degree * h.mem_bw * h.mem_share)
 
@@ -130,19 +131,31 @@ class RolloutCost:
     def _seconds(self, degree: int, strata: Strata, most: int, room: int) -> Any:
         """[j, i] in seconds, for the first `most` strata; what lies under the diagonal is junk."""
         end = strata.begin(most)
-        one = self.alone_s(degree, strata.prompt[:end], strata.generated[:end],
-                           strata.tool_ns[:end] / SECOND)
-        alone = tops(np.maximum.reduceat(one, strata.starts[:most]), most)
+        bare = self.alone_s(degree, strata.prompt[:end], strata.generated[:end])
+        alone, bare = (tops(np.maximum.reduceat(one, strata.starts[:most]), most)
+                       for one in (bare + strata.tool_ns[:end] / SECOND, bare))
         longest = tops(strata.longest, most)
         tokens, areas = spans(strata.tokens, most), spans(strata.areas, most) / 2
         packed = np.maximum(areas / room, tokens / self.rollout.max_batch)
+        together = self._together(strata)[:most + 1, :most + 1] / degree
         experts = np.maximum(
-            self._together(strata)[:most + 1, :most + 1] / degree,
-            packed * self.experts_s(degree, tokens / np.maximum(packed, 1)))
-        decode = self.decode_s(degree, np.maximum(longest, packed), tokens, areas, experts)
-        prefill = self.prefill_s(degree, spans(strata.prompts, most),
-                                 spans(strata.squares, most))
-        return np.maximum(prefill + decode, alone)
+            together, packed * self.experts_s(degree, tokens / np.maximum(packed, 1)))
+        read = self._again(degree, strata, most, room) + self.prefill_s(
+            degree, spans(strata.prompts, most), spans(strata.squares, most))
+        crowd = read + self.decode_s(degree, np.maximum(longest, packed), tokens, areas, experts)
+        # the longest waits for its tools and has its steps among the others
+        last = read + self.decode_s(degree, longest, tokens, areas, together) + alone - bare
+        return np.maximum(np.maximum(crowd, last), alone)
+
+    def _again(self, degree: int, strata: Strata, most: int, room: int) -> Any:
+        """[j, i]: seconds in which contexts are read that had been in the cache. All begin
+        together and grow alike; once they fill the cache, each turn finds its context gone. With a
+        peak of p tokens and room for r these are the turns after r / p of a life, which is
+        1 - (r / p) ** 2 of all that the turns would read."""
+        peaks = np.maximum(strata.peaks(self.rollout.max_batch)[:most + 1, :most + 1], room)
+        share = 1 - (room / peaks) ** 2
+        return self.prefill_s(degree, spans(strata.contexts, most) * share,
+                              spans(strata.context_squares, most) * share)
 
     def _together(self, strata: Strata) -> Any:
         """[j, i]: seconds of one GPU that read experts for strata j .. i-1, if all begin at once
@@ -164,7 +177,7 @@ class RolloutCost:
         return self._read[1]
 
 
-def spans(values: Ints, most: int) -> Any:
+def spans(values: Any, most: int) -> Any:
     """[j, i]: the sum of values j .. i-1 of the first `most`; 0 where there is none."""
     prefix = np.concatenate(([0], np.cumsum(values[:most])))
     return np.maximum(prefix[None, :] - prefix[:, None], 0)

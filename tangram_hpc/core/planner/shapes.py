@@ -6,8 +6,10 @@ second, shares lie between 0 and 1. Bounds are checked where a person writes the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 NEVER = 1 << 60  # ns of what cannot run at all
 SECOND = 10**9
@@ -94,6 +96,7 @@ class Hardware:
     step_s: float = 2e-3  # of a decode step, whatever it does: the engine's scheduler and launches
     workspace_bytes: int = 4 << 30  # of a GPU, not for weights, states or keys
     sequence_s: float = 0.0  # of a decode step, for each of its sequences: scheduling, sampling
+    update_s: float = 0.0  # of an optimizer step, whatever it trains: the trainer's own time
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,7 @@ class Request:
     prompt: int
     generated: int
     tool_ns: int = 0  # it waits so long for its tools, all together
+    turns: int = 1  # it comes to the engine so often: once, and after each tool
 
     @property
     def total(self) -> int:
@@ -182,6 +186,21 @@ class Price:
     def named(self) -> dict[str, int]:
         """The parts by name."""
         return dict(zip(PARTS, self.parts, strict=False))
+
+
+class Prices:
+    """Prices of layouts in order, `ns` and `mem_bytes` of each; a whole one is made of them, and of
+    its row of `parts`, when it is asked for: most are only compared."""
+
+    def __init__(self, ns: Sequence[int], mem_bytes: Sequence[int], parts: Any = None) -> None:
+        self.ns, self.mem_bytes, self._parts = ns, mem_bytes, parts
+
+    def __len__(self) -> int:
+        return len(self.ns)
+
+    def __getitem__(self, k: int) -> Price:
+        parts = () if self._parts is None else tuple(self._parts[k].tolist())
+        return Price(self.ns[k], self.mem_bytes[k], parts)
 
 
 @dataclass(frozen=True)

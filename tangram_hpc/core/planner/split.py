@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from ...errors import InvalidInput
 from .costs import Costs
@@ -143,9 +144,10 @@ def _trained(costs: Costs, sizes: list[int], search: Search, note: Note | None, 
         return [(size, Tree(costs, search, note).best(size)) for size in sizes]
     tree = Tree(costs, search, note)
     layouts = [tree.layouts(size) for size in sizes]
-    prices = iter(costs.train([one for some in layouts for one in some]))
-    return [(size, tree.priced(size, some, [next(prices) for _ in some]))
-            for size, some in zip(sizes, layouts, strict=True)]
+    prices = costs.train([one for some in layouts for one in some])
+    ends = accumulate(len(some) for some in layouts)
+    return [(size, tree.priced(size, some, prices, end - len(some)))
+            for size, some, end in zip(sizes, layouts, ends, strict=True)]
 
 
 class _Rollouts:

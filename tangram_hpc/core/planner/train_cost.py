@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .lengths import Ints, sorted_requests
-from .shapes import NEVER, SECOND, Hardware, Layout, ModelShape, Price, Request, Training
+from .shapes import NEVER, SECOND, Hardware, Layout, ModelShape, Price, Prices, Request, Training
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ class TrainCost:
         """A step in this layout. Memory is counted in full even where it does not fit."""
         return self.prices([layout], factor)[0]
 
-    def prices(self, layouts: Sequence[Layout], factor: float = 1.0) -> list[Price]:
+    def prices(self, layouts: Sequence[Layout], factor: float = 1.0) -> Prices:
         """The price of each. O(layouts), in numpy."""
         if not layouts:
-            return []
+            return Prices((), ())
         of = _Layouts(layouts)
         load, top = self._loads(of)
         all_of_it, longest = self._stage(of, load), self._stage(of, top)
@@ -110,8 +110,7 @@ class TrainCost:
         parts = np.rint(np.minimum(np.array(seconds).T * factor * SECOND, NEVER)).astype(np.int64)
         total = np.minimum(parts.sum(axis=1), NEVER).tolist()
         memory = self._mem_bytes(of, load, top).tolist()
-        return [Price(ns, held, tuple(told))
-                for ns, held, told in zip(total, memory, parts.tolist(), strict=True)]
+        return Prices(total, memory, parts)
 
     def _mem_bytes(self, of: _Layouts, load: Load, top: Load) -> Ints:
         """Weights, gradients, optimizer, activations and logits of the fullest GPU."""
@@ -182,9 +181,10 @@ class TrainCost:
         return np.maximum(0.0, comm - under), slowed
 
     def _update(self, of: _Layouts) -> Any:
-        """The optimizer reads and writes all that it holds."""
+        """The optimizer reads and writes all that it holds, and what no model says."""
         t = self.training
         size = self.model.value_bytes + t.grad_bytes + t.optimizer_bytes
         total = sum(params / (replicas if t.zero >= 1 else 1)
                     for params, replicas in self._held(of))
-        return 2 * total * size / (self.hardware.mem_bw * self.hardware.mem_share)
+        h = self.hardware
+        return 2 * total * size / (h.mem_bw * h.mem_share) + h.update_s

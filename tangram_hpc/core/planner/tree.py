@@ -12,7 +12,7 @@ from math import gcd
 from typing import NamedTuple
 
 from .costs import Costs
-from .shapes import NEVER, Layout, Price, Search, Training
+from .shapes import NEVER, Layout, Price, Prices, Search, Training
 
 
 class Node(NamedTuple):
@@ -54,23 +54,48 @@ class Tree:
     def __init__(self, costs: Costs, search: Search, note: Note | None = None) -> None:
         self._costs, self._search, self._note = costs, search, note
         self._tp_cuts: dict[int, str] = {}
+        self._kept: dict[int, list[tuple[int, int, list[int]]]] = {}
 
     def layouts(self, gpus: int) -> list[Layout]:
-        """Every layout on exactly so many GPUs that no structural prune cuts."""
-        return [layout for tp in self._costs.training.degrees
-                for layout in self._under_tp(gpus, tp)]
+        """Every layout on exactly so many GPUs that no structural prune cuts, in the tree's order.
+        """
+        if self._note is not None:
+            return [layout for tp in self._costs.training.degrees
+                    for layout in self._under_tp(gpus, tp, self._note)]
+        experts = self._costs.model.experts or 1
+        return [Layout(tp, ep, pp, dp, micro)
+                for tp in self._costs.training.degrees if not gpus % tp and not self._tp_cut(tp)
+                for ep in divisors(gcd(experts, gpus // tp))
+                for pp, dp, micros in self._pipes(gpus // tp) if not dp % ep
+                for micro in micros]
 
-    def priced(self, gpus: int, layouts: list[Layout], prices: list[Price]) -> (
+    def _pipes(self, ranks: int) -> list[tuple[int, int, list[int]]]:
+        """PP, DP and its micro-batches of so many groups of TP that no prune cuts, whatever TP and
+        EP are; looked for once."""
+        found = self._kept.get(ranks)
+        if found is None:
+            found = self._kept[ranks] = []
+            for pp in divisors(gcd(ranks, self._costs.model.layers)):
+                dp = ranks // pp
+                micros = [] if self._dp_cut(dp) else [
+                    micro for micro in self._costs.training.micro_batches
+                    if not self._micro_cut(pp, dp, micro)]
+                if micros:
+                    found.append((pp, dp, micros))
+        return found
+
+    def priced(self, gpus: int, layouts: list[Layout], prices: Prices, first: int = 0) -> (
             tuple[Layout, Price] | None):
-        """The cheapest layout that fits into memory; of equal ones the first in the tree."""
-        best: tuple[Layout, Price] | None = None
-        for layout, price in zip(layouts, prices, strict=True):
-            cut = self._leaf_cut(price)
+        """The cheapest layout that fits into memory; of equal ones the first in the tree. Their
+        prices begin at `first`."""
+        room, best, least = self._costs.hardware.mem_bytes, -1, NEVER
+        for k in range(first, first + len(layouts)):
+            if prices.ns[k] < least and prices.mem_bytes[k] <= room:
+                best, least = k, prices.ns[k]
             if self._note is not None:
-                self._note(Node(gpus, _path(layout), cut, price))
-            if not cut and (best is None or price.ns < best[1].ns):
-                best = layout, price
-        return best
+                cut = self._leaf_cut(prices[k])
+                self._note(Node(gpus, _path(layouts[k - first]), cut, prices[k]))
+        return None if best < 0 else (layouts[best - first], prices[best])
 
     def best(self, gpus: int) -> tuple[Layout, Price] | None:
         """The cheapest layout on exactly so many GPUs, if there is one."""
@@ -83,28 +108,40 @@ class Tree:
             return f"memory: {_gib(price.mem_bytes)} of {_gib(room)}"
         return "it has no finite cost" if price.ns >= NEVER else ""
 
-    def _visit(self, gpus: int, path: Path, cut: str) -> bool:
-        """Notes an inner node; whether to go on under it."""
-        if self._note is not None:
-            self._note(Node(gpus, path, cut))
-        return not cut
+    # ---- the same node by node, for who is told --------------------------------------------------
 
-    def _choices(self, of: int, other: int) -> tuple[int, ...]:
-        """Divisors of `of`; those that do not divide the other too are cut at once, so they are
-        there only if somebody is told."""
-        return divisors(of if self._note is not None else gcd(of, other))
-
-    def _under_tp(self, gpus: int, tp: int) -> Iterator[Layout]:
+    def _under_tp(self, gpus: int, tp: int, note: Note) -> Iterator[Layout]:
         path: Path = (("tp", tp),)
         cut = f"TP does not divide {gpus} GPUs" if gpus % tp else self._tp_cut(tp)
-        if not self._visit(gpus, path, cut):
+        note(Node(gpus, path, cut))
+        if cut:
             return
-        experts = self._costs.model.experts
-        for ep in self._choices(experts or 1, gpus // tp):
+        for ep in divisors(self._costs.model.experts or 1):
             there = (*path, ("ep", ep))
             cut = f"EP does not divide {gpus // tp} GPUs" if gpus // tp % ep else ""
-            if self._visit(gpus, there, cut):
-                yield from self._under_ep(gpus, there, tp, ep)
+            note(Node(gpus, there, cut))
+            if not cut:
+                yield from self._under_ep(gpus, there, tp, ep, note)
+
+    def _under_ep(self, gpus: int, path: Path, tp: int, ep: int, note: Note) -> Iterator[Layout]:
+        layers, training = self._costs.model.layers, self._costs.training
+        for pp in divisors(gpus // tp):
+            there, dp = (*path, ("pp", pp)), gpus // tp // pp
+            cut = f"PP does not divide {layers} layers" if layers % pp else ""
+            note(Node(gpus, there, cut))
+            if cut:
+                continue
+            there = (*there, ("dp", dp))
+            cut = f"EP does not divide DP {dp}" if dp % ep else self._dp_cut(dp)
+            note(Node(gpus, there, cut))
+            for micro in () if cut else training.micro_batches:
+                layout = Layout(tp, ep, pp, dp, micro)
+                if cut := self._micro_cut(pp, dp, micro):
+                    note(Node(gpus, _path(layout), cut))
+                else:
+                    yield layout
+
+    # ---- prunes ----------------------------------------------------------------------------------
 
     def _tp_cut(self, tp: int) -> str:
         if tp not in self._tp_cuts:
@@ -121,33 +158,17 @@ class Tree:
             return f"TP communication is {share:.2f} of compute, over {self._search.tp_share:.2f}"
         return ""
 
-    def _under_ep(self, gpus: int, path: Path, tp: int, ep: int) -> Iterator[Layout]:
-        layers, training = self._costs.model.layers, self._costs.training
-        for pp in self._choices(gpus // tp, layers):
-            there, dp = (*path, ("pp", pp)), gpus // tp // pp
-            cut = f"PP does not divide {layers} layers" if layers % pp else ""
-            if not self._visit(gpus, there, cut):
-                continue
-            there = (*there, ("dp", dp))
-            cut = f"EP does not divide DP {dp}" if dp % ep else (
-                f"DP does not divide {_batch(training)}"
-                if training.batch % (dp * training.steps) else "")
-            if not self._visit(gpus, there, cut):
-                continue
-            for micro in training.micro_batches:
-                layout = Layout(tp, ep, pp, dp, micro)
-                cut = self._micro_cut(layout)
-                if not cut:
-                    yield layout
-                elif self._note is not None:
-                    self._note(Node(gpus, _path(layout), cut))
-
-    def _micro_cut(self, layout: Layout) -> str:
+    def _dp_cut(self, dp: int) -> str:
         training = self._costs.training
-        each, rest = divmod(training.batch, layout.dp * layout.micro * training.steps)
+        return (f"DP does not divide {_batch(training)}"
+                if training.batch % (dp * training.steps) else "")
+
+    def _micro_cut(self, pp: int, dp: int, micro: int) -> str:
+        training = self._costs.training
+        each, rest = divmod(training.batch, dp * micro * training.steps)
         if rest:
             return f"DP times micro-batch does not divide {_batch(training)}"
-        bubble = (layout.pp - 1) / (layout.pp + each - 1)
+        bubble = (pp - 1) / (pp + each - 1)
         if bubble > self._search.bubble:
             return f"the pipeline idles {bubble:.2f} of the time, over {self._search.bubble:.2f}"
         return ""

@@ -1,0 +1,154 @@
+"""The simulated rollout engine and training step beside what Libra's authors measured (their
+table: 8 A800, Qwen3-14B, batch 512; 1 K to 32 K tokens). No time of this machine is in it.
+
+`engines`: tokens/s of 8 x TP1 and of 1 x TP8 for so many trajectories of total lengths drawn evenly
+from a bucket, begun at once, dealt in turn: from the first start to the last end, and in brackets
+while all run. `again`: tokens read again for each one generated. `rollout_32k_over_1k`: how many
+times as long 24 GPUs take for sequences of 32 K as for those of 1 K; `training_...`: the same of an
+optimizer step of the scenario's batch in its best layout.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import common
+
+import tangram_hpc.sim
+from tangram_hpc.core.planner.costs import AnalyticCosts
+from tangram_hpc.core.planner.rollout_cost import RolloutCost
+from tangram_hpc.core.planner.shapes import Request
+from tangram_hpc.core.planner.tree import Tree
+from tangram_hpc.sim.rl_engine import Engine, Work
+from tangram_hpc.sim.rl_scenario import Scenario, read_scenario
+
+SCENARIO = Path(tangram_hpc.sim.__file__).parent / "examples" / "rl-48.toml"
+BUCKETS = ((200, 2_048), (16_384, 32_768))
+SECOND = 10**9
+
+
+class Kind(NamedTuple):
+    """How trajectories come about: a prompt, so many turns, what tools return and take."""
+
+    turns: int
+    prompt: int
+    tool: int
+    tool_s: float
+
+
+KINDS = (Kind(1, 500, 0, 0.0), Kind(12, 1200, 200, 1.5))
+Turns = tuple[int, list[tuple[int, int, float]]]  # prompt; (generated, returned, seconds) a turn
+
+
+def drawn(kind: Kind, count: int, low: int, high: int, rng: random.Random) -> list[Turns]:
+    """So many trajectories of total lengths from `low` to `high`."""
+    found = []
+    for _ in range(count):
+        total = rng.randint(low, high)
+        prompt = min(kind.prompt, total // 2)
+        turns = max(1, min(kind.turns, (total - prompt) // 64))
+        each = (total - prompt) // turns
+        tool = min(kind.tool, each // 2)
+        found.append((prompt, [(each - tool, tool, kind.tool_s) for _ in range(turns)]))
+    return found
+
+
+def played(cost: RolloutCost, degree: int, ones: list[Turns]) -> tuple[float, Engine]:
+    """Seconds until all have ended on one engine, begun at once."""
+    engine = Engine(cost, degree, cost.rollout.max_batch)
+    at, context = [0] * len(ones), [prompt for prompt, _ in ones]
+    back: list[tuple[int, int]] = []  # when tools return
+    for one, (prompt, turns) in enumerate(ones):
+        engine.add(0, Work(one, prompt, turns[0][0]))
+    now = 0
+    while (due := engine.due()) is not None or back:
+        if back and (due is None or back[0][0] <= due):
+            now, one = heapq.heappop(back)
+            engine.add(now, Work(one, context[one], ones[one][1][at[one]][0]))
+            continue
+        assert due is not None
+        now, ended = due, engine.finish(due)
+        if ended is None:
+            continue
+        generated, returned, seconds = ones[ended][1][at[ended]]
+        context[ended] += generated + returned
+        at[ended] += 1
+        if at[ended] < len(ones[ended][1]):
+            heapq.heappush(back, (now + round(seconds * SECOND), ended))
+    return now / SECOND, engine
+
+
+def fleet(cost: RolloutCost, degree: int, ones: list[Turns]) -> dict[str, float]:
+    """Eight GPUs as instances of one degree."""
+    count = 8 // degree
+    runs = [played(cost, degree, ones[k::count]) for k in range(min(count, len(ones)))]
+    generated = sum(g for _, turns in ones for g, _, _ in turns)
+    given = sum(prompt + sum(t for _, t, _ in turns[:-1]) for prompt, turns in ones)
+    mean = sum(prompt + sum(g + t for g, t, _ in turns) / 2 for prompt, turns in ones) / len(ones)
+    seats = min(cost.rollout.max_batch, len(ones) // count or 1, int(cost.kv_tokens(degree) / mean))
+    return {"tokens_s": round(generated / max(s for s, _ in runs)),
+            "while_all_run": round(count * seats / cost.step_s(degree, seats, seats * mean)),
+            "again": round((sum(e.read for _, e in runs) - given) / generated, 2)}
+
+
+def engines(cost: RolloutCost, flights: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Both buckets, all kinds, for so many trajectories at once."""
+    found = []
+    for kind in KINDS:
+        for low, high in BUCKETS:
+            for count in flights:
+                ones = drawn(kind, count, low, high, random.Random(1))
+                small, large = fleet(cost, 1, ones), fleet(cost, 8, ones)
+                found.append({
+                    "turns": kind.turns, "tokens": [low, high], "at_once": count,
+                    "8xTP1": small, "1xTP8": large,
+                    "ratio": round(small["tokens_s"] / large["tokens_s"], 2),
+                    "ratio_while_all_run": round(
+                        small["while_all_run"] / large["while_all_run"], 2)})
+    return found
+
+
+def growth(cost: RolloutCost, a_gpu: int) -> dict[str, float]:
+    """Of rollouts from 1 K to 32 K, for so many a GPU, by degree."""
+    found = {}
+    for degree in cost.rollout.degrees:
+        short, long = (played(cost, degree, [(200, [(n - 200, 0, 0.0)])] * (a_gpu * degree))[0]
+                       for n in (1_024, 32_768))
+        found[f"TP{degree}"] = round(long / short, 1)
+    return found
+
+
+def training(scenario: Scenario, gpus: int) -> float:
+    """Of an optimizer step from 1 K to 32 K, each in its best layout."""
+    took = []
+    for length in (1_024, 32_768):
+        costs = AnalyticCosts(scenario.model, scenario.hardware, scenario.training,
+                              scenario.rollout, [Request(0, length)])
+        best = Tree(costs, scenario.planner.search()).best(gpus)
+        assert best is not None
+        took.append(best[1].ns)
+    return round(took[1] / took[0], 1)
+
+
+def main() -> None:
+    """Prints one line."""
+    tiny = common.arguments(__doc__).tiny
+    scenario = read_scenario(SCENARIO)
+    cost = RolloutCost(scenario.model, scenario.hardware, scenario.rollout)
+    bare = replace(scenario, hardware=replace(scenario.hardware, update_s=0.0))
+    flights, a_gpu = ((8, 16), (2,)) if tiny else ((8, 16, 64, 128, 192, 256, 512),
+                                                   (2, 5, 10, 20, 64))
+    common.line("rl_engine", {"scenario": scenario.name, "batch": scenario.batch}, {
+        "published": {"0-2K": [1852, 591], "16-32K": [430, 1220], "rollout": 95, "training": 3.9},
+        "engines": engines(cost, flights),
+        "rollout_32k_over_1k": {str(n): growth(cost, n) for n in a_gpu},
+        "training_32k_over_1k": training(scenario, 24),
+        "training_without_update_s": training(bare, 24)})
+
+
+if __name__ == "__main__":
+    main()
