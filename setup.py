@@ -1,7 +1,15 @@
-"""What pyproject.toml cannot say: the batch templates are installed beside the package."""
+"""What pyproject.toml cannot say: the batch templates are installed beside the package, and plain
+commands in sandboxes are served by a small library in C where one can be built.
+"""
 
 from glob import glob
 
-from setuptools import setup
+from setuptools import Extension, setup
 
-setup(data_files=[("share/tangram_hpc/sbatch_templates", sorted(glob("sbatch_templates/*")))])
+PLAIN = Extension("tangram_hpc.backends.sandbox._plain",
+                  ["tangram_hpc/backends/sandbox/_plain.c"],
+                  extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra"],
+                  optional=True)  # without a compiler all is served by Python
+
+setup(data_files=[("share/tangram_hpc/sbatch_templates", sorted(glob("sbatch_templates/*")))],
+      ext_modules=[PLAIN])

@@ -16,7 +16,9 @@ if [ "$start" -gt 0 ] && [ -f "$out" ]; then
 fi
 
 # ---- environment: every step inherits it ------------------------------------------------------------
+trap 'echo "tangram: error: setup: \`$BASH_COMMAND\` ended with status $?" >&2' ERR
 <SETUP>
+trap - ERR
 umask 077
 export SLURM_EXPORT_ENV=ALL                             # whatever --export the job was submitted with
 unset SLURM_NTASKS_PER_NODE                             # of the job; each step has its own

@@ -71,6 +71,8 @@ class Config(BaseModel):
         (), description="paths of the node that untrusted sandboxes may read besides the system's")
     warm: int = Field(-1, ge=-1, le=4096,
                       description="sandboxes kept ready; -1: one per core, at most 4")
+    compiled: bool = Field(True, description="plain commands in sandboxes may be served by the "
+                                             "compiled loop, where it was built")
     scratch: str = Field("", description="node-local folder for sandboxes; empty for TMPDIR")
     gateway_spin_us: int = Field(200, ge=0, le=100000,
                                  description="how long an MPI wait spins before it sleeps")

@@ -40,7 +40,7 @@ def endpoint_spec(name: str, wanted: Quota | Mapping[str, Any]) -> EndpointSpec:
     Raises:
         InvalidInput: a field is wrong; names it.
     """
-    if not name or any(c.isspace() for c in name):
+    if not isinstance(name, str) or not name or any(c.isspace() for c in name):
         raise InvalidInput(f"endpoint name: {name!r} must be one word")
     if not isinstance(wanted, Quota):
         try:

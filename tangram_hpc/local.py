@@ -7,6 +7,7 @@ process is killed (each child holds the reading end of a pipe whose writing end 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import subprocess
 import sys
@@ -19,9 +20,11 @@ from .assemble.ways import await_access, connect
 from .backends.rundir import job_dir, local_job_name
 from .backends.slurm.environ import without_slurm
 from .client.client import Client
-from .errors import BrokerUnreachable
+from .config import Config, load_config
+from .errors import BrokerUnreachable, InvalidInput
 
 _START_S = 30.0
+_WORKERS_MAX = 1024
 
 
 class LocalCluster:
@@ -39,12 +42,23 @@ class LocalCluster:
         job: name of the run, instead of a new one: a run of that name that was cut off is gone on
             with (see `once` of `Client.submit`).
         settings: further fields of the config file (`sync="batch"`, `grace_s=5`, ...).
+
+    Raises:
+        InvalidInput: an argument is wrong; names it.
     """
 
     def __init__(self, cpus: int | None = None, *, mem_mib: int | None = None,
                  placer: str = "elastic", workers: int = 1, home: str | Path | None = None,
                  job: str = "", **settings: Any) -> None:
-        self.job = job or local_job_name()
+        for field in settings:
+            if field not in Config.model_fields:
+                near = difflib.get_close_matches(field, Config.model_fields, n=1)
+                hint = f"; did you mean `{near[0]}`?" if near else ""
+                raise InvalidInput(f"{field}: LocalCluster knows no such setting{hint}")
+        if type(workers) is not int or not 0 < workers <= _WORKERS_MAX:
+            raise InvalidInput(f"workers: {workers!r} is not a whole number from 1 to "
+                               f"{_WORKERS_MAX}")
+        self.job = str(job) or local_job_name()
         self._environ = {**without_slurm(os.environ), **_kept(os.environ),
                          "TANGRAM_PLACER": placer, "TANGRAM_BIND": "none"}
         if home is not None:
@@ -52,6 +66,7 @@ class LocalCluster:
         chosen = {"cpus": cpus, "mem_mib": mem_mib, **settings}
         self._environ.update({f"TANGRAM_{k.upper()}": _text(v) for k, v in chosen.items()
                               if v is not None})
+        load_config(self._environ)  # as its broker and workers will
         self.folder = job_dir(self._environ, self.job)
         self.access = self.folder / "access.json"
         self._workers = workers
@@ -69,7 +84,7 @@ class LocalCluster:
         self.access.unlink(missing_ok=True)  # of an earlier start of this run
         try:
             broker = self._spawn("broker", "--job", self.job, "--nodes", str(self._workers))
-            await_access(self.access, _START_S, lambda: broker.poll() is None)
+            self._await_broker(broker)
             for number in range(self._workers):
                 name = ["--name", f"local{number}"] if self._workers > 1 else []
                 self._spawn("worker", "--access", str(self.access), *name)
@@ -115,12 +130,27 @@ class LocalCluster:
             raise AttributeError(f"LocalCluster has no attribute {name!r} before it is started")
         return getattr(client, name)
 
+    def _await_broker(self, broker: subprocess.Popen[bytes]) -> None:
+        try:
+            await_access(self.access, _START_S, lambda: broker.poll() is None)
+        except BrokerUnreachable:
+            if broker.poll() is None:
+                raise
+            raise self._not_started("broker") from None
+
+    def _not_started(self, part: str) -> BrokerUnreachable:
+        """What it said last."""
+        path = self.folder / f"{part}.log"
+        said = path.read_text(errors="replace").strip().rpartition("\n")[2]
+        said = said.removeprefix("tangram: ").removeprefix("error: ")
+        return BrokerUnreachable(f"a {part} did not start: {said or 'it said nothing'} ({path})")
+
     def _await_workers(self) -> None:
         assert self.client is not None
         deadline = time.monotonic() + _START_S
         while self.client.ask("info")["nodes"] < self._workers:
             if any(child.poll() is not None for child in self._children):
-                raise BrokerUnreachable(f"a worker did not start; see {self.folder}/worker.log")
+                raise self._not_started("worker")
             if time.monotonic() > deadline:
                 raise BrokerUnreachable("the workers did not join in time")
             time.sleep(0.01)
@@ -128,7 +158,11 @@ class LocalCluster:
     def _spawn(self, *words: str) -> subprocess.Popen[bytes]:
         command: Sequence[str] = [sys.executable, "-m", "tangram_hpc", *words,
                                   "--lifeline", str(self._lifeline_read)]
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise InvalidInput(f"home: cannot make {self.folder} ({error.strerror}); set "
+                               "TANGRAM_HOME to a folder of your own") from None
         with open(self.folder / f"{words[0]}.log", "ab") as log:
             child = subprocess.Popen(command, env=self._environ, stdin=subprocess.DEVNULL,
                                      stdout=log, stderr=log, start_new_session=True,

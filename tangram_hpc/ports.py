@@ -186,6 +186,7 @@ class SandboxSettings:
     warm: int = -1
     kill_wait_s: float = 2.0
     output_max: int = 1 << 20
+    compiled: bool = True
 
 
 class Sandboxes(Protocol):

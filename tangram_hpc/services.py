@@ -160,7 +160,7 @@ def service_spec(name: str, wanted: Service | Mapping[str, Any]) -> ServiceSpec:
     Raises:
         InvalidInput: a field is wrong; names it.
     """
-    if not name or any(c.isspace() for c in name):
+    if not isinstance(name, str) or not name or any(c.isspace() for c in name):
         raise InvalidInput(f"service name: {name!r} must be one word")
     service = wanted if isinstance(wanted, Service) else _checked(name, wanted)
     if isinstance(service, EngineService):
@@ -191,6 +191,8 @@ def options_of(spec: ServiceSpec) -> Any:
 
 
 def _checked(name: str, wanted: Mapping[str, Any]) -> Service:
+    if not isinstance(wanted, Mapping):
+        raise InvalidInput(f"service {name}: {wanted!r:.60} is not a table of fields")
     kind = wanted.get("backend", "")
     if kind not in _KINDS:
         raise InvalidInput(f"service {name}: backend: {kind!r} is not one of {', '.join(_KINDS)}")

@@ -88,8 +88,10 @@ class World:
     def finish(self, action: int, state: ActionState = ActionState.COMPLETED,
                clean: bool = True) -> list[de.Decision]:
         self.now += 1
-        return self.happen(ev.LeaseFinished(self.now, self.lease_of(action),
-                                            Outcome(state, exec_ns=1), clean))
+        number = self.lease_of(action)
+        lease = self.ledger.leases.get(number)
+        ran = self.now - lease.granted_at if lease is not None and lease.begun else 1
+        return self.happen(ev.LeaseFinished(self.now, number, Outcome(state, exec_ns=ran), clean))
 
     def drain(self) -> None:
         """Lets all that runs and waits complete."""

@@ -14,14 +14,10 @@ from slurm_site import Site, install_for
 
 from tangram_hpc.backends.sandbox import tree
 
-# Files whose tests only compute, or judge neither time nor the machine: `make test` runs them
-# beside the Slurm tests, which mostly wait.
-BESIDE = frozenset(f"test_{name}" for name in (
-    "accounting", "ahead", "allocations", "batches", "bench", "cmlfq", "config", "elastic",
-    "elastic_allocs", "elastic_sim", "ending", "hybrid_histories", "hybrid_lane", "hybrid_pool",
-    "planner", "planner_online", "properties", "rollout_pools", "rollout_router", "rooms",
-    "scheduler", "session_life", "sim", "sim_rl", "size", "slurm_budget", "states_page", "tidy",
-    "wire"))
+# Files whose tests judge times or shares of CPU: in `make test` nothing runs beside them. The rest
+# runs beside the Slurm tests, which mostly wait.
+ALONE = frozenset(f"test_{name}" for name in (
+    "endpoints", "enforce", "idle_sessions", "replay", "resize"))
 
 # `nohup` and a shell's `&` hand these on as ignored, and nothing below could be interrupted then
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
@@ -34,8 +30,8 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before `-m` chooses."""
     for item in items:
-        if item.path.stem in BESIDE:
-            item.add_marker(pytest.mark.beside)
+        if item.path.stem in ALONE:
+            item.add_marker(pytest.mark.alone)
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,7 @@ from tangram_hpc.wire.value import decode_value
 
 DEADLINE_S = 40.0
 FOUR = Devices(tuple(Device(n, selector=str(n)) for n in range(4)), "cuda")  # by Slurm's word
+NOTHING = ExecCall(argv=("/bin/true",))
 SECRETS = {"SLURM_JOB_ID": "7", "TANGRAM_ACCESS": "/secret", "PMI_FD": "9", "MY_API_KEY": "k"}
 
 
@@ -74,6 +75,8 @@ class Rig:
         options.setdefault("cores", affinity.usable()[:2])
         cores = options.pop("cores")
         self.trusted = options.pop("trusted", True)
+        self.again = options.pop("again", False)  # what runs in a session is the second of its kind
+        self._busy: dict[int, int] = {}  # the last lease that ran a command, of each session
         pinned = options.pop("pinned", None)
         meter = GpuMeter(options.pop("devices", FOUR))
         settings = SandboxSettings(**{"kill_wait_s": 0.5, "warm": 0, **options})
@@ -129,8 +132,14 @@ class Rig:
 
     def begin(self, call: Payload, kind: Kind, *, cores: tuple[int, ...] | None = None,
               gpus: tuple[int, ...] = (), store: bool = False, **action: Any) -> int:
-        self.lease += 1
         action.setdefault("trusted", self.trusted)
+        session = action.get("session", 0) if kind is Kind.EXEC else 0
+        if session and self.again and call != NOTHING and (
+                self._busy.get(session, 0) in {0, *self.free}):
+            self.end(self.begin(NOTHING, kind, cores=cores, gpus=gpus, **action))
+        self.lease += 1
+        if session:
+            self._busy[session] = self.lease
         order = Start(self.lease, Action(id=self.lease, name="t", kind=kind, **action),
                       self.cores[:1] if cores is None else cores, gpus)
         payload = encode(call)

@@ -30,6 +30,11 @@ from tangram_hpc.domain.states import ActionState
 from tangram_hpc.wire.payload import ExecCall, ExecReturn
 
 BACKENDS = ("process", "bwrap")
+# As a command that Python serves, and as the second of its kind, which is plain (`_plain.c`).
+# Without that library all are Python's.
+WAYS = [pytest.param((backend, way), id=f"{backend}-{way}",
+                     marks=[] if way == "plain" else [pytest.mark.long])
+        for backend in BACKENDS for way in ("plain", "python")]
 _PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 PIDS, DISK_MIB, OUTPUT_MAX = 64, 32, 100_000
 SHARED = ("/dev/shm", "/tmp", "/var/tmp")
@@ -212,8 +217,10 @@ def program(source: str, *args: object) -> tuple[str, ...]:
 
 
 @contextmanager
-def arena(backend: str, folder: Path, enforcement: str = "", **settings: Any) -> Iterator[Arena]:
-    """An executor for attacks, with secrets in its environment and beside its scratch.
+def arena(backend: str, folder: Path, enforcement: str = "", way: str = "plain", **settings: Any
+          ) -> Iterator[Arena]:
+    """An executor for attacks, with secrets in its environment and beside its scratch. `way`: see
+    `WAYS`.
 
     Skips the test where this backend or enforcement cannot be had.
     """
@@ -229,7 +236,8 @@ def arena(backend: str, folder: Path, enforcement: str = "", **settings: Any) ->
         for name, value in secrets.items():
             patch.setenv(name, value)
         before = set(tree.descendants(os.getpid()))
-        options = {"session_pids": PIDS, "disk_mib": DISK_MIB, "output_max": OUTPUT_MAX} | settings
+        options = {"session_pids": PIDS, "disk_mib": DISK_MIB, "output_max": OUTPUT_MAX,
+                   "compiled": way == "plain", "again": way == "plain"} | settings
         rig = Rig(folder, trusted=False, isolation=backend, enforcement=enforcement, **options)
         rig.scratch = rig.scratch.resolve()
         yield Arena(rig, backend, token, outside)

@@ -8,6 +8,7 @@ import pytest
 from builders import World, replies, started
 
 from tangram_hpc.accounting.record import fold
+from tangram_hpc.core.forecast import forecast
 from tangram_hpc.core.service_facts import refusal_of_service
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
@@ -183,3 +184,17 @@ def test_an_engine_is_called_only_on_the_gpus_it_has(placer: str) -> None:
     for wrong in (ServiceSpec("x", degrees=(2,), gpus=(1, 2)),
                   ServiceSpec("x", degrees=(2,), gpus=(2, 3), node="n9")):
         assert refusal_of_service(w.ledger, wrong).startswith("degrees: no node has")
+
+
+def test_a_forecast_ends_beside_a_batch() -> None:
+    """It takes back what was given behind others, and gives nothing so again."""
+    w = world(services="a")
+    calls = [call(w, "a") for _ in range(3)]
+    w.plan()
+    for one in calls:
+        end(w, one, exec_ns=5 * S)
+    calls = [call(w, "a") for _ in range(10)]  # 8 are given to the copy
+    w.plan()
+    assert len(w.ledger.ready) == 2
+    told = forecast(w.scheduler, calls[-1], w.now)
+    assert told.at is not None and told.at > w.now + 5 * S and len(w.ledger.ready) == 2

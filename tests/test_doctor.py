@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,19 @@ def test_what_workers_refuse_is_a_failure(tmp_path: Path) -> None:
     assert best.state in ("ok", "warn") and not (best.state == "warn" and not best.remedy)
     many = Where(here.environ, Config.model_validate({"cpus": 4096}), "", SlurmFacts())
     assert limits.cores(many).state == "warn" and "counted" in limits.cores(many).found
+
+
+def test_what_serves_plain_commands_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                            ) -> None:
+    here = where(tmp_path)
+    monkeypatch.setattr(isolation.plain, "_library", object())
+    assert isolation.plain_commands(here) == ok("the compiled loop")
+    off = replace(here, config=here.config.model_copy(update={"compiled": False}))
+    assert isolation.plain_commands(off).found.startswith("Python")
+    monkeypatch.setattr(isolation.plain, "_library", None)
+    assert isolation.plain_commands(off).state == "ok", "it was asked for"
+    told = isolation.plain_commands(here)
+    assert (told.state, "compiler" in told.remedy) == ("warn", True), told
 
 
 # ---- this machine --------------------------------------------------------------------------------

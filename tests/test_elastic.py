@@ -21,7 +21,10 @@ from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.core.speed import run_ns, speed, steps
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Profile
+from tangram_hpc.domain.node import NodeSpec
+from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import ServiceSpec
+from tangram_hpc.domain.states import ActionState
 from tangram_hpc.sim.checkers import faults
 from tangram_hpc.sim.run import simulate
 from tangram_hpc.sim.workload import Cluster, read_cluster, read_workload
@@ -275,3 +278,36 @@ def test_many_idle_nodes_are_filled_in_bounded_passes() -> None:
         assert w.ledger.next_lease - before <= STARTS + 4
     assert sum(bool(w.ledger.actions[a].lease) for a in waiting) == 160 and passes >= 160 // 68
     assert all(n.cores.free == 0 for n in w.ledger.up_nodes())
+
+
+def test_what_a_fresh_host_took_to_start_teaches_nothing_of_its_first_action() -> None:
+    w = World("elastic")
+    w.node(2)
+    first = w.submit(1)
+    w.plan()
+    w.now += 10**9  # until its host stood; it ran a millisecond of these
+    w.happen(ev.LeaseFinished(w.now, w.lease_of(first), Outcome(
+        ActionState.COMPLETED, exec_ns=10**6), True))
+    action = w.ledger.actions[first].action
+    quick = Estimator()
+    quick.began(action)
+    quick.ended(action, [(1, 10**6)], True)
+    assert w.ledger.estimator.believed(action) == quick.believed(action)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_clock_that_its_action_turned_teaches_no_more_than_there_was_time_for(place: int) -> None:
+    """Whether it began at once or was given ahead: else all that nobody knows would be believed to
+    take years, and to fit in no allocation."""
+    w = World("elastic")
+    w.happen(ev.NodeJoined(0, 1, NodeSpec("n", "h", (0,), 64, ahead=8, untrusted=("model",))))
+    w.happen(ev.NodesComplete(0, 1))
+    actions = [w.submit(1, profile=Profile(1000)) for _ in range(2)]
+    w.plan()
+    assert w.ledger.leases[w.lease_of(actions[1])].ahead
+    for action in actions[:place]:
+        w.finish(action)
+    w.now += 10**6
+    w.happen(ev.LeaseFinished(w.now, w.lease_of(actions[place]), Outcome(
+        ActionState.COMPLETED, exec_ns=1 << 63), True))
+    assert w.ledger.estimator.mean("cpu", "never heard of", (1,)) <= UNKNOWN_NS

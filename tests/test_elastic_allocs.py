@@ -10,21 +10,26 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import msgspec
+import pytest
 from builders import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tangram_hpc.core.alloc_demand import Load, loads
 from tangram_hpc.core.alloc_facts import refused
 from tangram_hpc.core.placers.registry import make_placer
+from tangram_hpc.core.rollout_facts import declaration_of_rollouts
 from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
-from tangram_hpc.domain.action import Profile
+from tangram_hpc.domain.action import Action, Kind, Profile
 from tangram_hpc.domain.allocation import AllocPolicy, SatelliteShape
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.rollouts import Turn
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState, AllocState, NodeState, SessionState
+from tangram_hpc.rollouts import rollouts_spec
 
 S = 10**9
 CPU8 = SatelliteShape("cpu8", "cpu", cpus=8, mem_mib=1000, time_ns=600 * S)
@@ -174,6 +179,73 @@ def test_bound_work_is_no_reason() -> None:
     for _ in range(100):
         w.submit(1, session=session, profile=Profile(10 * S))
     assert w.to(60) == []
+
+
+GPU1 = SatelliteShape("gpu1", "gpu", cpus=2, mem_mib=1000, gpus=1, time_ns=600 * S)
+
+
+class Rollouts(Elastic):
+    """One GPU, and a pool of one service that runs and queues so many turns."""
+
+    def __init__(self, node: str = "", running: int = 1, queue: int = 1) -> None:
+        super().__init__(policy=msgspec.structs.replace(POLICY, shapes=(GPU1,)))
+        self.join("7", gpus=1)
+        self.happen(ev.ServiceDeclared(0, ServiceSpec("s", node=node)))
+        self.happen(ev.ServiceDeclared(0, ServiceSpec("alone", node=node)))
+        facts, why = declaration_of_rollouts(self.ledger, rollouts_spec("p", {"buckets": [
+            {"services": "s", "running_max": running, "queue_max": queue}]}), 0)
+        assert why == ""
+        self.happen(facts[0])
+        for _ in range(3):  # so that it is known what a turn takes
+            self.turns(1)
+            self.plan()
+            self.now += 4 * S
+            self.finish_all()
+
+    def turns(self, count: int) -> None:
+        for _ in range(count):
+            number = self.id()
+            turn = Turn("p", f"t{number}", 1, 10, 0)
+            self.happen(ev.ActionSubmitted(self.now, Action(
+                number, "p.sample", Kind.CALL, (1,), "rollouts:p", turn=turn)))
+
+    def gpus(self) -> Load:
+        return loads(self.ledger, self.now)["gpu", ""]
+
+
+def test_turns_in_the_line_of_a_pool_are_demand() -> None:
+    w = Rollouts()
+    w.turns(20)  # 2 are dealt: some 6 s of work, and some 60 s in the line
+    made = w.to(w.now / S + 20)
+    assert w.ledger.rollouts["p"].router.waiting == 18
+    assert asks(made) == ["gpu1"] and "18 more could start on no new node" in made[0].reason
+    assert (w.gpus().waiting, w.gpus().bound) == (1, 18)  # as a second copy has one to run
+
+
+def test_turns_whose_service_stands_nowhere_now_are_demand() -> None:
+    w = Rollouts(running=4, queue=4)
+    w.happen(ev.NodeDraining(w.now, 2, "its end is near"))
+    w.turns(20)
+    assert asks(w.to(w.now / S + 20)) == ["gpu1"] * 4  # all that is allowed
+    assert (w.gpus().waiting, w.gpus().bound, w.gpus().units) == (8, 12, 8)
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_calls_of_a_service_with_a_node_are_no_reason(turns: bool) -> None:
+    w = Rollouts(node="n2")
+    if turns:
+        w.turns(60)
+    for _ in range(0 if turns else 60):
+        w.submit(1, key="service:alone", profile=Profile(10 * S))
+    assert asks(w.to(w.now / S + 60)) == []
+    load = w.gpus()
+    assert load.work_ns > 60 * S and load.bound == 59 and not load.waiting
+
+
+def test_a_full_pool_that_queues_nobody_asks_for_nothing() -> None:
+    w = Rollouts(queue=0)
+    w.turns(60)
+    assert asks(w.to(w.now / S + 60)) == [] and w.gpus().bound == 59
 
 
 def test_sessions_without_memory_are_a_reason() -> None:

@@ -202,6 +202,12 @@ def test_an_error_of_the_attempt_is_its_callers(cluster) -> None:
         slot.cost = float("nan")
     with pytest.raises(TypeError):
         asyncio.run(endpoint.request(lambda: 5))  # not awaitable
+    for odd in ("soon", None, 0, float("nan")):
+        with pytest.raises(tangram_hpc.InvalidInput, match=r"timeout: .* is not a number"):
+            asyncio.run(endpoint.request(lambda: asyncio.sleep(0), timeout=odd))  # type: ignore
+    for _ in range(3):  # each gives its slot back
+        with pytest.raises(tangram_hpc.InvalidInput, match="cost: None"), endpoint.slot() as slot:
+            slot.cost = None  # type: ignore[assignment]
     with pytest.raises(tangram_hpc.InvalidInput, match="timeout"):
         asyncio.run(endpoint.request(wrong, timeout=0))
     until_inside(cluster, "wrong", 0)

@@ -354,6 +354,24 @@ def test_memory_kills_the_offender_alone(enforcer: Enforcer, hosts: Callable[[],
     assert bad.run(python(HOG.format(400, 0)))[0] == 0
 
 
+def test_less_memory_than_is_in_use_is_no_error(enforcer: Enforcer, group: Group, host: Host
+                                                ) -> None:
+    """Version 1 refuses such a limit. Then nothing more is given, until it can be set; version 2
+    ends who holds it."""
+    needs(enforcer, "memory")
+    holder = host.start(python("x = bytearray(100 << 20); import os; os.kill(os.getpid(), 19)"))
+    until(lambda: cgroupfs.read(f"/proc/{holder}/stat").split()[2] == "T", "it holds 100 MiB")
+    group.limit(64, 0)
+    assert host.run(python(HOG.format(200, 0)))[0] == -signal.SIGKILL
+    assert group.oom_kills() > 0
+    if holder in host.beneath():
+        os.kill(holder, signal.SIGKILL)
+    until(lambda: not host.beneath(), "it is gone")
+    group.limit(64, 0)
+    assert host.run(python(HOG.format(90, 0)))[0] == -signal.SIGKILL
+    assert host.run(python(HOG.format(30, 0)))[0] == 0
+
+
 def test_a_tmpfs_file_counts_as_memory(enforcer: Enforcer, group: Group, host: Host,
                                        tmp_path: Path) -> None:
     needs(enforcer, "memory")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 from executor_rig import alive, until
-from hostile_rig import BACKENDS, DISK_MIB, OUTPUT_MAX, PIDS, Arena, program, sysv_key
+from hostile_rig import DISK_MIB, OUTPUT_MAX, PIDS, WAYS, Arena, program, sysv_key
 from hostile_rig import arena as new_arena
 
 from tangram_hpc.backends.sandbox import tree
@@ -22,15 +22,15 @@ from tangram_hpc.wire.payload import ExecCall
 
 # where what is enforced matters: as the kernel does it, and as an unprivileged user has it
 EVERYWHERE = pytest.mark.parametrize(
-    "arena", [(b, e) for b in BACKENDS for e in ("", "affinity")], indirect=True,
-    ids=lambda p: f"{p[0]}-{p[1] or 'best'}")
+    "arena", [pytest.param((*way.values[0], e), id=f"{way.id}-{e or 'best'}", marks=way.marks)
+              for way in WAYS for e in ("", "affinity")], indirect=True)
 
 
-@pytest.fixture(scope="module", params=[(b, "") for b in BACKENDS], ids=lambda p: p[0])
+@pytest.fixture(scope="module", params=WAYS)
 def arena(request: pytest.FixtureRequest,
           tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
-    backend, enforcement = request.param
-    with new_arena(backend, tmp_path_factory.mktemp("arena"), enforcement) as made:
+    backend, way, enforcement = (*request.param, "")[:3]
+    with new_arena(backend, tmp_path_factory.mktemp("arena"), enforcement, way) as made:
         if enforcement == "" and made.rig.executor.enforcement == "counted":
             pytest.skip("nothing is enforced here: too few cores")
         yield made

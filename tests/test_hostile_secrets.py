@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile_rig import BACKENDS, Arena, program, reason_to_skip
+from hostile_rig import BACKENDS, WAYS, Arena, program, reason_to_skip
 from hostile_rig import arena as new_arena
 
 import tangram_hpc
@@ -23,10 +23,11 @@ from tangram_hpc.domain.states import ActionState
 from tangram_hpc.wire.payload import ExecCall, FileCall
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=WAYS)
 def arena(request: pytest.FixtureRequest,
           tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
-    with new_arena(request.param, tmp_path_factory.mktemp("arena")) as made:
+    backend, way = request.param
+    with new_arena(backend, tmp_path_factory.mktemp("arena"), way=way) as made:
         yield made
 
 

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,6 +127,20 @@ def test_output_streams_while_it_runs(cluster: LocalCluster) -> None:
     assert [(s, d) for _, s, d in pieces] == [(1, b"one\n"), (2, b"two\n")]
 
 
+def test_an_on_output_that_raises_is_told_and_called_no_more(
+        cluster: LocalCluster, caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[bytes] = []
+
+    def on_output(stream: int, data: bytes) -> None:
+        calls.append(data)
+        raise KeyError("mine")
+
+    result = cluster.submit("echo one; sleep 0.2; echo two", on_output=on_output).result(30)
+    assert result.ok and calls == [b"one\n"]
+    assert [record.getMessage().endswith("its on_output raised this and is called no more")
+            for record in caplog.records] == [True] and "KeyError: 'mine'" in caplog.text
+
+
 def test_sessions(cluster: LocalCluster) -> None:
     with cluster.session(mem="64M", name="t") as s:
         s.write("dir/a.txt", "hello").result()
@@ -159,6 +175,42 @@ def test_never_is_said_at_once(cluster: LocalCluster) -> None:
             cluster.submit(["true"], **wrong)
     with pytest.raises(tangram_hpc.InvalidInput, match="empty"):
         cluster.submit([])
+
+
+@pytest.mark.parametrize(("wrong", "told"), [
+    ({"placer": "foo"}, "placer 'foo' is not known"), ({"cpus": -1}, "`cpus`"),
+    ({"cpus": "a"}, "`cpus`"), ({"mem_mib": -5}, "`mem_mib`"), ({"workers": 0}, "workers: 0 is"),
+    ({"isolaton": "bwrap"}, "isolaton: .*did you mean `isolation`"),
+    ({"home": "/proc/none"}, "home: cannot make /proc/none"),
+    ({"scratch": "/proc/none"}, "did not start: scratch /proc/none"),
+])
+def test_what_a_local_cluster_cannot_begin_with_is_named(wrong: dict[str, Any], told: str,
+                                                         tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(tangram_hpc.TangramError, match=told) as error:
+        LocalCluster(**{"home": tmp_path, **wrong}).start()
+    assert "\n" not in str(error.value) and time.monotonic() - began < 20
+
+
+def test_a_client_in_a_forked_child_says_so_and_harms_nobody(cluster: LocalCluster) -> None:
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        told = []
+        for call in (lambda: cluster.submit("true"), lambda: cluster.ask("info"), cluster.session):
+            try:
+                call()
+            except tangram_hpc.BrokerUnreachable as error:
+                told.append("forked" in str(error))
+        assert cluster.client is not None
+        cluster.client.close()
+        os.write(theirs, json.dumps(told).encode())
+        os._exit(0)
+    os.close(theirs)
+    assert select.select([ours], [], [], 20)[0], "it hangs"
+    assert json.loads(os.read(ours, 100)) == [True, True, True]
+    os.waitpid(child, 0)
+    assert cluster.submit("echo 1").result(20).text == "1\n"
 
 
 def test_many_at_once_each_right(cluster: LocalCluster) -> None:
@@ -296,7 +348,12 @@ def test_acct_shows_every_action(cluster: LocalCluster) -> None:
     assert all(a["node"] and a["end_ns"] >= a["start_ns"] >= a["submit_ns"] for a in rows)
     table = tangram(cluster, "acct", "-P", "-n", "-s", "FAILED", "-o", "JobName,State,ExitCode")
     assert f"{name}|FAILED|2:0" in table.stdout.splitlines()
-    assert "JobID" in tangram(cluster, "acct").stdout.splitlines()[0]
+    wrong = tangram(cluster, "acct", "-s", "failed,DONE")
+    assert wrong.returncode == 2 and "--state: 'DONE' is no state; choose of" in wrong.stderr
+    lines = tangram(cluster, "acct").stdout.splitlines()
+    assert "JobID" in lines[0]
+    assert all(line.split()[0].startswith(f"{cluster.job}.") for line in lines[2:]), "cut short"
+    assert tangram(cluster, "acct", "-n", "-o", "JobID%9").stdout.split()[0] == "local-20+"
     assert "nodes" in json.loads(tangram(cluster, "info", "--json").stdout)
 
 

@@ -169,6 +169,7 @@ def test_a_rank_that_never_comes_is_one_line(cluster: LocalCluster) -> None:
     done = world(cluster, trainer, TANGRAM_MPI_TIMEOUT_S="2")
     told = lines_of_ours(done)
     assert done.returncode != 0 and any("did not come up within 2 s" in line for line in told)
+    assert all("TANGRAM_MPI_TIMEOUT_S says" in line for line in told), told
 
 
 def test_without_a_launcher_it_says_so() -> None:

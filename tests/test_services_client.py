@@ -83,6 +83,9 @@ def test_what_is_wrong_is_said_in_one_line(cluster: LocalCluster) -> None:
         cluster.call("nobody", "score").result(10)
     with pytest.raises(tangram_hpc.InvalidInput, match=r"arguments of a\.score: "):
         cluster.call("a", "score", texts=object())
+    for name, fields in (("b", None), (5, FAKE), ("", FAKE)):
+        with pytest.raises(tangram_hpc.InvalidInput, match=r"^service (b: None is|name: )"):
+            cluster.register_service(name, fields)  # type: ignore[arg-type]
     assert cluster.call("a", "score").result(10)["fake"]
 
 

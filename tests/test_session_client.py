@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -223,3 +224,80 @@ def test_out_of_memory_is_told_from_failed() -> None:
         concluded(Kind.FUNCTION).result()
     assert isinstance(concluded(Kind.FILE).exception(), tangram_hpc.ActionFailed)
     assert concurrent.futures.wait([concluded(Kind.EXEC)]).done
+
+
+def test_less_memory_than_a_sandbox_holds_ends_the_action_not_the_worker(cluster: LocalCluster
+                                                                         ) -> None:
+    ends = OOM, tangram_hpc.ActionState.COMPLETED
+    assert cluster.submit("echo 1", mem=1).result().state in ends
+    leaver = ("import os; x = bytearray(60 << 20); os.fork() and os._exit(0); "
+              "os.kill(os.getpid(), 19)")
+    with cluster.session(mem=20) as s:
+        assert s.exec([sys.executable, "-c", leaver], mem=80).result().ok
+        assert s.exec("echo 2").result().state in ends
+    assert cluster.submit("echo 3").result().text == "3\n"
+
+
+@pytest.mark.parametrize(("wrong", "told"), [
+    ({"name": 5}, "name: expected `str`, got `int`"), ({"component": None}, "component: expected"),
+    ({"name": object()}, "name: a object cannot be sent"), ({"cpus": True}, "cpus: True is not"),
+    ({"cpus": "12"}, "cpus: '12' is not"), ({"cpus": [1.5, 2]}, "cpus: "),
+    ({"cpus": (1, 10**12)}, "cpus: .* more than the 65536"), ({"gpus": "1"}, "gpus: '1' is not"),
+    ({"gpus": 1.0}, "gpus: 1.0 is not"), ({"timeout": "5"}, "timeout: '5' is not a number"),
+    ({"timeout": float("inf")}, "timeout: inf .*leave it out"), ({"timeout": -1}, "timeout: -1 is"),
+    ({"retries": 1.5}, "retries: 1.5 is not a whole"), ({"retries": -1}, "retries: -1 is not"),
+    ({"profile": "x"}, "profile: expected"), ({"endpoint": 5}, "endpoint: 5 is not"),
+    ({"resizable": "no"}, "resizable: expected `bool`"), ({"env": "A=1"}, "env: str is not"),
+    ({"env": {1: "x"}}, "env: the name 1"), ({"files": ["a"]}, "files: list is not"),
+    ({"files": {1: "x"}}, "files: expected `str`"), ({"on_output": "f"}, "on_output: 'f' is not"),
+    ({"session": "s"}, "session: 's' is not"), ({"kwargs": "ab"}, "kwargs: 'ab' is not"),
+    ({"clean_env": None}, "clean_env: expected `bool`"),
+])
+def test_an_argument_of_a_wrong_type_is_told_and_the_client_goes_on(
+        cluster: LocalCluster, wrong: dict[str, Any], told: str) -> None:
+    """What the broker could not read ended the client's way to it, and was said again on the next:
+    nothing that it submitted was ever served again."""
+    with pytest.raises(tangram_hpc.InvalidInput, match=told) as error:
+        cluster.submit("echo 1", **wrong)
+    assert "\n" not in str(error.value)
+    assert cluster.submit("echo 1").result(20).text == "1\n"
+
+
+def test_what_is_no_work_no_session_and_no_path_is_told(cluster: LocalCluster) -> None:
+    for work in (None, 5, b"echo 1", bytearray(b"x")):
+        with pytest.raises(tangram_hpc.InvalidInput, match=r"work: .* neither a list"):
+            cluster.submit(work)  # type: ignore[arg-type]
+    for wrong in ({"name": 5}, {"network": "yes"}, {"image": Path("/x")}, {"env": "A=1"}):
+        (field,) = wrong
+        with pytest.raises(tangram_hpc.InvalidInput, match=f"{field}: "):
+            cluster.session(**wrong)
+    with cluster.session() as s:
+        for call in (lambda: s.read(None), lambda: s.write(Path("x"), ""), lambda: s.write("x", 5),
+                     lambda: s.write("x", "", mode="644"), lambda: s.upload(None),
+                     lambda: s.upload("/etc/hostname", 5), lambda: s.download("x", 5),
+                     lambda: s.fork(name=5), lambda: s.upload("a\0b")):
+            with pytest.raises(tangram_hpc.InvalidInput, match=r"(path|data|mode|local|name): "):
+                call()  # type: ignore[no-untyped-call]
+        assert s.exec("echo 1").result(20).ok
+    with pytest.raises(tangram_hpc.InvalidInput, match="once: expected"):
+        cluster.forget(["a", "b"])
+    with pytest.raises(tangram_hpc.InvalidInput, match="name: expected"):
+        with cluster.register_endpoint("typed").slot(name=5):  # type: ignore[arg-type]
+            raise AssertionError("it was granted")
+    assert cluster.submit("echo 1").result(20).ok
+
+
+def test_a_closed_client_says_so_at_once(cluster: LocalCluster) -> None:
+    client = tangram_hpc.connect(cluster.access)
+    client.close()
+    began = time.monotonic()
+    for ask in (lambda: client.ask("info"), lambda: client.forget("x"),
+                lambda: client.register_endpoint("e"), client.session):
+        with pytest.raises(tangram_hpc.BrokerUnreachable, match="closed"):
+            ask()
+    assert time.monotonic() - began < 5
+
+
+def test_an_image_that_is_not_there_is_named(cluster: LocalCluster) -> None:
+    with pytest.raises(tangram_hpc.TangramError, match=r"image: .*/no/image|image: no node has"):
+        cluster.session(image="/no/image").__enter__()

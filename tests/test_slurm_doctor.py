@@ -23,6 +23,8 @@ tangram doctor --json >batch.json; echo $? >batch.status
 srun --het-group=1 -n1 --overlap --mpi=none tangram doctor --json --mpi=none >step.json
 echo $? >step.status
 tangram doctor >page.txt
+touch done_inside
+for i in $(seq 600); do [ -e go_on ] && break; sleep 0.1; done
 squeue -h -s -j $SLURM_JOB_ID -o %i >steps.txt
 """
 
@@ -79,6 +81,14 @@ def test_inside_a_het_job(site: Site) -> None:
     told = cluster.run_as_user(["sbatch", "--parsable", "doctor.sh"])
     assert told.returncode == 0, told.stderr
     job = told.stdout.strip().split(";")[0]
+    site.until((home / "done_inside").exists, "its own pages", 200,
+               lambda: (home / "doctor.out").read_text())
+    outside = cluster.run_as_user([  # such a step hears of no component
+        "srun", "--overlap", "-N1", "-n1", f"--jobid={job}", "--het-group=0", "--mpi=none",
+        str(site.venv / "bin" / "tangram"), "doctor", "--json"])
+    (home / "go_on").touch()
+    page = json.loads(outside.stdout)
+    assert (outside.returncode, page["place"], page["why_not"]) == (0, "job", []), page["why_not"]
     site.until(lambda: site.state(job) not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"),
                "the job's end", 200, lambda: (home / "doctor.out").read_text())
 

@@ -393,3 +393,16 @@ def test_the_raw_template_and_a_wrong_place_are_one_line(pretence: Pretence) -> 
     status, _, err = pretence.run("true", PATH=f"{pretence.folder}/bin:/usr/bin:/bin")
     assert (status, err.count("\n")) == (2, 1) and "`setup`" in err
     assert time.monotonic() - began < 30 and pretence.logged() == []
+
+
+@pytest.mark.parametrize("name", ["hetjob", "single-node", "satellite"])
+def test_a_setup_that_fails_is_named(name: str, tmp_path: Path) -> None:
+    """`set -e` alone ended the job without a word, where the command itself says none."""
+    keys = load(name).keys
+    least = {k: "" if v.optional else v.default or "9" for k, v in keys.items()}
+    script = tmp_path / "job.sbatch"
+    script.write_text(render(load(name), {**least, "setup": "[ a = b ]"}))
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False,
+                          cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "tangram: error: setup: `[ a = b ]` ended with status 1\n"

@@ -28,6 +28,8 @@ BASES = range(17000, 32000, SPAN)
 FIRST_NODE = 10
 MAX_NODES = 190
 
+# PriorityCalcPeriod: backfill, which alone starts het jobs, looks only where something has changed,
+# and on an idle cluster nothing does when a requeued one may start; new priorities are a change
 SLURM_CONF = """\
 ClusterName={name}
 SlurmctldHost={host}({address})
@@ -58,6 +60,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PriorityType=priority/multifactor
 PriorityWeightPartition=1000
+PriorityCalcPeriod=1
 ReturnToService=2
 SlurmctldTimeout=30
 SlurmdTimeout=20

@@ -73,7 +73,8 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
         pinned=count <= len(real), ahead=AHEAD,
         ends_at_ns=_ends_at_ns(config.end, place),
         backends=backends.trusted, untrusted=backends.untrusted, devices=devices.summary(),
-        allocation=_allocation(place.job, het_group) if place is not None else "")
+        allocation=_allocation(place.job, het_group) if place is not None else "",
+        neighbours=affinity.neighbours(cores) if count <= len(real) else ())
 
 
 def _allocation(job: str, het_group: int) -> str:
@@ -93,7 +94,7 @@ def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
     return SandboxSettings(
         config.disk_mib, config.session_pids, config.starts_max, config.isolation,
         config.enforcement, config.read_paths, config.warm, welcome.kill_wait_s,
-        welcome.output_max)
+        welcome.output_max, config.compiled)
 
 
 def service_maker(spec: NodeSpec, devices: Devices, scratch: Path

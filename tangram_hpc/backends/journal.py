@@ -19,11 +19,12 @@ import msgspec
 
 from ..domain.event import JOURNAL_VERSION, AnyEvent, Event
 from ..errors import InvalidInput
+from ..wire.reading import reader
 
 MAGIC = b"TGJRNL" + bytes([JOURNAL_VERSION, 0])
 MODES = ("none", "batch", "always")
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[AnyEvent])
+_read = reader(list[AnyEvent])
 
 
 class FileJournal:
@@ -154,6 +155,9 @@ def read_journal(path: Path) -> Iterator[Event]:
     """
     try:
         data = memoryview(path.read_bytes())
+    except FileNotFoundError as error:
+        raise InvalidInput(f"journal {path}: {error.strerror}; nothing ran under this name here, "
+                           "name another with -j or set TANGRAM_HOME") from None
     except OSError as error:
         raise InvalidInput(f"journal {path}: {error.strerror}") from None
     if len(data) < 8 and MAGIC.startswith(data):
@@ -172,7 +176,7 @@ def read_journal(path: Path) -> Iterator[Event]:
                 return
             raise InvalidInput(f"journal {path}: damaged at byte {at}")
         try:
-            events = _decoder.decode(body)
+            events = _read(body)
         except msgspec.DecodeError as error:
             raise InvalidInput(f"journal {path}: this release cannot read it ({error}); use the "
                                "one that wrote it") from None

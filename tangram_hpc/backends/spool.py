@@ -20,6 +20,7 @@ import msgspec
 from ..errors import InvalidInput
 from ..wire.frame import Buffer
 from ..wire.message import Result
+from ..wire.reading import reader
 
 SEGMENT = 64 << 20
 CALL, RESULT, GONE = 1, 2, 3
@@ -33,7 +34,7 @@ class _Record(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Record)
+_read = reader(_Record)
 _Place = tuple[int, int, int, int]  # segment, offset, size of the body, kind
 
 
@@ -185,7 +186,8 @@ class FileSpool:
         number, at, size, _ = place
         if number not in self._readers:
             self._readers[number] = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
-        return _decoder.decode(os.pread(self._readers[number], size, at + 8))
+        record: _Record = _read(os.pread(self._readers[number], size, at + 8))
+        return record
 
     def _sweep(self) -> None:
         """Oldest first, so that a name's end never goes before what it ended."""
@@ -201,7 +203,7 @@ class FileSpool:
         data = self._path(number).read_bytes()
         self._live[number], self._sizes[number] = 0, len(data)
         for at, body in _bodies(data):
-            record = _decoder.decode(body)
+            record: _Record = _read(body)
             self._settle(record, (number, at, len(body), record.kind))
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 from ..errors import InvalidInput
+
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class FolderStore:
@@ -36,6 +39,8 @@ class FolderStore:
 
     def get(self, digest: str) -> bytes:
         """The bytes under `digest`; see `ports.Store.get`."""
+        if not _DIGEST.fullmatch(digest):  # else it could name any file
+            raise InvalidInput(f"store {self._folder}: no payload {digest[:12]!r} (not a digest)")
         try:
             data = (self._folder / digest).read_bytes()
         except OSError as error:

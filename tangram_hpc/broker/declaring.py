@@ -22,7 +22,7 @@ from ..errors import InvalidInput
 from ..ports import Timer, Trees
 from ..wire import message as ms
 
-_SAVE_S = 60.0  # between two looks whether there is something new to save
+_SAVE_S = 10.0  # between two looks whether there is something new to save: what a kill costs
 
 Declaration = ms.DeclareService | ms.DeclareEndpoint | ms.DeclareRollouts
 Word = ms.ToolReturned | ms.EndTrajectory

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -33,11 +34,17 @@ def go(args: argparse.Namespace) -> int:
     from ..accounting.summary import summary
     from ..backends.journal import read_journals
     from ..backends.rundir import job_dir, last_job
+    from ..domain.states import ActionState
+    from ..errors import InvalidInput
 
     if args.helpformat:
         for f in FIELDS:
             print(f"{f.name:<14} {f.about}")
         return 0
+    wanted = {s.strip().upper() for s in args.state.split(",") if s.strip()}
+    for state in sorted(wanted - {s.value for s in ActionState}):
+        raise InvalidInput(f"--state: {state!r} is no state; choose of "
+                           f"{', '.join(s.value for s in ActionState)}")
     columns = choose(args.format or os.environ.get("TANGRAM_ACCT_FORMAT") or DEFAULT)
     job = args.jobs or last_job(os.environ)
     if args.held:
@@ -45,7 +52,6 @@ def go(args: argparse.Namespace) -> int:
     folded = fold(read_journals(job_dir(os.environ, job)))
     if args.comment:
         return _comment(job, summary(folded))
-    wanted = {s.strip().upper() for s in args.state.split(",") if s.strip()}
     rows = [r for r in folded.records.values() if not wanted or r.state.value in wanted]
     if args.json:
         print(json.dumps({"actions": [as_json(r) for r in rows]}))
@@ -56,6 +62,7 @@ def go(args: argparse.Namespace) -> int:
         for r in rows:
             print("|".join(f.text(r) for f, _ in columns))
         return 0
+    columns = [(f, _whole(f, w, rows)) for f, w in columns]
     if not args.noheader:
         print(" ".join(_fit(f.name, w) for f, w in columns))
         print(" ".join("-" * abs(w) for _, w in columns))
@@ -115,6 +122,14 @@ def _comment(job: str, line: str) -> int:
         raise TangramError(f"job {job}: {failed}") from None
     print(line)
     return 0
+
+
+def _whole(field: Any, width: int, rows: Sequence[Any]) -> int:
+    """A column that names actions is as wide as they need, unless its width was asked for: the
+    job of an embedded run has a long name, and what a cut takes away tells actions apart."""
+    if field.name != "JobID" or width != field.width:
+        return width
+    return max([width, *(len(field.text(r)) for r in rows)])
 
 
 def _fit(text: str, width: int) -> str:

@@ -85,14 +85,18 @@ def pool_lines(pool: dict[str, Any]) -> list[str]:
     def share(name: str) -> str:
         return "-" if pool[name] is None else f"{100 * pool[name]:.1f} %"
 
+    right = (f"{share('accuracy')} of {pool['judged']}" if pool["judged"] else
+             "- (no trajectory has ended)")
+    left = (f"{share('moved')} ({share('moved_context')} of context)" if pool["moved"] is not None
+            else "- (no second turn was dealt)")
     found = [f"ROLLOUTS {pool['name']:<16}{pool['trajectories']} trajectories  {pool['waiting']} "
-             f"turns waiting  {pool['turns']} dealt  right {share('accuracy')} of {pool['judged']}"
-             f"  moved {share('moved')} ({share('moved_context')} of context)"]
+             f"turns waiting  {pool['turns']} dealt  right bucket {right}  left their KV {left}"]
     for s in pool["services"]:
-        upto = pool["edges"][s["bucket"]] if s["bucket"] < len(pool["edges"]) else "any"
+        last = s["bucket"] == len(pool["edges"])
+        upto = "any" if last else f"up to {pool['edges'][s['bucket']]} left"
         load = f"{s['load']}/{s['running_max']}+{s['queue_max']}" if s["stands"] else (
             f"fails, tried again in {s['closed_s']:.0f} s" if s["closed_s"] else "nowhere")
-        found.append(f"  bucket {s['bucket']} (left: {upto})  {s['name']:<16}degree {s['degree']}  "
+        found.append(f"  bucket {s['bucket']}  {upto:<20}{s['name']:<16}degree {s['degree']}  "
                      f"{load}")
     return found
 

@@ -35,7 +35,7 @@ def _demand(told: dict[str, Any]) -> list[str]:
         needs = "for ever" if d["needs_s"] is None else f"{d['needs_s']:.1f} s"
         found.append(f"DEMAND   {d['kind']}{where}: {d['held']} held, the queue needs {needs} "
                      f"({told['target_s']:.0f} s is aimed at); {d['waiting']} waiting could start "
-                     f"on more nodes, {d['bound']} are bound to their session's"
+                     f"on more nodes, {d['bound']} could not"
                      + (f"; {d['sessions']} sessions wait for {d['mem_mib']} MiB"
                         if d["sessions"] else ""))
     return found

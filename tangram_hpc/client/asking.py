@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import BrokerUnreachable
+from ..errors import BrokerUnreachable, TangramError
 from ..wire import message as ms
+from .request import packed
 
 
 class Asking:
@@ -20,6 +21,8 @@ class Asking:
 
     job: str
     _lock: threading.Lock
+    _closing: bool
+    _failure: TangramError | None
     _answers: dict[int, concurrent.futures.Future[Any]]
     _mint: Callable[[], int]
     _put: Callable[..., None]
@@ -40,9 +43,13 @@ class Asking:
         """What Answer says to a question; what Rejected says is raised as InvalidInput."""
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._lock:
+            if self._closing or self._failure is not None:
+                raise self._failure or BrokerUnreachable("the client is closed")
             request = self._mint()
+            asked = question(request)
+            packed(asked, "the question")
             self._answers[request] = answer
-            self._put(question(request))
+            self._put(asked)
         try:
             return answer.result(timeout_s)
         except (TimeoutError, concurrent.futures.TimeoutError):

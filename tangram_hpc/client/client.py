@@ -14,6 +14,7 @@ import os
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,8 +34,10 @@ from .request import (
     FunctionBook,
     Options,
     Work,
+    environment,
     exec_call,
     make_action,
+    packed,
     trajectory_name,
 )
 from .results import Pending, Streams, conclude, refuse
@@ -79,6 +82,7 @@ class Client(RolloutCalls, Quotas, Opening):
         self._thread.start()
         self._await_welcome(connect_s)
         self._book = FunctionBook(lambda data: self._store.put(data))
+        _CLIENTS.add(self)
 
     def _await_welcome(self, connect_s: float) -> None:
         if not self._ready.wait(connect_s):
@@ -118,7 +122,8 @@ class Client(RolloutCalls, Quotas, Opening):
             endpoint: a declared endpoint that it calls: it holds one of its slots while it runs and
                 takes a token when it starts, and no core of its own (it waits most of the time).
             cwd, env, stdin, files: for commands. `files` are written before the start.
-            on_output: called with (1 or 2, bytes) while a command runs, by the client's thread.
+            on_output: called with (1 or 2, bytes) while a command runs, by the client's thread;
+                what it raises is logged, and it is called no more.
             once: your name for this work, which is then done once in a job, also when the job is
                 requeued: submitted again it gives the kept result, until `forget`.
             trajectory: whose tool it is, see `rollout`; its session's without.
@@ -131,6 +136,7 @@ class Client(RolloutCalls, Quotas, Opening):
         Raises:
             InvalidInput: an argument is wrong; names it.
         """
+        _usable(session, kwargs, on_output)
         options = Options(cpus, mem, gpus, timeout, name, retries, resizable, component, profile,
                           trusted, endpoint, once, _trajectory(trajectory, session))
         if callable(work):
@@ -143,7 +149,7 @@ class Client(RolloutCalls, Quotas, Opening):
                 if trusted and not session.spec.trusted:
                     raise InvalidInput("trusted: the session says it for all its commands; open it "
                                        "with trusted=True")
-                env = {**session.env, **(env or {})}
+                env = {**session.env, **environment(env)}
             call, what = exec_call(work, cwd=cwd, env=env, stdin=stdin, files=files,
                                    stream=on_output is not None, clean_env=clean_env)
             kind = Kind.EXEC
@@ -202,7 +208,7 @@ class Client(RolloutCalls, Quotas, Opening):
                      key: str = "cpu") -> Future:
         in_session = session.spec.id if session is not None else 0
         action = make_action(self._mint(), kind, options, in_session, what, key)
-        payload = pl.encode(call)
+        payload = packed(call, "work, env, cwd, files")
         if len(payload) > ms.INLINE_MAX:
             payload = pl.encode(pl.Stored(self._store.put(payload), len(payload)))
         with self._lock:
@@ -427,6 +433,22 @@ class Client(RolloutCalls, Quotas, Opening):
             answer.set_exception(error)
 
 
+_CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In the child of a fork our thread is missing, and may have held the lock: what is asked of
+    a client there would never be answered, and is refused instead."""
+    for client in _CLIENTS:
+        client._lock, client._closing = threading.Lock(), True
+        client._failure = BrokerUnreachable(
+            "the client belongs to the process that was forked; call tangram_hpc.connect() in "
+            "each process of its own, or start them by `spawn`")
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class _Forgotten(BrokerUnreachable):
     """The broker answers, but its grace for this client is over."""
 
@@ -435,6 +457,16 @@ def _trajectory(own: str | int | None, session: Session | None) -> str:
     if own is None:
         return session.trajectory if session is not None else ""
     return trajectory_name(own) if own != "" else ""
+
+
+def _usable(session: Any, kwargs: Any, on_output: Any) -> None:
+    """What is used here, and not sent as it is, can be. Raises InvalidInput."""
+    if session is not None and not isinstance(session, Session):
+        raise InvalidInput(f"session: {session!r:.60} is not what `Client.session` returned")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InvalidInput(f"kwargs: {kwargs!r:.60} is not a mapping of names to values")
+    if on_output is not None and not callable(on_output):
+        raise InvalidInput(f"on_output: {on_output!r:.60} is not a function of (stream, bytes)")
 
 
 def _own_name() -> str:

@@ -12,7 +12,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsFloat
 
 from ..domain.states import ActionState
 from ..errors import ActionFailed, InvalidInput, Throttled, Transient
@@ -119,7 +119,7 @@ class Endpoint:
             InfeasibleRequest: no such endpoint is declared.
             what the attempt raised, when it is not to be repeated.
         """
-        if not timeout > 0:
+        if not isinstance(timeout, SupportsFloat) or not float(timeout) > 0:
             raise InvalidInput(f"timeout: {timeout!r} is not a number of seconds > 0")
         call = _Call(self._rng, attempt, timeout, idempotent, cost, trajectory != "")
 

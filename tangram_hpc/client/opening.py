@@ -15,7 +15,7 @@ from ..domain.session import SessionSpec
 from ..errors import BrokerUnreachable, TangramError
 from ..wire import message as ms
 from .asking import Asking
-from .request import raw_files, session_spec, trajectory_name
+from .request import environment, raw_files, session_spec, trajectory_name
 from .session import Session
 
 if TYPE_CHECKING:
@@ -65,19 +65,18 @@ class Opening(Asking):
             SessionSpec(0), mem=mem, disk=disk, backend=backend, image=image, network=network,
             trusted=trusted, background=background, idle_s=idle_s, grace_s=grace_s, name=name,
             component=component, movable=movable)
-        return self._open_session(spec, env or {}, files, trajectory)
+        return self._open_session(spec, env, files, trajectory)
 
-    def _open_session(self, spec: SessionSpec, env: Mapping[str, str],
+    def _open_session(self, spec: SessionSpec, env: Mapping[str, str] | None,
                       files: Mapping[str, bytes | str] | None,
                       trajectory: str | int = "") -> Session:
-        raw = raw_files(files)
+        raw, env = raw_files(files), environment(env)
         of = trajectory_name(trajectory) if trajectory != "" else ""
         with self._lock:
             if self._closing or self._failure is not None:
                 raise self._failure or BrokerUnreachable("the client is closed")
             spec = msgspec.structs.replace(spec, id=self._mint())
-            session = Session(cast("Client", self), spec,
-                              {k: str(v) for k, v in env.items()}, of)
+            session = Session(cast("Client", self), spec, env, of)
             self._sessions[spec.id] = session
             self._opening.add(spec.id)
             self._put(ms.RequestSession(spec))

@@ -18,7 +18,7 @@ from ..wire import message as ms
 from .asking import Asking
 from .endpoint import Endpoint
 from .future import Future
-from .request import trajectory_name
+from .request import sendable, trajectory_name
 from .results import Pending
 from .turn import Turn
 
@@ -71,8 +71,9 @@ class Quotas(Asking):
                         rng=rng)
 
     def _take_turn(self, endpoint: str, name: str, trajectory: str | int = "") -> Turn:
-        action = Action(self._mint(), name or endpoint, Kind.GRANT, key=f"endpoint:{endpoint}",
-                        trajectory=trajectory_name(trajectory) if trajectory != "" else "")
+        action = sendable(Action(
+            self._mint(), name or endpoint, Kind.GRANT, key=f"endpoint:{endpoint}",
+            trajectory=trajectory_name(trajectory) if trajectory != "" else ""))
         future = Future(action.id, self._cancel)
         turn = Turn(future, self._say_done, lambda grant: self._pause_s(endpoint, grant))
         with self._lock:

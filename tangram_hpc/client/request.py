@@ -6,9 +6,11 @@ the client that pickles; nothing here unpickles.
 
 from __future__ import annotations
 
+import operator
 import pickle
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -18,13 +20,20 @@ from ..domain.rollouts import NAME_MAX, Turn
 from ..domain.session import BACKGROUNDS, SessionSpec
 from ..errors import InvalidInput
 from ..wire import payload as pl
+from ..wire.reading import reader
 
 _UNITS = {"": 1, "m": 1, "mb": 1, "mib": 1, "g": 1024, "gb": 1024, "gib": 1024,
           "t": 1024 * 1024, "k": 1 / 1024}
 
 ONCE_MAX = 200  # bytes of the name of an action's work
 FUNCTIONS_MAX = 1024  # shipped functions that are remembered
+CPUS_MAX = 1 << 16  # of one action: more than any node has
 _NO_ARGUMENTS = pickle.dumps(((), {}), protocol=5)
+
+_encoder = msgspec.msgpack.Encoder()
+_WRITTEN_AS = {"degrees": "cpus", "mem_mib": "mem", "disk_mib": "disk", "attempts_max": "retries",
+               "argv": "work", "shell": "work", "names": "once"}
+_R = TypeVar("_R", Action, SessionSpec)
 
 Cpus = int | Sequence[int]
 Work = Callable[..., Any] | Sequence[str] | str
@@ -74,16 +83,80 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
         "idle_ns": None if idle_s is None else _ns_of(idle_s, "idle_s"),
         "grace_ns": None if grace_s is None else _ns_of(grace_s, "grace_s"),
     }
-    return msgspec.structs.replace(base, **{k: v for k, v in given.items() if v is not None})
+    return sendable(msgspec.structs.replace(
+        base, **{k: v for k, v in given.items() if v is not None}))
 
 
-def _ns_of(seconds: float, field: str) -> int:
+def sendable(record: _R) -> _R:
+    """The same record, once it is sure that our thread can send it and the broker read it.
+
+    Raises:
+        InvalidInput: a field has the wrong type, a text in it is not UTF-8, or a number has more
+            than 64 bits.
+    """
+    packed(record, "name, image, component")
+    return record
+
+
+def utf8(text: str, field: str) -> bytes:
+    """The text's bytes.
+
+    Raises:
+        InvalidInput: it cannot be sent, as it holds half of a character or a byte of a file name.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{field}: {text[:40]!r} is not UTF-8") from None
+
+
+def packed(record: msgspec.Struct, texts: str) -> bytes:
+    """The bytes of an action, a session or a payload, which has texts in these fields. They are
+    read once as their receiver will: one that could not would end our way to it, and what is open
+    is said again on the next way, so that nothing of this client would ever be served.
+
+    Raises:
+        InvalidInput: a field has the wrong type, a text is not UTF-8, or a number has more than
+            64 bits.
+    """
+    try:
+        data = _encoder.encode(record)
+        _reader(type(record))(data)
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{texts}: {error.object[:40]!r} is not UTF-8") from None
+    except OverflowError:
+        raise InvalidInput("timeout, mem, profile: a number has more than 64 bits") from None
+    except (TypeError, msgspec.DecodeError):
+        raise InvalidInput(_wrong_type(record)) from None
+    return data
+
+
+_reader = cache(reader)
+
+
+def _wrong_type(record: msgspec.Struct) -> str:
+    """One line about the first field that is not of its type."""
+    for field in msgspec.structs.fields(record):
+        value = getattr(record, field.name)
+        try:
+            reader(field.type)(_encoder.encode(value))
+        except TypeError:
+            why = f"a {type(value).__name__} cannot be sent"
+        except msgspec.DecodeError as error:
+            why = str(error).partition(" - at ")[0].replace("Expected", "expected")
+        else:
+            continue
+        return f"{_WRITTEN_AS.get(field.name, field.name)}: {why}"
+    raise AssertionError(f"all fields of {record!r} are of their types")
+
+
+def _ns_of(seconds: float, field: str, bound: str = ">= 0") -> int:
     try:
         if 0 <= seconds < 1e9:
             return round(seconds * 1e9)
     except TypeError:
         pass  # said below
-    raise InvalidInput(f"{field}: {seconds!r} is not a number of seconds >= 0")
+    raise InvalidInput(f"{field}: {seconds!r} is not a number of seconds {bound}")
 
 
 def degrees_of(cpus: Cpus) -> tuple[int, ...]:
@@ -92,22 +165,41 @@ def degrees_of(cpus: Cpus) -> tuple[int, ...]:
     Raises:
         InvalidInput: not ascending whole numbers >= 1.
     """
-    if type(cpus) is int and cpus > 0:
+    if type(cpus) is int and 0 < cpus <= CPUS_MAX:
         return (cpus,)
     degrees: tuple[int, ...] = ()
     try:
-        if isinstance(cpus, int):
-            degrees = (cpus,)
-        elif isinstance(cpus, tuple) and len(cpus) == 2:
-            degrees = tuple(range(cpus[0], cpus[1] + 1))
+        if isinstance(cpus, tuple) and len(cpus) == 2:
+            degrees = tuple(range(_whole(cpus[0]), min(_whole(cpus[1]), CPUS_MAX + 1) + 1))
+        elif isinstance(cpus, Iterable) and not isinstance(cpus, str | bytes):
+            degrees = tuple(map(_whole, cpus))
         else:
-            degrees = tuple(int(d) for d in cpus)
-    except (TypeError, ValueError):
+            degrees = (_whole(cpus),)
+    except TypeError:
         pass  # said below
     if not degrees or degrees[0] < 1 or list(degrees) != sorted(set(degrees)):
         raise InvalidInput(f"cpus: {cpus!r} is not a whole number >= 1, a pair (min, max) or a "
                            "list of ascending degrees")
+    if degrees[-1] > CPUS_MAX:
+        raise InvalidInput(f"cpus: {cpus!r} is more than the {CPUS_MAX} that an action may have")
     return degrees
+
+
+def _whole(number: Any) -> int:
+    """A whole number, an array's element too; no truth value. Raises TypeError."""
+    if isinstance(number, bool):
+        raise TypeError
+    return operator.index(number)
+
+
+def _count(number: Any, field: str) -> int:
+    try:
+        count = _whole(number)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise InvalidInput(f"{field}: {number!r} is not a whole number >= 0")
+    return count
 
 
 def mib_of(mem: int | str, field: str = "mem") -> int:
@@ -133,28 +225,30 @@ def mib_of(mem: int | str, field: str = "mem") -> int:
 def make_action(action: int, kind: Kind, options: Options, session: int, what: str,
                 key: str = "cpu") -> Action:
     """The action for these options; `what` names it when the caller did not."""
-    timeout = options.timeout
-    if timeout is not None and not timeout > 0:
-        raise InvalidInput(f"timeout: {timeout!r} is not a number of seconds > 0")
-    if options.gpus < 0:
-        raise InvalidInput(f"gpus: {options.gpus!r} is not a whole number >= 0")
+    timeout_ns = 0
+    if options.timeout is not None:
+        timeout_ns = _ns_of(options.timeout, "timeout", "> 0; leave it out for no limit")
+        if not timeout_ns:
+            raise InvalidInput(f"timeout: {options.timeout!r} is not a number of seconds > 0")
+    if not isinstance(options.endpoint, str):
+        raise InvalidInput(f"endpoint: {options.endpoint!r} is not the name of an endpoint")
     if options.endpoint and options.cpus != 1:
         raise InvalidInput("cpus: an action of an endpoint holds no core; leave it out, or make "
                            "the call by Client.endpoint and compute in another action")
-    if not isinstance(options.once, str) or len(options.once.encode()) > ONCE_MAX:
+    if not isinstance(options.once, str) or len(utf8(options.once, "once")) > ONCE_MAX:
         raise InvalidInput(f"once: {options.once!r} is not a name of at most {ONCE_MAX} bytes")
     retries = options.retries
     if retries is None:
         retries = 0 if session or options.endpoint else 2
-    return Action(
+    return sendable(Action(
         id=action, name=options.name or what, kind=kind,
         degrees=(0,) if kind is Kind.FILE else degrees_of(options.cpus),
-        mem_mib=mib_of(options.mem), gpus=options.gpus, session=session,
-        timeout_ns=round(timeout * 1e9) if timeout is not None else 0,
-        attempts_max=1 + retries, resizable=options.resizable, component=options.component,
-        profile=options.profile, trusted=options.trusted and kind is Kind.EXEC,
+        mem_mib=mib_of(options.mem), gpus=_count(options.gpus, "gpus"), session=session,
+        timeout_ns=timeout_ns, attempts_max=1 + _count(retries, "retries"),
+        resizable=options.resizable, component=options.component, profile=options.profile,
+        trusted=options.trusted and kind is Kind.EXEC,
         key=f"endpoint:{options.endpoint}" if options.endpoint else key, once=options.once,
-        trajectory=options.trajectory, turn=options.turn)
+        trajectory=options.trajectory, turn=options.turn))
 
 
 def trajectory_name(trajectory: str | int) -> str:
@@ -181,30 +275,54 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
     Raises:
         InvalidInput: an empty command, or a field of the wrong type.
     """
+    if not isinstance(work, Iterable) or isinstance(work, bytes | bytearray | memoryview):
+        raise InvalidInput(f"work: {work!r:.60} is neither a list of words, a shell line nor a "
+                           "function")
     shell = work if isinstance(work, str) else ""
     argv = () if isinstance(work, str) else tuple(str(word) for word in work)
     if not (shell.strip() if isinstance(work, str) else argv):
         raise InvalidInput("work: the command is empty")
     raw = raw_files(files)
-    call = pl.ExecCall(argv=argv, shell=shell, env={k: str(v) for k, v in (env or {}).items()},
-                       cwd=str(cwd), stdin=_bytes(stdin, "stdin"), files=raw, stream=stream,
+    call = pl.ExecCall(argv=argv, shell=shell, env=environment(env),
+                       cwd=str(cwd), stdin=raw_bytes(stdin, "stdin"), files=raw, stream=stream,
                        clean_env=clean_env)
     program = (shell.split() or argv)[0]
     return call, program.rsplit("/", 1)[-1]
+
+
+def environment(env: Mapping[str, str] | None) -> dict[str, str]:
+    """Name -> text.
+
+    Raises:
+        InvalidInput: it is no mapping, or a name is no text.
+    """
+    if env is not None and not isinstance(env, Mapping):
+        raise InvalidInput(f"env: {type(env).__name__} is not a mapping of names to texts")
+    for name in env or ():
+        if not isinstance(name, str):
+            raise InvalidInput(f"env: the name {name!r} is not a text")
+    return {name: str(value) for name, value in (env or {}).items()}
 
 
 def raw_files(files: Mapping[str, bytes | str] | None) -> dict[str, bytes]:
     """Path -> bytes.
 
     Raises:
-        InvalidInput: a content is neither bytes nor str.
+        InvalidInput: a content is neither bytes nor str, or it is no mapping.
     """
-    return {path: _bytes(data, f"files[{path!r}]") for path, data in (files or {}).items()}
+    if files is not None and not isinstance(files, Mapping):
+        raise InvalidInput(f"files: {type(files).__name__} is not a mapping of paths to contents")
+    return {path: raw_bytes(data, f"files[{path!r}]") for path, data in (files or {}).items()}
 
 
-def _bytes(data: bytes | str, field: str) -> bytes:
+def raw_bytes(data: bytes | str, field: str) -> bytes:
+    """The bytes of a content.
+
+    Raises:
+        InvalidInput: it is neither bytes nor str.
+    """
     if isinstance(data, str):
-        return data.encode()
+        return utf8(data, field)
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     raise InvalidInput(f"{field}: {type(data).__name__} is neither bytes nor str")

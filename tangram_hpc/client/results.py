@@ -5,17 +5,21 @@ Law: nothing is unpickled unless the caller said `trusted=True` for this very ac
 
 from __future__ import annotations
 
+import logging
 import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ..domain.action import Action, Kind
 from ..domain.states import ActionState
 from ..errors import (
     ActionFailed,
     InfeasibleRequest,
+    ProtocolError,
     RemoteError,
     SessionLost,
     TangramError,
@@ -28,6 +32,7 @@ from ..wire.value import decode_value
 from .future import ExecResult, Future
 from .turn import Turn
 
+_log = logging.getLogger(__name__)
 _RESULTS = (ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT,
             ActionState.OUT_OF_MEMORY)
 
@@ -51,12 +56,13 @@ class Streams:
 
     @staticmethod
     def give(pending: Pending, stream: int, data: bytes) -> None:
-        """Calls `on_output`; what it raises ends the stream, not the client."""
+        """Calls `on_output`; what it raises is logged, and ends the stream, not the client."""
         assert pending.on_output is not None
         try:
             pending.on_output(stream, data)
         except Exception:  # noqa: BLE001 - the caller's own code, on our thread
             pending.on_output = None
+            _log.exception("%s: its on_output raised this and is called no more", _name(pending))
 
 
 def conclude(pending: Pending, result: ms.Result, payload: memoryview | None, store: Store
@@ -72,8 +78,15 @@ def conclude(pending: Pending, result: ms.Result, payload: memoryview | None, st
         value = _value(pending, result, payload, store)
     except TangramError as error:
         future.set_exception(error)
+    except msgspec.DecodeError as error:
+        future.set_exception(ProtocolError(f"{_name(pending)}: its result is not in the protocol "
+                                           f"({error})"))
     else:
         future.set_result(value)
+
+
+def _name(pending: Pending) -> str:
+    return f"action {pending.future.id} ({pending.action.name})"
 
 
 def _value(pending: Pending, result: ms.Result, payload: memoryview | None, store: Store) -> Any:
@@ -81,7 +94,7 @@ def _value(pending: Pending, result: ms.Result, payload: memoryview | None, stor
     told = pl.decode(payload) if payload is not None else None
     if isinstance(told, pl.Stored):
         told = pl.decode(store.get(told.digest))
-    what = f"action {pending.future.id} ({pending.action.name})"
+    what = _name(pending)
     if isinstance(told, pl.ErrorReturn):
         kind = UntrustedResult if told.kind == "UntrustedResult" else RemoteError
         text = told.text if kind is UntrustedResult else f"{told.kind}: {told.text}"
@@ -110,7 +123,18 @@ def _returned(told: pl.ValueReturn, trusted: bool, what: str) -> Any:
     if not trusted:
         raise UntrustedResult(f"{what}: its result came as a pickle and `trusted=True` was not "
                               "said")
-    return pickle.loads(told.data)
+    try:
+        return pickle.loads(told.data)
+    except BaseException as error:  # noqa: BLE001 - a pickle runs what it likes, on our thread
+        raise ActionFailed(f"{what}: its result cannot be unpickled here: {_said(error)}", told
+                           ) from None
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an error's text is code too
+        return type(error).__name__
 
 
 def refuse(pending: Pending, rejected: ms.Rejected) -> None:

@@ -20,7 +20,7 @@ from ..rollouts import Rollouts, rollouts_spec
 from ..wire import message as ms
 from ..wire import payload as pl
 from .future import Future
-from .request import Options, trajectory_name
+from .request import Options, trajectory_name, utf8
 from .service_calls import ServiceCalls, arguments_of
 
 _STATUSES = {"success": 0, "failure": 1, "timeout": 2}
@@ -63,7 +63,8 @@ class RolloutCalls(ServiceCalls):
 
         Returns:
             A Future of what the service answers; its `route` says where it went and why. Besides
-            what `call` raises: InfeasibleRequest when the context fits on no service of the pool.
+            what `call` raises: InfeasibleRequest when the context fits on no service of the pool,
+            or none that takes it can stand on the nodes there are.
 
         Raises:
             InvalidInput: an argument is wrong; names it.
@@ -99,8 +100,8 @@ class RolloutCalls(ServiceCalls):
         Args:
             tokens: how many the policy generated in all, if it ended by itself: that is what the
                 pool learns from. None: it was cut off, which teaches nothing.
-            epoch: the trainer's step, so that old lengths are forgotten in time; without it that of
-                the last trajectory that named one.
+            epoch: the trainer's step, or another number that grows with its time, so that old
+                lengths are forgotten; without it that of the last trajectory that named one.
 
         Raises:
             InvalidInput: an argument is wrong, or no such pool is declared.
@@ -121,7 +122,7 @@ class RolloutCalls(ServiceCalls):
 
 def _prompt_number(prompt: int | str) -> int:
     if isinstance(prompt, str):
-        return int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:7], "big")
+        return int.from_bytes(hashlib.sha256(utf8(prompt, "prompt")).digest()[:7], "big")
     try:
         number = operator.index(prompt)
     except TypeError:
@@ -137,5 +138,5 @@ def _count(field: str, amount: int) -> int:
     except TypeError:
         count = -1
     if not 0 <= count < 1 << 40:
-        raise InvalidInput(f"{field}: {amount!r} is not a whole number >= 0")
+        raise InvalidInput(f"{field}: {amount!r} is not a whole number from 0 to {(1 << 40) - 1}")
     return count

@@ -89,4 +89,5 @@ def arguments_of(what: str, arguments: Mapping[str, Any]) -> bytes:
     try:
         return encode_value(dict(arguments))
     except TypeError as error:
-        raise InvalidInput(f"arguments of {what}: {error}") from None
+        raise InvalidInput(f"arguments of {what}: {error} cannot be sent; give plain values or "
+                           "arrays") from None

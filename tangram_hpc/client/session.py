@@ -22,7 +22,7 @@ from ..errors import InfeasibleRequest, InvalidInput, SessionLost
 from ..wire import message as ms
 from ..wire import payload as pl
 from .future import Future
-from .request import Options, Work, session_spec
+from .request import Options, Work, environment, raw_bytes, session_spec
 from .transfer import download, upload
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ class Session:
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> Future:
         """Writes a file below the session's directory; parents are made."""
-        raw = data.encode() if isinstance(data, str) else bytes(data)
-        return self._file(pl.FileCall(path, raw, mode), "write")
+        return self._file(pl.FileCall(path, raw_bytes(data, "data"), mode), "write")
 
     def read(self, path: str) -> Future:
         """A Future of the bytes of a file below the session's directory."""
@@ -83,7 +82,7 @@ class Session:
             InvalidInput: something there cannot be read, or is neither file nor folder.
             ActionFailed: the session could not write one.
         """
-        return upload(self, local, path)
+        return upload(self, _local(local), _below(path))
 
     def download(self, path: str, local: str | os.PathLike[str], *, max_bytes: int = 1 << 30,
                  skip_others: bool = False) -> int:
@@ -99,7 +98,7 @@ class Session:
             InvalidInput: the sandbox lists what must not be written, or too much.
             ActionFailed: the session could not read it.
         """
-        return download(self, path, local, max_bytes, skip_others)
+        return download(self, _below(path), _local(local), max_bytes, skip_others)
 
     def fork(self, *, env: Mapping[str, str] | None = None,
              files: Mapping[str, bytes | str] | None = None, trajectory: str | int = "",
@@ -117,7 +116,8 @@ class Session:
         except TypeError as error:
             raise InvalidInput(f"fork: {error}") from None
         spec = msgspec.structs.replace(spec, origin=self.spec.id)
-        return self._client._open_session(spec, {**self.env, **(env or {})}, files, trajectory)
+        env = {**self.env, **environment(env)}
+        return self._client._open_session(spec, env, files, trajectory)
 
     def renew(self) -> None:
         """Says that it is still wanted: what `idle_s` counts begins again."""
@@ -172,3 +172,17 @@ class Session:
             self.closed.set_result(reason)
 
 
+def _local(path: Any) -> str:
+    """A path of this machine. Raises InvalidInput."""
+    if isinstance(path, str | os.PathLike):
+        text = os.fspath(path)
+        if isinstance(text, str) and "\0" not in text:
+            return text
+    raise InvalidInput(f"local: {path!r:.60} is no path")
+
+
+def _below(path: Any) -> str:
+    """A path of the session. Raises InvalidInput."""
+    if not isinstance(path, str):
+        raise InvalidInput(f"path: {path!r:.60} is not a text")
+    return path

@@ -13,6 +13,7 @@ import concurrent.futures
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import SupportsFloat
 
 from ..domain.outcome import Outcome
 from ..domain.service import pushed_by
@@ -108,7 +109,7 @@ class Turn:
         if self.said is not None and self.said.outcome.state is not ActionState.PREEMPTED:
             return
         self._over, wrong = self._lease, ""
-        if not 0 <= cost < _COST_MAX:
+        if not isinstance(cost, SupportsFloat) or not 0 <= float(cost) < _COST_MAX:
             wrong = f"cost: {cost!r} is no amount; it is a number from 0 to {_COST_MAX:g}"
         elif type(returned) is not int or not 0 <= returned < _RETURNED_MAX:
             wrong = f"returned: {returned!r} is no whole number of characters"
@@ -124,6 +125,6 @@ class Turn:
         pushed, wait_ns = pushed_by(failure) if failure is not None else (0, 0)
         self.said = ms.Done(self.future.action, lease, Outcome(
             state, exec_ns=ran_ns, reason=" ".join(reason.split())[:500],
-            cost_micro=round(cost * 1e6), pushed=pushed, retry_after_ns=wait_ns,
+            cost_micro=round(float(cost) * 1e6), pushed=pushed, retry_after_ns=wait_ns,
             returned=returned))
         self._say(self.said)

@@ -6,11 +6,12 @@ error. As long as expected nodes are missing, nobody knows what is never.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ..domain.action import Action, Kind
 from ..domain.ids import client_of, show
 from ..domain.isolation import BACKENDS, backend_for, takes_image
+from ..domain.rollouts import Turn
 from ..domain.service import BLOCK_SIZES, ServiceSpec, endpoint_of, service_of
 from ..domain.session import BACKGROUNDS, SessionSpec
 from ..domain.states import NodeState, SessionState
@@ -32,9 +33,12 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
     """Why this action can never run here, naming the field; empty when it can (or when not
     all expected nodes have joined yet, so that nobody knows)."""
     if action.turn is not None:
-        return refusal_of_turn(ledger, action) or (
-            "" if action == action.undealt() else
-            "key, degrees: a turn's are rollouts:POOL, of its pool, and 1")
+        if why := refusal_of_turn(ledger, action):
+            return why
+        if action != action.undealt():
+            return "key, degrees: a turn's are rollouts:POOL, of its pool, and 1"
+        return _misfit_of_turn(ledger, action.turn,
+                               ledger.held_nodes() if ledger.complete else [])
     if action.kind is Kind.GRANT:
         return refusal_of_grant(ledger, action)
     degrees = action.degrees
@@ -42,6 +46,10 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
         return f"cpus: {action.degrees} must be ascending whole numbers"
     if degrees[0] < 0 or action.mem_mib < 0 or action.gpus < 0:
         return "cpus, mem, gpus: none may be negative"
+    known = action.profile
+    if known is not None and (known.work_ns < 0 or not 0 <= known.serial_ppm <= 1_000_000):
+        return "profile: work_ns must be 0 or more, serial_ppm from 0 to 1000000"
+    nodes: Collection[NodeEntry] = ledger.nodes.values()
     if action.session:
         session = ledger.sessions.get(action.session)
         if session is None or session.state not in OPEN_SESSION:
@@ -52,12 +60,22 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
         if reserve and action.key == "cpu" and action.degrees[0] > reserve:
             return (f"cpus: {action.degrees[0]} asked for, {placer.name} gives each "
                     f"session {reserve}")
-        nodes = [ledger.nodes[session.node]] if session.node else ledger.held_nodes()
-    else:
-        if action.gpus and action.guarded:
-            return NO_GPU
-        nodes = ledger.held_nodes()
-    return misfit(ledger, action, nodes) if ledger.complete else ""
+        nodes = [ledger.nodes[session.node]] if session.node else nodes
+    elif action.gpus and action.guarded:
+        return NO_GPU
+    if not ledger.complete or _fits(nodes, action):
+        return ""
+    return misfit(ledger, action, [n for n in nodes if n.state is not NodeState.DOWN])
+
+
+def _fits(nodes: Iterable[NodeEntry], action: Action) -> bool:
+    """Whether it is a CPU action, as nearly all, that one of these nodes can run: looks at no more
+    of them than it takes."""
+    if action.key == "cpu":
+        for n in nodes:
+            if n.state is not NodeState.DOWN and _holds(n, action, action.degrees[0]):
+                return True
+    return False
 
 
 def refusal_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str:
@@ -176,10 +194,10 @@ def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:
     if action.kind is Kind.GRANT:
         return refusal_of_grant(ledger, action)
     if action.turn is not None:
-        return refusal_of_turn(ledger, action)
+        return refusal_of_turn(ledger, action) or _misfit_of_turn(ledger, action.turn, nodes)
     if why := _unknown_key(ledger, action):
         return why
-    if action.key == "cpu" and any(_holds(n, action, action.degrees[0]) for n in nodes):
+    if _fits(nodes, action):
         return ""
     nodes = [n for n in nodes if action.component in ("", n.spec.component)]
     if not nodes:
@@ -191,7 +209,8 @@ def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:
     need = action.degrees[0]
     if (service := ledger.services.get(service_of(action.key))) and not stands_somewhere(
             nodes, service, need):
-        return f"degrees: no node has an aligned block of {need} GPUs for {service.name}"
+        return (f"degrees: no node has an aligned block of {need} GPUs for {service.name}; workers "
+                "lend their GPUs, or what the setting `devices` says")
     need = need if action.key == "cpu" else 0
     most = max(len(n.cores.units) for n in nodes)
     if need > most:
@@ -206,6 +225,25 @@ def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:
         return ""
     return (f"cpus, mem, gpus: no single node has {need} CPUs, {action.mem_mib} MiB and "
             f"{action.gpus} GPUs")
+
+
+def _misfit_of_turn(ledger: Ledger, turn: Turn, nodes: list[NodeEntry]) -> str:
+    """Why no service that takes a turn can ever stand on these nodes; empty if one can, or there
+    are none. O(services x nodes x blocks) where none can."""
+    needs = []
+    for each in ledger.rollouts[turn.pool].spec.services if nodes else ():
+        service = ledger.services[each.name]
+        if each.context_max < turn.context:
+            continue
+        if stands_somewhere(nodes, service, each.degree):
+            return ""
+        where = f" of {service.node}" if service.node else ""
+        needs.append(f"{each.name} needs {each.degree} GPU{'s' * (each.degree > 1)}{where}")
+    if not needs:
+        return ""
+    return (f"pool: no service of {turn.pool!r} that takes {turn.context} tokens can stand, as no "
+            f"node has an aligned block for it: {', '.join(needs)}; hold such a node, or serve the "
+            "model on fewer GPUs")
 
 
 def _holds(n: NodeEntry, action: Action, cpus: int) -> bool:

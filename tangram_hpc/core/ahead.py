@@ -8,15 +8,27 @@ begin it soon gives it back. Nodes whose worker takes no leases ahead never get 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..domain import event as ev
 from ..domain.action import Action
 from ..domain.states import NodeState
 from .ending import Endings
-from .ledger import Ledger, NodeEntry
+from .ledger import LeaseEntry, Ledger, NodeEntry
 from .queue import CPU, Shape, Walk
 
 AHEAD_NS = 10_000_000  # of expected work on one unit
 LEAST_NS = 20_000  # what any action costs besides its own work
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The end of a chain: its last lease, and how many are and may be ahead."""
+
+    cores: tuple[int, ...]
+    last: int
+    have: int
+    enough: int
 
 
 def is_short(ledger: Ledger, action: Action) -> bool:
@@ -49,28 +61,45 @@ def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]
     bays = [bay for home in (node.node, 0)
             if (bay := ledger.ready.bay(CPU, "cpu", home)) is not None]
     walk, fine, endings = Walk(bays), dict[Shape, int](), Endings(ledger, now)
-    for unit in units:
-        lease = ledger.leases[ledger.short[unit]]
-        last, have = next(reversed(lease.chain)), len(lease.chain) - 1
-        enough = have + share
-        while have < enough and (head := walk.head()) is not None:
-            action, shape = head
-            if action in taken:
-                walk.next()
-                continue
-            most = fine.get(shape)
-            if most is None:
-                most = _most(ledger, node, ledger.actions[action].action)
-                most = fine[shape] = most if endings.fits(node, shape) else 0
-            if have >= most:
-                break
-            taken.add(action)
+    tails = {unit: _tail(ledger.leases[ledger.short[unit]], share) for unit in units}
+    while tails and (head := walk.head()) is not None:
+        action, shape = head
+        if action in taken:
             walk.next()
-            lease_id = ledger.next_lease + len(events)
-            attempt = ledger.actions[action].attempt + 1
-            events.append(ev.LeaseGranted(now, lease_id, action, node.node, attempt, lease.cores,
-                                          after=last))
-            last, have = lease_id, have + 1
+            continue
+        entry = ledger.actions[action]
+        most = fine.get(shape)
+        if most is None:
+            most = _most(ledger, node, entry.action)
+            most = fine[shape] = most if endings.fits(node, shape) else 0
+        unit = _unit_for(ledger, entry.action, node, tails)
+        tail = tails[unit]
+        if tail.have >= min(most, tail.enough):
+            del tails[unit]
+            continue
+        taken.add(action)
+        walk.next()
+        lease_id = ledger.next_lease + len(events)
+        events.append(ev.LeaseGranted(now, lease_id, action, node.node, entry.attempt + 1,
+                                      tail.cores, after=tail.last))
+        tail.last, tail.have = lease_id, tail.have + 1
+
+
+def _tail(lease: LeaseEntry, share: int) -> _Tail:
+    have = len(lease.chain) - 1
+    return _Tail(lease.cores, next(reversed(lease.chain)), have, have + share)
+
+
+def _unit_for(ledger: Ledger, action: Action, node: NodeEntry, tails: dict[tuple[int, int], _Tail]
+              ) -> tuple[int, int]:
+    """Where its session ran last, if there is room: its init is still warm there, and bound to it;
+    else the first that has room."""
+    session = ledger.sessions.get(action.session)
+    if session is not None and session.near:
+        last = node.node, session.near[0]
+        if last in tails:
+            return last
+    return next(iter(tails))
 
 
 def _most(ledger: Ledger, node: NodeEntry, action: Action) -> int:

@@ -1,9 +1,12 @@
 """Pure. What the queue needs of each kind of resource, and what is held: the facts on which
 `elastic_allocs` decides.
 
-Law: reads the ledger and changes nothing. An action whose session has a home can start there only:
-it is work for what is held, and no reason to hold more. Expected work is the estimator's, on one
-unit; that is the least that it takes. O(lines of the queue + leases + sessions not placed).
+Law: reads the ledger and changes nothing. An action whose session has a home can start there only,
+and so can a call of a service that stands on one node only: that is work for what is held, and no
+reason to hold more. A turn in the line of a rollout pool is a call of the service that would take
+it; a new node could start as many of them as that service still has room for. Expected work is the
+estimator's, on one unit; that is the least that it takes. O(lines of the queue + leases + sessions
+not placed + turns in the lines of rollout pools).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from ..domain.service import endpoint_of, service_of
 from .estimator import work_of
 from .ledger import LeaseEntry, Ledger
 from .queue import CPU, GPU, Bay
+from .rollout_pools import RolloutPool
 
 Key = tuple[str, str]  # kind (`cpu` or `gpu`), component (empty: any)
 
@@ -23,13 +27,13 @@ Key = tuple[str, str]  # kind (`cpu` or `gpu`), component (empty: any)
 @dataclass(slots=True)
 class Load:
     """Of one kind. Work in unit-ns; `waiting` actions that a new node could start, on `units` at
-    most; `mem_mib` of `sessions` that wait for a node."""
+    most; `bound` ones that none could; `mem_mib` of `sessions` that wait for a node."""
 
     work_ns: int = 0  # of all that waits or runs
     movable_ns: int = 0  # of what a new node could start
     waiting: int = 0
     units: int = 0
-    bound: int = 0  # actions that wait for their session's node
+    bound: int = 0  # for the node of their session or service, or for room in their pool
     sessions: int = 0
     mem_mib: int = 0
     oldest_at: int = 0  # when the first of those sessions was asked for
@@ -42,6 +46,8 @@ def loads(ledger: Ledger, now: int) -> dict[Key, Load]:
     for pool in (CPU, GPU):
         for bay in ledger.ready.bays(pool):
             _waits(ledger, found, pool, bay)
+    for rollouts in ledger.rollouts.values():
+        _in_line(ledger, found[GPU, ""], rollouts)
     for lease in ledger.leases.values():
         _runs(ledger, found, lease, now)
     for number in ledger.opening:
@@ -75,11 +81,36 @@ def _waits(ledger: Ledger, found: dict[Key, Load], pool: str, bay: Bay) -> None:
     for line in bay.lines.values():
         action = ledger.actions[line.actions.at[line.actions.first()]].action
         load = found.setdefault((pool, action.component), Load())
-        if bay.node:
+        if bay.node or _one_node(ledger, service_of(action.key)):
             load.bound += len(line)
             load.work_ns += len(line) * ledger.estimator.believed(action)[1]
         else:
             _movable(ledger, load, action, len(line))
+
+
+def _one_node(ledger: Ledger, service: str) -> bool:
+    declared = ledger.services.get(service)
+    return declared is not None and bool(declared.node)
+
+
+def _in_line(ledger: Ledger, load: Load, pool: RolloutPool) -> None:
+    """Turns that wait for room at a service, or for one to stand."""
+    room = {s.name: s.running_max + s.queue_max - max(0, pool.load(s.name))
+            for s in pool.spec.services}
+    for number, takers in pool.line():
+        if not takers:
+            continue  # it was declared anew and takes none of that context
+        anywhere = [s for s in takers if not _one_node(ledger, s.name)]
+        service = (anywhere or takers)[0]
+        action = ledger.actions[number].action.dealt(service.name, (service.degree,))
+        if anywhere and room[service.name] > 0:
+            room[service.name] -= 1
+            _movable(ledger, load, action, 1)
+            continue
+        work = ledger.estimator.believed(action)[1]
+        load.bound += 1
+        load.work_ns += work
+        load.movable_ns += work if anywhere else 0
 
 
 def _movable(ledger: Ledger, load: Load, action: Action, count: int) -> None:

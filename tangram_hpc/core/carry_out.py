@@ -37,7 +37,8 @@ class Carrier:
                 grow.append(resizing)
         for resizing in grow:
             lease = ledger.leases[resizing.lease]
-            more = self._choose(ledger.nodes[lease.node], resizing.units - lease.units)
+            more = self._choose(ledger.nodes[lease.node], resizing.units - lease.units,
+                                lease.cores)
             events.append(ev.LeaseResized(self._now, lease.lease, lease.cores + more))
         for number, granted in enumerate(placement.grants, ledger.next_lease):
             events.append(self._granted(number, granted))
@@ -85,11 +86,11 @@ class Carrier:
             return session.cores[:units]
         free_size = action.resizable and 0 <= units <= action.degrees[-1]
         assert units in action.degrees or free_size, f"{units} units of {action.degrees}"
-        return self._choose(node, units)
+        return self._choose(node, units, session.near if session is not None else ())
 
-    def _choose(self, node: NodeEntry, n: int) -> tuple[int, ...]:
+    def _choose(self, node: NodeEntry, n: int, near: tuple[int, ...] = ()) -> tuple[int, ...]:
         if not n:
             return ()
         mask = self._cores.setdefault(node.node, node.cores.free_mask)
-        cores, self._cores[node.node] = node.cores.choose(n, mask)
+        cores, self._cores[node.node] = node.cores.choose(n, mask, near)
         return cores

@@ -1,37 +1,97 @@
 """Pure. Which units of a node are free, as one bit mask over the node's own order of units.
 
-Law: units are taken lowest position first, so the node's order (one NUMA domain after the other)
-decides locality. Taking or giving n units costs O(n).
+Law: what is taken together lies together - in the smallest kind of group of neighbours of which one
+has room, there in that where it was before, else in one within the same larger group, else in the
+fullest, so that large holes stay; lowest position first. Taking or giving n units costs O(n),
+choosing them O(groups + n).
 """
 
 from __future__ import annotations
 
+from itertools import accumulate
+
+_Room = tuple[bool, int, int]  # not where it was, how many are free, the group
+
 
 class CoreSet:
-    """The units a node lends, and which of them are free."""
+    """The units a node lends, and which of them are free.
 
-    __slots__ = ("_position", "free_mask", "units")
+    Args:
+        units: in the node's order.
+        groups: how many neighbours share something, level by level from the smallest groups to the
+            largest: the sizes of consecutive groups, which add up to all units. A level that does
+            not is left out.
+    """
 
-    def __init__(self, units: tuple[int, ...]) -> None:
+    __slots__ = ("_levels", "_position", "free_mask", "units")
+
+    def __init__(self, units: tuple[int, ...], groups: tuple[tuple[int, ...], ...] = ()) -> None:
         self.units = units
         self._position = {unit: i for i, unit in enumerate(units)}
         assert len(self._position) == len(units), f"a unit is named twice: {units}"
         self.free_mask = (1 << len(units)) - 1
+        self._levels = [
+            [((1 << size) - 1) << end - size
+             for size, end in zip(sizes, accumulate(sizes), strict=True)]
+            for sizes in groups if sum(sizes) == len(units) and min(sizes, default=0) > 0]
 
     @property
     def free(self) -> int:
         """How many units are free."""
         return self.free_mask.bit_count()
 
-    def choose(self, n: int, mask: int) -> tuple[tuple[int, ...], int]:
-        """`n` units out of `mask` (not taken yet) and the mask without them."""
-        chosen: list[int] = []
-        for _ in range(n):
+    def choose(self, n: int, mask: int, near: tuple[int, ...] = ()
+               ) -> tuple[tuple[int, ...], int]:
+        """`n` units out of `mask` (not taken yet) and the mask without them; of `near` if they
+        are among them, else beside them."""
+        assert mask.bit_count() >= n, f"{n} units wanted, {mask.bit_count()} are free"
+        wished = self._mask_of_known(near)
+        room = self._room(n, mask, wished)
+        chosen = self._lowest(n, room & wished)
+        chosen |= self._lowest(n - chosen.bit_count(), room & ~chosen)
+        return self._units_of(chosen), mask & ~chosen
+
+    def _room(self, n: int, mask: int, wished: int) -> int:
+        """What is free of the smallest group that has room for so many."""
+        for depth, level in enumerate(self._levels):
+            rooms = [(not group & wished, (mask & group).bit_count(), group) for group in level
+                     if (mask & group).bit_count() >= n]
+            if rooms:
+                away, _, group = min(rooms)
+                if away and wished:
+                    _, _, group = min(self._beside(rooms, wished, depth))
+                return mask & group
+        return mask
+
+    def _beside(self, rooms: list[_Room], wished: int, depth: int) -> list[_Room]:
+        """Those of the smallest larger group around any of these; all if none is."""
+        for level in self._levels[depth + 1:]:
+            home = sum(group for group in level if group & wished)
+            if near := [room for room in rooms if room[2] & home]:
+                return near
+        return rooms
+
+    @staticmethod
+    def _lowest(n: int, mask: int) -> int:
+        """The `n` lowest of a mask; all if there are fewer."""
+        chosen = 0
+        for _ in range(min(n, mask.bit_count())):
             low = mask & -mask
-            assert low, f"{n} units wanted, {len(chosen)} are free"
-            chosen.append(self.units[low.bit_length() - 1])
+            chosen |= low
             mask ^= low
-        return tuple(chosen), mask
+        return chosen
+
+    def _units_of(self, mask: int) -> tuple[int, ...]:
+        found = []
+        while mask:
+            low = mask & -mask
+            found.append(self.units[low.bit_length() - 1])
+            mask ^= low
+        return tuple(found)
+
+    def _mask_of_known(self, units: tuple[int, ...]) -> int:
+        """As a mask; a node does not know another's units."""
+        return sum(1 << self._position[unit] for unit in units if unit in self._position)
 
     def is_free(self, unit: int) -> bool:
         """Whether this unit is free."""

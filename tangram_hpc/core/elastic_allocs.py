@@ -304,6 +304,6 @@ def _story(key: Key, load: Load, need: Need, target_ns: int) -> str:
     if need.mem_mib:
         return f"{load.sessions} sessions wait for {load.mem_mib} MiB of memory{where}"
     needs = f"{load.work_ns // max(1, load.held) // _S} s" if load.held else "for ever"
-    bound = f" ({load.bound} more wait for their session's node)" if load.bound else ""
+    bound = f" ({load.bound} more could start on no new node)" if load.bound else ""
     return (f"{load.waiting} actions wait{where}{bound}; the queue needs {needs} on the "
             f"{load.held} {kind}s held, {target_ns // _S} s is aimed at")

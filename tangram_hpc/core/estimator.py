@@ -31,6 +31,9 @@ Spans = Sequence[tuple[int, int]]  # (units, ns), in order
 
 def work_of(spans: Spans, serial: int) -> int:
     """The one-unit work done in these spans."""
+    if len(spans) == 1:  # nearly all are
+        units, ns = spans[0]
+        return speed(serial, units) * ns >> ONE
     return sum([speed(serial, units) * ns for units, ns in spans]) >> ONE
 
 
@@ -45,9 +48,8 @@ class Sizes:
         self.n = self._due = self.version = 0
         self._tail = [(0, 0)] * (_BUCKETS + 1)
 
-    def add(self, work_ns: int) -> None:
-        """One more sample."""
-        bucket = octaves(work_ns)
+    def add(self, work_ns: int, bucket: int) -> None:
+        """One more sample, in its bucket."""
         self._count[bucket] += 1
         self._total[bucket] += work_ns
         self.n += 1
@@ -141,11 +143,12 @@ class Estimator:
         bucket = octaves(done_ns) if done_ns > 0 else -1
         several = degrees[-1] > degrees[0]
         own, parent = self._sizes.get((key, name)), self._parents.get((key, several))
-        levels = [s for s in (self._any, parent, own) if s is not None]
-        version = sum(s.version for s in levels)
+        version = (self._any.version + (parent.version if parent is not None else 0)
+                   + (own.version if own is not None else 0))
         memo = self._memo.get((key, name, several, bucket))
         if memo is not None and memo[0] == version:
             return memo[1]
+        levels = [s for s in (self._any, parent, own) if s is not None]
         n = SHRINK
         total = SHRINK * max(UNKNOWN_NS, 2 * done_ns if bucket >= 0 else 0)
         for sizes in levels:
@@ -178,5 +181,6 @@ class Estimator:
             parent = self._parents[action.key, several] = Sizes()
         if own is None:
             own = self._sizes[of] = Sizes()
+        bucket = octaves(work)
         for sizes in (self._any, parent, own):
-            sizes.add(work)
+            sizes.add(work, bucket)

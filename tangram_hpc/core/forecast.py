@@ -125,7 +125,8 @@ class _Ahead:
         self._ledger.expiring.clear()
         self._ledger.allocs.policy = AllocPolicy()  # what is held stays as it is
         for node in self._ledger.nodes.values():
-            node.ahead = 0
+            node.ahead = 0  # nothing is given behind others, be it short or of a batch
+        self._ledger.batching.clear()
         for lease in [x for x in self._ledger.leases.values() if not x.begun][::-1]:
             self._happen(ev.LeaseReturned(now, lease.lease))
         for lease in [x for x in self._ledger.leases.values() if x.state is LeaseState.RELEASING]:
@@ -159,7 +160,8 @@ class _Ahead:
 
     def _plan(self) -> None:
         scheduler = self._scheduler
-        while self._found.at is None and (events := scheduler.plan(self._now)):
+        while (self._found.at is None and self._steps <= STEPS_MAX
+               and (events := scheduler.plan(self._now))):
             for event in events:
                 self._happen(event)
             self._settle()

@@ -43,7 +43,8 @@ class GpuSet(CoreSet):
     def copy(self) -> GpuSet:
         """A copy to draw down; the tables of blocks are shared."""
         twin = object.__new__(GpuSet)
-        twin.units, twin._position, twin.blocks = self.units, self._position, self.blocks
+        twin.units, twin._position, twin._levels = self.units, self._position, self._levels
+        twin.blocks = self.blocks
         twin.free_mask, twin.resident = self.free_mask, dict(self.resident)
         return twin
 
@@ -80,14 +81,15 @@ class GpuSet(CoreSet):
         for gpu in block:
             self.resident[gpu] = there
 
-    def choose(self, n: int, mask: int) -> tuple[tuple[int, ...], int]:
+    def choose(self, n: int, mask: int, near: tuple[int, ...] = ()
+               ) -> tuple[tuple[int, ...], int]:
         """`n` GPUs out of `mask`, those on which nothing stands first."""
         bare = mask
         for gpu in self.resident:
             bare &= ~(1 << self._position[gpu])
-        first, _ = super().choose(min(n, bare.bit_count()), bare)
+        first, _ = super().choose(min(n, bare.bit_count()), bare, near)
         left = mask & ~self.mask(first)
-        more, left = super().choose(n - len(first), left)
+        more, left = super().choose(n - len(first), left, near)
         return first + more, left
 
     def check(self) -> None:

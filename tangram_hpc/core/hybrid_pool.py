@@ -119,6 +119,11 @@ class HybridPool:
         """Where a replica is on its way."""
         return self._replicas[replica].state
 
+    def rests(self, replica: int) -> bool:
+        """Whether it is with rollout and not asked again yet, as its last join failed."""
+        one = self._replicas[replica]
+        return one.state is R.ROLLOUT and max(0, self._step) < one.not_before
+
     def generation(self, replica: int) -> int:
         """The number of its last join."""
         return self._replicas[replica].generation

@@ -75,13 +75,15 @@ def _outside() -> NodeEntry:
 
 @dataclass(slots=True)
 class SessionEntry:
-    """A session; `cores` are those it reserves (none but under `static:K`)."""
+    """A session; `cores` are those it reserves (none but under `static:K`), `near` those that its
+    last lease began with: what it left in their caches may still be there."""
 
     spec: SessionSpec
     requested_at: int
     state: SessionState = SessionState.WAITING
     node: int = 0
     cores: tuple[int, ...] = ()
+    near: tuple[int, ...] = ()
     placed_at: int = 0
     leases: dict[int, None] = field(default_factory=dict)
     waiting: dict[int, None] = field(default_factory=dict)  # its actions not started, in order
@@ -161,6 +163,19 @@ class LeaseEntry:
     def resizable_at(self) -> int:
         """From when on its size may change again."""
         return self.grants[-1][0] + RESIZE_GAP_NS
+
+    def work_spans(self, until: int, exec_ns: int, submitted_at: int) -> list[tuple[int, int]]:
+        """(units, ns) of each size in which it worked until it ended. While it had one size its
+        node knows better how long: we hear of several ends at once, and the first in a fresh host
+        waits for that to start. On CPUs no longer than there was time for: a function can turn the
+        clock of its process."""
+        cpu = self.key == "cpu"
+        if len(self.grants) == 1 and (self.ahead or (cpu and exec_ns > 0)):
+            if cpu:
+                time_ns = until - (submitted_at if self.ahead else self.granted_at)
+                exec_ns = max(0, min(exec_ns, time_ns))
+            return [(self.grants[0][1], exec_ns)]
+        return self.spans(until)
 
     def spans(self, until: int) -> list[tuple[int, int]]:
         """(units, ns) of each size it had up to a time, restores left out."""

@@ -31,8 +31,8 @@ class NodeFacts(SessionFacts, AllocFacts, RolloutFacts):
     def _node_joined(self, event: ev.NodeJoined) -> list[Decision]:
         spec, ledger = event.spec, self.ledger
         ledger.nodes[event.node] = NodeEntry(
-            event.node, spec, CoreSet(spec.cores), GpuSet(spec.gpus), spec.mem_mib, spec.ahead,
-            joined_at=event.at,
+            event.node, spec, CoreSet(spec.cores, spec.neighbours), GpuSet(spec.gpus),
+            spec.mem_mib, spec.ahead, joined_at=event.at,
             lends_until=lends_until(spec.ends_at_ns, event.at, ledger.margin_ns))
         ledger.next_node = max(ledger.next_node, event.node + 1)
         ledger.next_end = next_end(ledger)

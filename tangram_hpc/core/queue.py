@@ -108,12 +108,12 @@ class Turns(Generic[_T]):
 
 
 class Line:
-    """Actions of one shape, in order."""
+    """Actions of one shape, in order, in their bay."""
 
-    __slots__ = ("_head", "actions", "shape")
+    __slots__ = ("_head", "actions", "bay", "shape")
 
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
+    def __init__(self, shape: Shape, bay: Bay) -> None:
+        self.shape, self.bay = shape, bay
         self.actions: Turns[int] = Turns()
         self._head = 0  # the turn under which its bay knows it
 
@@ -180,7 +180,7 @@ class ReadyQueue:
             bay = bays[action.key, node] = Bay(action.key, node)
         line = bay.lines.get(shape)
         if line is None:
-            line = bay.lines[shape] = Line(shape)
+            line = bay.lines[shape] = Line(shape, bay)
         line.actions.add(turn, action.id)
         bay.refresh(line)
         self._place[action.id] = (turn, line, bay.passed)
@@ -188,13 +188,13 @@ class ReadyQueue:
     def remove(self, action: int) -> None:
         """Takes an action out."""
         turn, line, _ = self._place.pop(action)
-        shape = line.shape
-        pool = pool_of(shape.key, shape.degrees[-1])
-        bay = self.pools[pool][shape.key, shape.node]
+        bay = line.bay
         bay.passed += turn != bay.heads.first()
         line.actions.drop(turn)
         bay.refresh(line)
         if not bay.lines:
+            shape = line.shape
+            pool = pool_of(shape.key, shape.degrees[-1])
             del self.pools[pool][shape.key, shape.node]
             if not self.pools[pool]:
                 del self.pools[pool]
@@ -211,9 +211,7 @@ class ReadyQueue:
         """How many have left its bay out of order since an action came: no more have overtaken
         it there. One that was cancelled counts too."""
         _, line, before = self._place[action]
-        shape = line.shape
-        pool = pool_of(shape.key, shape.degrees[-1])
-        return self.pools[pool][shape.key, shape.node].passed - before
+        return line.bay.passed - before
 
     def bay(self, pool: str, key: str, node: int) -> Bay | None:
         """The bay of a key and a home node (0: any), if somebody waits in it."""

@@ -332,6 +332,9 @@ class Scheduler(Restart):
         lease.granted_at = at
         lease.grants.append((at, units))
         node.leases[lease.lease] = None
+        session = self.ledger.sessions.get(lease.session)
+        if session is not None and lease.cores:
+            session.near = lease.cores
         note(self.ledger, lease, node)
         if 4 * len(lease.chain) <= 3 * node.ahead and not lease.reserved and is_short(
                 self.ledger, self.ledger.actions[lease.action].action):
@@ -375,9 +378,8 @@ class Scheduler(Restart):
         entry, outcome = self.ledger.actions[lease.action], event.outcome
         if outcome.restore_ns:
             restored(self.ledger, lease, outcome.restore_ns)
-        begun, spans = lease.begun, lease.spans(event.at)
-        if lease.ahead and begun:  # its node knows better: we hear of several at once
-            spans = [(lease.units, outcome.exec_ns)]
+        begun = lease.begun
+        spans = lease.work_spans(event.at, outcome.exec_ns, entry.submitted_at)
         if outcome.batch > 1:  # its share of what they took together
             spans = [(units, ns // outcome.batch) for units, ns in spans]
         # by its endpoint, or by a broker that was started again

@@ -45,8 +45,10 @@ def load(ledger: Ledger, event: ev.ServiceLoaded) -> None:
 
 def restored(ledger: Ledger, lease: LeaseEntry, took_ns: int) -> None:
     """What bringing a service in really took: the next time's belief."""
-    lease.restore_ns, name = took_ns, service_of(lease.key)
-    ledger.services[name] = ledger.services[name].restored(took_ns)
+    name = service_of(lease.key)
+    if name in ledger.services:  # else a runner's word: a function may have it say anything
+        lease.restore_ns = took_ns
+        ledger.services[name] = ledger.services[name].restored(took_ns)
 
 
 def declaration_of_service(ledger: Ledger, spec: ServiceSpec, now: int

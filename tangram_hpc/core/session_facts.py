@@ -47,6 +47,7 @@ class SessionFacts:
         session, node = self.ledger.sessions[event.session], self.ledger.nodes[event.node]
         session.state = move(SESSION_MOVES, session.state, SessionState.OPENING, event)
         session.node, session.cores, session.placed_at = event.node, event.cores, event.at
+        session.near = event.cores
         del self.ledger.opening[event.session]
         node.sessions[event.session] = None
         node.cores.take(event.cores)

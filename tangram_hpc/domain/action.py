@@ -39,7 +39,7 @@ class Profile(msgspec.Struct, frozen=True, array_like=True):
         return round(self.work_ns * part / (1_000_000 * units))
 
 
-class Action(msgspec.Struct, frozen=True, array_like=True):
+class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One unit of work, as its client submitted it.
 
     Attributes:

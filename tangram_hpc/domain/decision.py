@@ -17,7 +17,7 @@ from .session import SessionSpec
 from .states import ActionState
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """The common head of all decisions."""
 
 

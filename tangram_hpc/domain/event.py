@@ -22,7 +22,7 @@ from .states import ActionState
 JOURNAL_VERSION = 5
 
 
-class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", gc=False):
     """The common head of all events."""
 
     at: int

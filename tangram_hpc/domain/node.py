@@ -11,7 +11,7 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         name: Slurm's NodeName (`SLURMD_NODENAME`), or the host's name without Slurm.
         component: het component or partition it belongs to; empty without Slurm.
-        cores: unit numbers it lends, in the order in which to lend them (NUMA domain first).
+        cores: unit numbers it lends, neighbours beside each other.
         gpus: GPU indices it lends.
         mem_mib: memory it lends.
         pinned: whether the units are real cores that processes are bound to; otherwise they are
@@ -25,6 +25,8 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
         enforcement: what holds an action to its cores and memory here ("cgroup2", "cgroup1",
             "affinity" or "counted").
         devices: what the GPUs that it lends are, for people ("2 x NVIDIA H200 140 GiB (cuda)").
+        neighbours: which of its cores share an L3 cache, then which a NUMA domain: the sizes of
+            consecutive groups of `cores`; empty where that is not known.
     """
 
     name: str
@@ -41,6 +43,7 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     devices: str = ""
     allocation: str = ""
     enforcement: str = ""
+    neighbours: tuple[tuple[int, ...], ...] = ()
 
     def held_by(self, enforcement: str) -> NodeSpec:
         """The same, with this enforcement."""

@@ -6,8 +6,10 @@ import msgspec
 
 from .states import ActionState
 
+TEXT_MAX = 4096  # characters of a text that is told
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True):
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How an attempt ended.
 
     Attributes:
@@ -54,3 +56,11 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     def returning(self, payload: bytes | None) -> Outcome:
         """The same, giving so much back."""
         return msgspec.structs.replace(self, returned=len(payload)) if payload else self
+
+    def brief(self) -> Outcome:
+        """The same, its texts cut: code that is not ours may have written them, of any length."""
+        if max(len(self.reason), len(self.isolation), len(self.enforcement)) <= TEXT_MAX:
+            return self
+        return msgspec.structs.replace(
+            self, reason=self.reason[:TEXT_MAX], isolation=self.isolation[:TEXT_MAX],
+            enforcement=self.enforcement[:TEXT_MAX])

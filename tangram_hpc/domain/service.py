@@ -87,9 +87,9 @@ def pushed_by(failure: BaseException) -> tuple[int, int]:
 
 def service_of(key: str) -> str:
     """The service that a key names; empty when it names none."""
-    return key[8:] if key.startswith("service:") else ""
+    return key[8:] if key != "cpu" and key.startswith("service:") else ""
 
 
 def endpoint_of(key: str) -> str:
     """The endpoint that a key names; empty when it names none."""
-    return key[9:] if key.startswith("endpoint:") else ""
+    return key[9:] if key != "cpu" and key.startswith("endpoint:") else ""

@@ -14,6 +14,7 @@ import msgspec
 
 from ..errors import ProtocolError
 from .message import AnyMessage, Message
+from .reading import reader
 
 FRAME_MAX = 256 * 1024 * 1024
 # bytes a read: for twice as many the C library maps memory anew at every read, 20 us
@@ -21,7 +22,7 @@ RECEIVE = 1 << 16
 _SMALL = 512  # bytes; payloads of this mean size cost less to copy than to name one by one
 _HEAD = struct.Struct("<II")
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(tuple[list[AnyMessage], list[int]])
+_read = reader(tuple[list[AnyMessage], list[int]])
 
 Buffer = bytes | bytearray | memoryview
 Parcel = tuple[AnyMessage, memoryview | None]
@@ -102,7 +103,7 @@ def open_frame(body: memoryview) -> Iterator[Parcel]:
     """
     meta_len = int.from_bytes(body[:4], "little")
     try:
-        messages, lengths = _decoder.decode(body[4 : 4 + meta_len])
+        messages, lengths = _read(body[4 : 4 + meta_len])
     except msgspec.DecodeError as error:
         raise ProtocolError(f"a message is not in the protocol: {error}") from None
     at, next_payload = 4 + meta_len, iter(lengths)

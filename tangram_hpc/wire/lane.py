@@ -17,6 +17,7 @@ import msgspec
 
 from ..domain.hybrid import Ask, Label, MemberDone, MemberFailed, StepPlan
 from ..errors import ProtocolError
+from .reading import reader
 
 HEAD = struct.Struct("<IQ")
 MESSAGE_MAX = 1 << 20
@@ -80,8 +81,8 @@ class Heard(LaneMessage, frozen=True, tag="heard"):
 
 AnyLaneMessage = Union[Hello, Alive, Told, Word, Enter, Work, Gradient, Heard]  # noqa: UP007
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(AnyLaneMessage)
-_plans = msgspec.msgpack.Decoder(StepPlan)
+_read = reader(AnyLaneMessage)
+_read_plan = reader(StepPlan)
 
 
 def pack(message: LaneMessage, payload: int = 0) -> bytes:
@@ -109,7 +110,7 @@ def unpack(body: bytes) -> AnyLaneMessage:
         ProtocolError: it is none.
     """
     try:
-        message: AnyLaneMessage = _decoder.decode(body)
+        message: AnyLaneMessage = _read(body)
     except msgspec.DecodeError as error:
         raise ProtocolError(f"a message is not in the protocol: {error}") from None
     return message
@@ -122,4 +123,5 @@ def pack_plan(plan: StepPlan) -> bytes:
 
 def unpack_plan(data: bytes) -> StepPlan:
     """The plan in these bytes, which come from the core's own rank 0."""
-    return _plans.decode(data)
+    plan: StepPlan = _read_plan(data)
+    return plan

@@ -24,8 +24,9 @@ PROTOCOL_VERSION = 6
 INLINE_MAX = 66 * 1024  # 64 KiB of data and its wrapping; more goes by digest through the store
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="t"):
-    """The common head of all messages."""
+class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="t", gc=False):
+    """The common head of all messages. Nothing of them points back at them, so that the collector
+    need not look (`gc`)."""
 
 
 # ---- both ways -------------------------------------------------------------------------------

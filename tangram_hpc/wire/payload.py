@@ -11,8 +11,10 @@ from typing import Union
 
 import msgspec
 
+from .reading import reader
 
-class Payload(msgspec.Struct, frozen=True, array_like=True, tag_field="p"):
+
+class Payload(msgspec.Struct, frozen=True, array_like=True, tag_field="p", gc=False):
     """The common head of all payloads."""
 
 
@@ -129,7 +131,7 @@ AnyPayload = Union[  # noqa: UP007
 ]
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(AnyPayload)
+_read = reader(AnyPayload)
 
 
 def encode(payload: Payload) -> bytes:
@@ -143,4 +145,5 @@ def decode(data: bytes | memoryview) -> AnyPayload:
     Raises:
         msgspec.DecodeError: they are not a payload.
     """
-    return _decoder.decode(data)
+    payload: AnyPayload = _read(data)
+    return payload

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from .reading import reader
+
 _TUPLE, _ARRAY, _SCALAR, _BIG = 1, 2, 3, 4
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 _DTYPE = re.compile(r"[<>|=][biufcSUVmM?]\d*(\[\w+\])?")
@@ -30,6 +32,8 @@ def encode_value(value: Any) -> bytes:
         return _encoder.encode(_portable(value))
     except RecursionError:
         raise TypeError(f"a {type(value).__name__} that is nested too deep") from None
+    except UnicodeEncodeError:
+        raise TypeError("str that is not UTF-8") from None
 
 
 def decode_value(data: bytes | bytearray | memoryview) -> Any:
@@ -38,10 +42,7 @@ def decode_value(data: bytes | bytearray | memoryview) -> Any:
     Raises:
         msgspec.DecodeError: they are not a value.
     """
-    try:
-        return _decoder.decode(data)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise msgspec.DecodeError(str(error)) from None
+    return _read(data)
 
 
 def _portable(value: Any) -> Any:
@@ -84,14 +85,14 @@ def _array(numpy: Any, value: Any) -> Any:
 
 def _open(code: int, data: memoryview) -> Any:
     if code == _TUPLE:
-        return tuple(_list_decoder.decode(data))
+        return tuple(_read_list(data))
     if code == _BIG:
         return int.from_bytes(data, "little", signed=True)
     if code in (_ARRAY, _SCALAR):
         import numpy
 
         split = 1 + data[0]
-        name, shape = _head_decoder.decode(data[1:split])
+        name, shape = _read_head(data[1:split])
         if not _DTYPE.fullmatch(name):
             raise ValueError(f"an array of dtype {name!r}")
         array = numpy.frombuffer(bytearray(data[split:]), numpy.dtype(name)).reshape(shape)
@@ -99,6 +100,6 @@ def _open(code: int, data: memoryview) -> Any:
     raise ValueError(f"an extension of code {code}")
 
 
-_decoder = msgspec.msgpack.Decoder(ext_hook=_open)
-_list_decoder = msgspec.msgpack.Decoder(list, ext_hook=_open)
-_head_decoder = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...]])
+_read = reader(Any, _open)
+_read_list = reader(list, _open)
+_read_head = reader(tuple[str, tuple[int, ...]])

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 
 from ..domain.node import NodeSpec
-from ..domain.outcome import Outcome
+from ..domain.outcome import TEXT_MAX, Outcome
 from ..domain.states import ActionState
 from ..errors import ProtocolError
 from ..ports import Executor, Link, Reports, Timer
@@ -299,7 +299,7 @@ class WorkerDriver:
     def _tell_end(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool) -> None:
         if clean:
             self._gone(lease)
-        self._send(Finished(lease, outcome, clean, int(payload is not None)), payload)
+        self._send(Finished(lease, outcome.brief(), clean, int(payload is not None)), payload)
 
     def released(self, lease: int) -> None:
         """See `ports.Reports`."""
@@ -330,7 +330,7 @@ class WorkerDriver:
 
     def session_down(self, session: int, reason: str) -> None:
         """See `ports.Reports`."""
-        self._send(SandboxDown(session, reason))
+        self._send(SandboxDown(session, reason[:TEXT_MAX]))
 
     def session_packed(self, session: int, files: str) -> None:
         """See `ports.Reports`."""

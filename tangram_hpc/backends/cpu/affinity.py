@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 
 from ..sandbox import tree
@@ -39,6 +40,14 @@ def _place(cpu: int) -> tuple[int, int, int, int]:
 def usable() -> tuple[int, ...]:
     """The CPUs this process may run on, neighbours by NUMA domain, L3 cache and core together."""
     return tuple(sorted(os.sched_getaffinity(0), key=_place))
+
+
+def neighbours(units: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """How many of these CPUs, in this order, share an L3 cache, and how many a NUMA domain: the
+    sizes of consecutive groups, level by level."""
+    places = [_place(cpu) for cpu in units]
+    return tuple(tuple(len(list(same)) for _, same in groupby(places, key=lambda p: p[:depth]))
+                 for depth in (2, 1))
 
 
 def describe(units: Sequence[int], cores: Collection[int] | None = None) -> str:

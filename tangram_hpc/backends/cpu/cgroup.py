@@ -48,7 +48,8 @@ class CgroupGroup:
     def _write_quota(self, period_us: int, quota_us: int) -> None:
         raise NotImplementedError
 
-    def _write_memory(self, size: int) -> None:
+    def _write_memory(self, size: int) -> bool:
+        """Returns whether that is the limit now; else it is what is in use, as that is more."""
         raise NotImplementedError
 
     def _write_pids(self, pids: int) -> None:
@@ -81,13 +82,15 @@ class CgroupGroup:
     def limit(self, mem_mib: int, pids: int) -> None:
         """Limits memory, in MiB, and processes with their threads; 0: no limit.
 
+        Where more memory is in use than can be taken back, that is the limit, or who holds it
+        ends; the next call tries again.
+
         Raises:
-            OSError: the kernel refuses, as when more memory is in use than can be taken back.
+            OSError: the kernel refuses.
         """
         limits = self._owner.limits
         if mem_mib != self._mem_mib and MEMORY in limits:
-            self._write_memory(mem_mib << 20)
-            self._mem_mib = mem_mib
+            self._mem_mib = mem_mib if self._write_memory(mem_mib << 20) else -1
         if pids != self._pids and PIDS in limits:
             self._write_pids(pids)
             self._pids = pids

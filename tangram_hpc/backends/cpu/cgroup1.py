@@ -4,6 +4,7 @@ write, beneath the one it stands in itself. Must not decide who gets what.
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 
@@ -13,6 +14,7 @@ from .usage import Usage
 
 _GIVES = {"cpuset": CORES, "cpu": QUOTA, "memory": MEMORY, "pids": PIDS, "freezer": "",
           "cpuacct": ""}  # fmt: skip
+_LIMIT_TRIES = 20  # what runs in it may take more while we look
 
 
 class Group1(CgroupGroup):
@@ -38,18 +40,34 @@ class Group1(CgroupGroup):
         except OSError:  # more than our own cgroup has: then that is its limit
             cgroupfs.write(path, "-1")
 
-    def _write_memory(self, size: int) -> None:
+    def _write_memory(self, size: int) -> bool:
         home = self._at["memory"]
         now = cgroupfs.number(home + "/memory.limit_in_bytes") or 0
         names = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
         if not size or size > now:  # memory with swap may at no time be less than memory
             names.reverse()
+        whole = True
         for name in names:
             try:
-                cgroupfs.write(f"{home}/{name}", str(size or -1))
+                whole &= self._write_limit(f"{home}/{name}", size)
             except OSError:
                 if "memsw" not in name:  # a kernel need not count swap
                     raise
+        return whole
+
+    def _write_limit(self, path: str, size: int) -> bool:
+        """Where more is in use than the kernel can take back, it refuses (version 2 kills): then
+        nothing more is given, and whoever asks for it ends as an offender."""
+        asked = size
+        for _ in range(_LIMIT_TRIES):
+            try:
+                cgroupfs.write(path, str(size or -1))
+                return size == asked
+            except OSError as error:
+                if error.errno != errno.EBUSY or not size:
+                    raise
+                size = max(asked, cgroupfs.number(path.replace("limit", "usage")) or 0)
+        return False
 
     def _write_pids(self, pids: int) -> None:
         cgroupfs.write(self._at["pids"] + "/pids.max", str(pids or "max"))

@@ -38,10 +38,11 @@ class Group2(CgroupGroup):
     def _write_quota(self, period_us: int, quota_us: int) -> None:
         cgroupfs.write(self._at + "/cpu.max", f"{quota_us or 'max'} {period_us}")
 
-    def _write_memory(self, size: int) -> None:
+    def _write_memory(self, size: int) -> bool:
         with suppress(FileNotFoundError):  # a kernel need not have swap
             cgroupfs.write(self._at + "/memory.swap.max", "0" if size else "max")
         cgroupfs.write(self._at + "/memory.max", str(size or "max"))
+        return True
 
     def _write_pids(self, pids: int) -> None:
         cgroupfs.write(self._at + "/pids.max", str(pids or "max"))

@@ -21,6 +21,8 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
+from ...wire.reading import reader
+
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
 _GONE_S = 1.0  # how long a killed process may take to go
@@ -40,7 +42,8 @@ def guarded(act: Callable[[], T], kind: type[T], seconds: float) -> T | None:
     finally:
         os.close(reading)
         _end(pid)
-    return msgspec.msgpack.decode(data, type=kind) if data else None
+    found: T | None = reader(kind)(data) if data else None
+    return found
 
 
 def _be_the_child(act: Callable[[], T], writing: int) -> NoReturn:
@@ -97,6 +100,9 @@ class Told:
         return lines[-1].strip() if lines else f"exit status {self.code}"
 
 
+_NO_COMPONENT = "No directives to start application on any available hetjob components"
+
+
 def tell(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Told:
     """Runs a command without input. One that is late is asked to end, as `srun` then ends its step,
     and killed 2 s later."""
@@ -118,3 +124,13 @@ def tell(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Tol
         return Told(124 if late else child.returncode, out,
                     f"no answer in {seconds:g} s" if late else err, time.monotonic() - began)
     return Told(124, "", f"no answer in {seconds:g} s", time.monotonic() - began)
+
+
+def tell_step(words: Sequence[str], environ: Mapping[str, str], seconds: float) -> Told:
+    """`srun` with these words, as a further step of our job. A step of a het job that was started
+    from outside of it is told neither of components nor that there are some; without a component
+    its own `srun` finds nothing to start. Then the step is the first component's."""
+    told = tell(["srun", *words], environ, seconds)
+    if _NO_COMPONENT in told.err:
+        told = tell(["srun", "--het-group=0", *words], environ, seconds)
+    return told

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...errors import InvalidInput
 from ..cpu import affinity, enforce
-from ..sandbox import landlock, seccomp
+from ..sandbox import landlock, plain, seccomp
 from ..sandbox.backends import Backends
 from ..sandbox.holders import RUNTIMES
 from .check import Finding, Item, Where, fail, ok, skip, warn
@@ -137,6 +137,17 @@ def _short(text: str) -> str:
     return re.sub(r"\[Errno \d+\] ", "", first).partition("); leave")[0]
 
 
+def plain_commands(where: Where) -> Finding:
+    """What serves commands that are over at once."""
+    if not where.config.compiled:
+        return ok("Python (compiled = false)")
+    if plain.built():
+        return ok("the compiled loop")
+    return warn("Python: the compiled loop was not built for this Python and machine, so a command "
+                "that does nothing costs several times as much",
+                "install again where there is a C compiler")
+
+
 def programs(where: Where) -> Finding:
     """Which programs that build sandboxes are on the PATH."""
     from ..sandbox.holders import missing
@@ -151,5 +162,6 @@ def programs(where: Where) -> Finding:
 CHECKS = (
     Item("programs", programs),
     Item("sandboxes", sandboxes, 60.0, "a program that builds sandboxes hangs: try it by hand"),
+    Item("plain commands", plain_commands),
     Item("kernel walls", walls), Item("namespaces", namespaces), Item("cgroups", cgroups, 30.0),
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..slurm.environ import unsized, without_slurm
 from .check import JOB, LOGIN, Finding, Item, Where, fail, ok, skip, warn
-from .guard import Told, tell
+from .guard import Told, tell, tell_step
 
 HELLO = f"{__package__}.mpi_hello"
 _HELLO_S = 50.0
@@ -93,11 +93,11 @@ def _mpiexec() -> str:
 def _through_srun(where: Where, way: str) -> tuple[Told, str]:
     assert where.place is not None
     nodes = min(2, where.place.nodes[0])
-    argv = ["srun", "--overlap", "--overcommit", "--ntasks=2", f"--nodes={nodes}", "--mem=0",
+    argv = ["--overlap", "--overcommit", "--ntasks=2", f"--nodes={nodes}", "--mem=0",
             "--cpus-per-task=1", "--gres=none", f"--mpi={way}", "--kill-on-bad-exit=1",
             "--input=none", sys.executable, "-m", HELLO]
-    return tell(argv, unsized(where.environ), _HELLO_S), f"srun --mpi={way} on {nodes} node" + (
-        "s" * (nodes > 1))
+    told = tell_step(argv, unsized(where.environ), _HELLO_S)
+    return told, f"srun --mpi={way} on {nodes} node" + "s" * (nodes > 1)
 
 
 def _judged(told: Told, way: str) -> Finding:

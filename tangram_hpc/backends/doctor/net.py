@@ -27,7 +27,7 @@ from ..slurm.environ import unsized
 from ..transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from ..transport.dial import dial
 from .check import JOB, LOGIN, Finding, Item, Where, fail, ok, skip, warn
-from .guard import Told, tell
+from .guard import Told, tell_step
 from .storage import NoFolder, scratch_base, trial_folder
 
 STEP = f"{__package__}.step"
@@ -156,7 +156,7 @@ def nodes(where: Where) -> Finding:
             host, port = sock.getsockname()[:2]
             path = folder / "access.json"
             write_access(path, Access(_JOB, (f"tcp:{host}:{port}",), key, str(folder)))
-            argv = ["srun", "--overlap", "--overcommit", *size, "--ntasks-per-node=1",
+            argv = ["--overlap", "--overcommit", *size, "--ntasks-per-node=1",
                     "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none",
                     "--kill-on-bad-exit=0", "--input=none", sys.executable, "-m", STEP, str(path)]
             before = time.time()
@@ -172,10 +172,10 @@ def _step(argv: list[str], where: Where, count: int) -> Told:
     """The step's words. One that did not run everywhere, and of which no node says why, is tried
     once more: a step may be refused while another one of the job ends, and where SrunPortRange is
     set the threads that srun has for its het components may take each other's port."""
-    told = tell(argv, unsized(where.environ), _STEP_S)
+    told = tell_step(argv, unsized(where.environ), _STEP_S)
     rows = _rows(told)
     if len(rows) < count and not any(row["why"] for row in rows):
-        told = tell(argv, unsized(where.environ), _STEP_S)
+        told = tell_step(argv, unsized(where.environ), _STEP_S)
     return told
 
 

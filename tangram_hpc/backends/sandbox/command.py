@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
@@ -24,18 +24,39 @@ _PIECE = 1 << 16
 _DRAIN_MAX = 32  # reads at the end: what leftovers still write must not keep us
 # a command expects the defaults, whatever Python ignores and whoever started us (`nohup`, a shell's
 # `&`) had ignored; what is handled here is not handed on
-_RESTORED = tuple(number for number in sorted(signal.valid_signals())
+RESTORED = tuple(number for number in sorted(signal.valid_signals())
                   if signal.getsignal(number) is signal.SIG_IGN)
 _SILENCE = encode(ExecReturn())
 
 
-class Unstartable(Exception):
-    """The command could not be started: an exit code as a shell would give, and why."""
+def changed_signals() -> tuple[int, ...]:
+    """Those that do not do here what they do by default: ignored, or handled by us."""
+    return tuple(number for number in sorted(signal.valid_signals())
+                 if signal.getsignal(number) is not signal.SIG_DFL)
 
-    def __init__(self, code: int, reason: str) -> None:
+
+class Unstartable(Exception):
+    """The command could not be started: an exit code as a shell would give, and why; `full`: there
+    was no room for one more process."""
+
+    def __init__(self, code: int, reason: str, full: bool = False) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
+        self.full = full
+
+
+class Started(Protocol):
+    """A command that was started: its pipes are `out` and `err`; `status` counts if it `ended`."""
+
+    pid: int
+    out: int
+    err: int
+    status: int
+    ended: int
+    started_ns: int
+    cpu_ns: int
+    maxrss_kib: int
 
 
 class Command:
@@ -126,6 +147,17 @@ class Command:
             return grants.adding(call.env, run.units, run.most, run.gpus)
         return grants.plain(run.units, run.most, run.gpus)
 
+    def adopt(self, started: Started) -> None:
+        """It was started elsewhere, just so, and this is what is known of it."""
+        self.pid, self.started_ns = started.pid, started.started_ns
+        self.pipes = (started.out, started.err)
+        for fd in self.pipes:
+            os.set_blocking(fd, False)
+        self._cpu_s, self._maxrss = started.cpu_ns / 1e9, started.maxrss_kib
+        self.status = started.status if started.ended else None
+        if self.run.timeout_ns:
+            self.act_at = self.started_ns + self.run.timeout_ns
+
     # ---- output ----
 
     def read(self, fd: int) -> tuple[int, bytes] | None:
@@ -188,7 +220,8 @@ class Command:
         self.act_at = time.monotonic_ns() + kill_wait_ns
 
     def limit_processes(self, count: int) -> None:
-        """At most so many of it and beside it at once; it is young enough to have none yet."""
+        """At most so many of it and beside it at once, for good. What it has started by now keeps
+        the limit it began with, and may raise that: the cgroup or the meter hold these."""
         if count:
             with suppress(OSError):  # it has ended
                 resource.prlimit(self.pid, resource.RLIMIT_NPROC, (count, count))
@@ -288,7 +321,8 @@ def _start(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int,
             return _spawn("/bin/sh", ["/bin/sh", path, *argv[1:]], env, fds)
     except OSError as error:
         code = 127 if error.errno == errno.ENOENT else 126
-        raise Unstartable(code, f"argv: cannot run {argv[0]!r}: {error.strerror}") from None
+        raise Unstartable(code, f"argv: cannot run {argv[0]!r}: {error.strerror}",
+                          error.errno == errno.EAGAIN) from None
     except (ValueError, TypeError) as error:
         raise Unstartable(126, f"argv or env: {error}") from None
 
@@ -304,7 +338,7 @@ def _spawn(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int,
             file_actions=actions,
             setsid=True,
             setsigmask=(),
-            setsigdef=_RESTORED,
+            setsigdef=RESTORED,
         )
     except NotImplementedError:  # a Python built against a C library without its setsid
         process = subprocess.Popen(

@@ -15,11 +15,16 @@ from .hostwire import FILE_MAX
 
 ENTRIES_MAX = 100_000  # of one listing
 _LINKS_MAX = 40
+_DEPTH_MAX = 512  # directories in each other, each of which a walk holds open
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Refused(Exception):
     """The path cannot be used; the text is one line that names it and says why."""
+
+
+class TooDeep(Refused):
+    """As `Refused`, of a path with more directories than a walk may hold open."""
 
 
 def read(home: str, path: str) -> bytes:
@@ -79,11 +84,16 @@ def listing(home: str, path: str) -> Iterator[FileEntry]:
     one entry of a file.
 
     Raises:
-        Refused: it is not there, outside `home`, or holds more than a listing may.
+        Refused: it is not there, outside `home`, holds more than a listing may, deeper than a walk
+            may go, or a name that is not UTF-8.
     """
     for found, entry in enumerate(_entries(home, path)):
         if found == ENTRIES_MAX:
             raise Refused(f"{path or '.'}: more than {ENTRIES_MAX} entries; name a folder below it")
+        try:
+            entry.name.encode()
+        except UnicodeEncodeError:
+            raise Refused(f"{entry.name!r}: its name is not UTF-8; rename or remove it") from None
         yield entry
 
 
@@ -101,9 +111,9 @@ def _entries(home: str, path: str) -> Iterator[FileEntry]:
     while todo:
         below = todo.pop()
         try:
-            here = _folder(home, f"{path}/{below}", make=False)
-        except Refused:
-            if not below:
+            here = _folder(home, f"{path or '.'}/{below}", make=False)
+        except Refused as error:
+            if not below or isinstance(error, TooDeep):
                 raise
             continue  # it went, or is closed to us
         try:
@@ -191,6 +201,8 @@ def _walk(home: str, path: str, make: bool) -> tuple[int, str]:
                 todo = _follow(home, path, target, held) + todo
             elif not todo:
                 return os.dup(held[-1]), name
+            elif len(held) > _DEPTH_MAX:
+                raise TooDeep(f"{path[:40]}...: more than {_DEPTH_MAX} directories in each other")
             else:
                 held.append(_step(held[-1], name, make, path))
             if not todo:

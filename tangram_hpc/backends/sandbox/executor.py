@@ -36,6 +36,7 @@ from .vault import Vault, is_stored
 _EXEC = Kind.EXEC
 _FUNCTION = Kind.FUNCTION
 _DEFAULTS = SandboxSettings()
+_SAID = ENDED - {ActionState.NODE_FAIL, ActionState.PREEMPTED}  # those send an action back
 
 
 class SandboxExecutor:
@@ -339,10 +340,10 @@ class SandboxExecutor:
     def _told(self, job: Job, host: Host, outcome: Outcome) -> Outcome:
         """What a host said of an outcome, with what only its worker knows."""
         state, reason = outcome.state, outcome.reason
-        if host.kind == RUNNER and state in ENDED and not job.asked_mib:
-            return outcome  # it was told how it is held
-        if state not in ENDED:
+        if state not in _SAID and (job.stop is None or job.stop[0] is not state):
             state = ActionState.FAILED
+        elif host.kind == RUNNER and not job.asked_mib:
+            return outcome  # it was told how it is held
         if job.asked_mib and self._counts_ooms and host.group is not None:
             kills = host.group.oom_kills()
             if kills > host.oom_kills and state is ActionState.FAILED:
@@ -363,8 +364,8 @@ class SandboxExecutor:
         self._left(host, message.lease)
 
     def piece(self, host: Host, message: Piece) -> None:
-        """An action printed something."""
-        if message.lease in host.leases and message.stream in (1, 2):
+        """A command printed something; what a runner says so is not its to say."""
+        if message.lease in host.leases and host.kind != RUNNER:
             self._reports.output(message.lease, message.stream, message.data)
 
     def host_died(self, host: Host, status: int, clean: bool, tail: str) -> None:

@@ -15,14 +15,15 @@ its worker is woken once for many.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import Union
+from collections.abc import Callable, Iterator
+from typing import Any, Union
 
 import msgspec
 
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
 from ...errors import ProtocolError
+from ...wire.reading import reader
 
 FRAME_MAX = 512 * 1024 * 1024  # bytes
 FILE_MAX = 256 * 1024 * 1024  # bytes; the largest file that one FileCall reads
@@ -64,7 +65,8 @@ class Setup(Frame, frozen=True, tag=1):
     """First message to a host. `read`: the host's paths that its sandbox may see; `etc`: a
     directory to mount for those in /etc; `watch`: memory and processes are limited by nobody else;
     `origin`: a directory whose files it begins with; `enforcement`: how its units are held, and
-    `joins` the files by which it enters what holds it."""
+    `joins` the files by which it enters what holds it; `compiled`: plain commands may be served
+    by `_plain.c`."""
 
     kill_wait_ns: int
     output_max: int
@@ -75,6 +77,7 @@ class Setup(Frame, frozen=True, tag=1):
     origin: str = ""
     enforcement: str = ""
     joins: tuple[str, ...] = ()
+    compiled: bool = True
 
 
 class Run(Frame, frozen=True, tag=2):
@@ -232,13 +235,11 @@ FromNursery = Union[Forked, Unforked, Died, Clean]  # noqa: UP007
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
-_to_host = msgspec.msgpack.Decoder(ToHost)
-_from_host = msgspec.msgpack.Decoder(FromHost)
-_to_nursery = msgspec.msgpack.Decoder(ToNursery)
-_from_nursery = msgspec.msgpack.Decoder(FromNursery)
+_to_host = reader(ToHost)
+_from_host = reader(FromHost)
 
-decode_to_nursery = _to_nursery.decode
-decode_from_nursery = _from_nursery.decode
+decode_to_nursery = reader(ToNursery)
+decode_from_nursery = reader(FromNursery)
 packet = _encoder.encode
 
 
@@ -251,16 +252,22 @@ def frame(message: Frame) -> bytes:
 class _Inbox:
     """Cuts a stream into frames; keeps what is incomplete."""
 
-    __slots__ = ("_decode", "_kept")
+    __slots__ = ("_kept", "_need", "_read")
 
-    def __init__(self, decoder: msgspec.msgpack.Decoder) -> None:
-        self._decode = decoder.decode
+    def __init__(self, read: Callable[[memoryview], Any]) -> None:
+        self._read = read
         self._kept = bytearray()
+        self._need = 4
+
+    @property
+    def empty(self) -> bool:
+        """Whether it keeps no part of a frame."""
+        return not self._kept
 
     def _cut(self, data: bytes) -> Iterator:
         if self._kept:
             self._kept += data
-            if len(self._kept) < 4 + _LENGTH.unpack_from(self._kept.ljust(4))[0]:
+            if len(self._kept) < self._need:
                 return
             data = bytes(self._kept)
             self._kept = bytearray()
@@ -272,12 +279,13 @@ class _Inbox:
             if end - at - 4 < size:
                 break
             try:
-                yield self._decode(view[at + 4 : at + 4 + size])
+                yield self._read(view[at + 4 : at + 4 + size])
             except msgspec.DecodeError as error:
                 raise ProtocolError(f"a message is not in the protocol: {error}") from None
             at += 4 + size
         if at < end:
             self._kept = bytearray(view[at:])
+            self._need = 4 + _LENGTH.unpack_from(view, at)[0] if end - at >= 4 else 4
 
 
 class HostInbox(_Inbox):

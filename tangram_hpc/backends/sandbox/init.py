@@ -19,8 +19,8 @@ import msgspec
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
 from ...wire.payload import ExecCall, FileCall, FileList, FileReturn, decode, encode
-from . import confine, environ, scratch, tree, wall
-from .command import Command, Unstartable
+from . import confine, environ, plain, scratch, tree, wall
+from .command import Command, Unstartable, changed_signals
 from .host import open_oom_score
 from .hostwire import (
     RECEIVE,
@@ -52,7 +52,7 @@ class Init:
     """The init of one sandbox: an event loop over its control socket, SIGCHLD and two pipes."""
 
     def __init__(self, control: socket.socket, home: str) -> None:
-        self._control = control
+        self._control, self._control_fd = control, control.fileno()
         self._place = home
         self._built = False
         self._setup: Setup
@@ -63,6 +63,7 @@ class Init:
         self._units = UnitsFile(home)
         self._score = open_oom_score()
         self._inbox = HostInbox()
+        self._plain: plain.Plain | None = None
         self._command: Command | None = None
         self._watch_at = 0
         self._file_mib = 0
@@ -80,28 +81,34 @@ class Init:
 
     def serve(self) -> None:
         """Serves until its worker closes it or goes away; then nothing beneath is left."""
-        control, wake = self._control.fileno(), self._wake
         try:
             while not self._ending:
-                due = self._due()
-                wait = max(0, -((time.monotonic_ns() - due) // 1_000_000)) if due else None
-                for fd, _ in self._poll.poll(wait):
-                    if fd == wake:
-                        os.read(wake, 512)
-                        self._reap()
-                    elif fd == control:
-                        self._receive()
-                    else:
-                        self._read(fd)
-                if due and time.monotonic_ns() >= due:
-                    if self._command is not None:
-                        self._tick(self._command)
-                    else:
-                        self._leftovers.tick()
+                if self._plain is not None and self._stands() == self._plain.stands:
+                    self._serve_plain(self._plain)
+                    continue
+                self._turn()
         except (BrokenPipeError, ConnectionResetError):
             pass  # the worker is gone
         finally:
             self._end()
+
+    def _turn(self) -> None:
+        """Waits for what comes next, and looks at it."""
+        due = self._due()
+        wait = max(0, -((time.monotonic_ns() - due) // 1_000_000)) if due else None
+        for fd, _ in self._poll.poll(wait):
+            if fd == self._wake:
+                os.read(fd, 512)
+                self._reap()
+            elif fd == self._control_fd:
+                self._receive()
+            else:
+                self._read(fd)
+        if due and time.monotonic_ns() >= due:
+            if self._command is not None:
+                self._tick(self._command)
+            else:
+                self._leftovers.tick()
 
     def _due(self) -> int:
         """When to look again without being woken (monotonic ns, 0: never)."""
@@ -114,10 +121,54 @@ class Init:
                 due = other
         return due
 
+    # ---- plain orders ----
+
+    def _stands(self) -> tuple[int, int, bool]:
+        """What a plain order takes for granted; the last is whether one can be served now."""
+        idle = (self._command is None and not self._leftovers.there and self._inbox.empty
+                and not self._meter.over(self._file_mib))
+        return self._units.now, self._file_mib, idle
+
+    def _serve_plain(self, served: plain.Plain) -> None:
+        back = served.serve()
+        if back is plain.Back.READ:
+            self._obey(served.data)
+        elif back is plain.Back.RUNNING:
+            self._take_over(served)
+        elif back is plain.Back.GONE:
+            self._ending = True
+        elif back is plain.Back.FELL:
+            self._fall()
+        else:
+            self._turn()
+
+    def _take_over(self, served: plain.Plain) -> None:
+        """A command that was started as a plain one is ours from now on."""
+        (run,) = self._inbox.feed(served.data)
+        assert isinstance(run, Run)
+        call = decode(run.payload)
+        assert isinstance(call, ExecCall)
+        command = Command(run, call, self._setup.output_max, self._wall.isolation)
+        command.adopt(served.command)
+        self._begun(command)
+        self._reap()
+
+    def _learn(self, run: Run) -> None:
+        """Such a run was served: the next may be plain."""
+        if self._plain is None or not run.keep or 0 < run.timeout_ns <= plain.PATIENCE_NS:
+            return
+        shared = bool(run.limits.mem_mib) and not self._setup.watch
+        processes = run.limits.pids if self._wall.holder is not None else 0
+        env = self._grants.plain(run.units, run.most, run.gpus)
+        # its units, though the file may say otherwise: on a full disk it could not be written
+        self._plain.learn(run, env, shared, processes, (run.units, self._file_mib, True))
+
     # ---- orders ----
 
     def _receive(self) -> None:
-        data = self._control.recv(RECEIVE)
+        self._obey(self._control.recv(RECEIVE))
+
+    def _obey(self, data: bytes) -> None:
         if not data:
             self._ending = True
         for order in self._inbox.feed(data):
@@ -152,6 +203,9 @@ class Init:
         self._meter = Meter((self._home, self._wall.tmp), self._ward)
         self._leftovers = Leftovers(self._ward)
         self._built = True
+        if setup.compiled and plain.serves(self._wall):
+            doors = self._control_fd, self._wake, self._units.fd, self._score, self._devnull
+            self._plain = plain.Plain(doors, changed_signals(), self._wall, setup.output_max)
         if self._wall.holder is not None:
             self._poll.register(self._wall.holder.gone_fd, select.POLLIN)
         self._send(Ready(self._wall.isolation))
@@ -177,24 +231,49 @@ class Init:
             return self._refuse(run, 0, f"files: {error}")
         except Unstartable as error:
             return self._refuse(run, error.code, error.reason)
+        self._learn(run)
+        self._begun(command)
+
+    def _begun(self, command: Command) -> None:
+        run = command.run
         self._command = command
         self._meter.begin(run.limits, self._setup.watch, command.started_ns)
-        if self._wall.holder is not None:  # in a user namespace only its own processes count
-            command.limit_processes(run.limits.pids)
         self._watch_at = command.started_ns + _SOON_NS
-        if call.stream:
+        if command.call.stream:
             self._watch(command)
 
     def _start(self, command: Command) -> None:
-        """What is started is taken before us when memory runs out in our cgroup."""
-        shared = command.run.limits.mem_mib and not self._setup.watch
+        """What is started is taken before us when memory runs out in our cgroup. In a user
+        namespace, where only its own processes count, it has its limit before it can fork - unless
+        what was left behind leaves no room under that: then as soon as it stands."""
+        limits = command.run.limits
+        shared = limits.mem_mib and not self._setup.watch
+        few = limits.pids if self._wall.holder is not None else 0
         if shared:
             os.pwrite(self._score, _FIRST, 0)
         try:
-            command.start(self._home, self._grants, self._devnull)
+            self._start_among(command, few)
+        except Unstartable as error:
+            if not few or not error.full:
+                raise
+            self._start_among(command, 0)
         finally:
             if shared:
                 os.pwrite(self._score, b"0", 0)
+        command.limit_processes(few)
+
+    def _start_among(self, command: Command, few: int) -> None:
+        """With room for itself beside so many others; 0: as many as we may have. Only the soft
+        limit: what cannot be raised again we could not lower for a while."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        if few:
+            least = few + 1 if soft < 0 else min(few + 1, soft)
+            resource.setrlimit(resource.RLIMIT_NPROC, (least, hard))
+        try:
+            command.start(self._home, self._grants, self._devnull)
+        finally:
+            if few:
+                resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
 
     def _refuse(self, run: Run, code: int, reason: str) -> None:
         outcome = Outcome(ActionState.FAILED, exit_code=code, reason=reason,

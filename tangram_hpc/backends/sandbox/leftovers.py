@@ -20,21 +20,21 @@ class Leftovers:
 
     def __init__(self, ward: Ward) -> None:
         self._ward = ward
-        self._there = False
+        self.there = False
         self.due = 0
         self._running = False
 
     def begin(self, how: str) -> None:
         """An action ended and left some."""
         self._ward.stop()
-        self._there, self._running = True, False
+        self.there, self._running = True, False
         self.due = time.monotonic_ns() + _TURN_NS if how == "share" else 0
 
     def wake(self) -> None:
         """An action begins: they go on with it."""
-        if self._there:
+        if self.there:
             self._ward.go_on()
-        self._there, self.due = False, 0
+        self.there, self.due = False, 0
 
     def calm(self) -> None:
         """No more turns until then."""
@@ -47,7 +47,7 @@ class Leftovers:
         if not self.due or (now := time.monotonic_ns()) < self.due:
             return
         if self._ward.alone():
-            self._there, self.due = False, 0
+            self.there, self.due = False, 0
         elif self._running:
             self._ward.stop()
             self._running, self.due = False, now + _TURN_NS - SHARE_NS

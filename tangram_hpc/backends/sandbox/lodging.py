@@ -107,7 +107,7 @@ class Lodging:
         settings, watch = self._settings, not {"memory", "pids"} <= self.enforcer.limits
         return Setup(round(settings.kill_wait_s * 1e9), settings.output_max, host.box,
                      self.backends.read, self._etc, watch, host.origin, self._held,
-                     host.group.joins)
+                     host.group.joins, settings.compiled)
 
     def limits(self, action: Action, spec: SessionSpec | None) -> Limits:
         """Of an action: its own memory on top of its session's; none asked for, none enforced."""

@@ -42,9 +42,13 @@ class Meter:
         self._limits = limits
         self._watch = watch and bool(limits.mem_mib or limits.pids)
         self._disk_due = now + _DISK_NS if limits.disk_mib else 0
-        if limits.disk_mib and self._had_mib > limits.disk_mib:
+        if self.over(limits.disk_mib):
             self.disk(limits.disk_mib)  # what is there now: only more is this one's doing
         self.due = now + LOOK_NS if self._watch else self._disk_due
+
+    def over(self, limit_mib: int) -> bool:
+        """Whether more lay there than that when it was last looked at."""
+        return bool(limit_mib) and self._had_mib > limit_mib
 
     def end(self) -> None:
         """It has ended."""

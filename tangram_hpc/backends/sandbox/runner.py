@@ -209,6 +209,7 @@ class Runner:
         trace = "" if isinstance(error, Untrusted) else _trace(error)
         if tail := self._tail():
             trace += f"\n--- the end of its output ---\n{tail}"
+        kind, text, trace = map(_tellable, (kind, text, trace))
         reason = f"{kind}: {text}".splitlines()[0][:200]
         return encode(ErrorReturn(kind, text[: 1 << 16], trace[-(1 << 16) :])), reason
 
@@ -227,6 +228,11 @@ def _flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
+
+
+def _tellable(text: str) -> str:
+    """What can go into a message: the name of a file, for one, need not be UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _pack(result: Any, pickled: bool) -> ValueReturn:

@@ -21,23 +21,23 @@ class UnitsFile:
     """One sandbox's. A command's environment names it as `TANGRAM_CPUS_FILE`: the whole number of
     CPUs that it has now, in its first line; 0 while it is suspended."""
 
-    __slots__ = ("_fd", "_now")
+    __slots__ = ("fd", "now")
 
     def __init__(self, home: str) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(path_of(home), flags, 0o600)
-        self._now = -1
+        self.fd = os.open(path_of(home), flags, 0o600)
+        self.now = -1
 
     def write(self, units: int) -> None:
         """From now on it is so many. A disk that is full is no reason to fail an action."""
         now = time.time_ns()
         try:
-            if units != self._now:
+            if units != self.now:
                 text = f"{units}\n".encode()
-                os.pwrite(self._fd, text, 0)
-                os.ftruncate(self._fd, len(text))  # until then a rest may follow the first line
-                self._now = units
-            os.utime(self._fd, ns=(now, now))
+                os.pwrite(self.fd, text, 0)
+                os.ftruncate(self.fd, len(text))  # until then a rest may follow the first line
+                self.now = units
+            os.utime(self.fd, ns=(now, now))
         except OSError:
             pass
 

@@ -34,7 +34,7 @@ class Wall:
         tmp: where they may put what is temporary.
         units: where they find how many CPUs they have.
         own_root: whether they see another root than this host's.
-        holder: what holds the sandbox up, where something does.
+        holder: what holds the sandbox up, where something does; `own`: its processes inside.
     """
 
     isolation: str
@@ -44,6 +44,7 @@ class Wall:
     units: str
     own_root: bool = False
     holder: Holder | None = None
+    own: frozenset[int] = frozenset()
 
 
 def build(setup: Setup, home: str) -> Wall:
@@ -63,6 +64,8 @@ def build(setup: Setup, home: str) -> Wall:
         raise Unbuildable(f"backend: {box.backend} cannot build a sandbox here ({error})") from None
     except OSError as error:
         what = error.strerror or str(error)
+        if box.image and error.filename == box.image:
+            raise Unbuildable(f"image: {box.image}: {what}") from None
         raise Unbuildable(f"backend: {box.backend} cannot build a sandbox here ({what})") from None
 
 
@@ -93,4 +96,4 @@ def _held(setup: Setup, home: str) -> Wall:
         seccomp.restrict(namespaced=True, network=box.network, sampled=setup.watch)
         isolation += "+seccomp"
     own = frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())
-    return Wall(isolation, Inside(own), SESSION, tmp_of(what), UNITS, bool(box.image), holder)
+    return Wall(isolation, Inside(own), SESSION, tmp_of(what), UNITS, bool(box.image), holder, own)

@@ -6,7 +6,6 @@ call's alone. A prompt, a completion or a text is a str, or the ids of its token
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Union
@@ -50,6 +49,7 @@ class Generate:
 
 Asked = Union[Score, Logprobs, Generate]  # noqa: UP007
 _LISTS = ("texts", "prompts", "completions")
+_MOST = 1 << 31  # below it lies every number of a call; others cannot even be told
 
 
 def size(asked: Asked) -> int:
@@ -94,7 +94,7 @@ def read(request: ServiceRequest) -> Asked:
         asked: Any = kind(**given)
     except TypeError:
         known = ", ".join(field.name for field in fields(kind))
-        raise WrongCall(f"{request.method}: arguments: {', '.join(map(str, given)) or 'none'} "
+        raise WrongCall(f"{request.method}: arguments: {_names(given)} "
                         f"where {known} belong") from None
     for name in _LISTS:
         if hasattr(asked, name):
@@ -107,9 +107,14 @@ def read(request: ServiceRequest) -> Asked:
     return asked
 
 
+def _names(given: dict[Any, Any]) -> str:
+    return ", ".join(name if isinstance(name, str) else f"a {type(name).__name__}"
+                     for name in given) or "none"
+
+
 def _texts(method: str, name: str, found: Any) -> None:
     def ids(item: Any) -> bool:
-        return isinstance(item, list) and all(type(t) is int and t >= 0 for t in item)
+        return isinstance(item, list) and all(type(t) is int and 0 <= t < _MOST for t in item)
 
     if not isinstance(found, list) or not (
             all(isinstance(item, str) for item in found) or all(map(ids, found))):
@@ -117,10 +122,11 @@ def _texts(method: str, name: str, found: Any) -> None:
 
 
 def _sampling(asked: Generate) -> None:
-    if type(asked.max_new_tokens) is not int or asked.max_new_tokens < 1:
-        raise WrongCall("generate: max_new_tokens: must be a whole number above 0")
+    if type(asked.max_new_tokens) is not int or (
+            not 0 < asked.max_new_tokens < _MOST):
+        raise WrongCall("generate: max_new_tokens: must be a whole number above 0, of 31 bits")
     if type(asked.temperature) not in (int, float) or not (
-            math.isfinite(asked.temperature) and asked.temperature >= 0):
-        raise WrongCall("generate: temperature: must be a number, 0 or more")
-    if asked.seed is not None and (type(asked.seed) is not int or not 0 <= asked.seed < 1 << 31):
+            0 <= asked.temperature < _MOST):
+        raise WrongCall("generate: temperature: must be a number from 0 on, below 2**31")
+    if asked.seed is not None and (type(asked.seed) is not int or not 0 <= asked.seed < _MOST):
         raise WrongCall("generate: seed: must be a whole number of 31 bits, or None")

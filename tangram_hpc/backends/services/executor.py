@@ -282,6 +282,8 @@ class ServiceExecutor:
                 told = decode(self._store.get(told.digest))
         except msgspec.DecodeError as error:
             return f"payload: not in the protocol ({error})"
+        except InvalidInput as error:
+            return str(error)
         if not isinstance(told, ServiceCall):
             return f"payload: a service cannot run a {type(told).__name__}"
         call.request = ServiceRequest(told.method, told.arguments)

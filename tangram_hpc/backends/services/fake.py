@@ -93,8 +93,8 @@ class FakeBackend:
         if not isinstance(fields, dict):
             return ServiceReply(error=f"arguments: a {type(fields).__name__}, not a dict"), 0
         tokens = fields.get("length", 0)
-        if type(tokens) is not int or tokens < 0:
-            return ServiceReply(error=f"length: {tokens!r} must be a whole number, at least 0"), 0
+        if type(tokens) is not int or not 0 <= tokens < 1 << 31:
+            return ServiceReply(error="length: must be a whole number from 0 on, of 31 bits"), 0
         if request.method == "wrong":
             return ServiceReply(error="method: wrong, as it was told"), 0
         value = {"fake": True, "method": request.method, "batch": batch}

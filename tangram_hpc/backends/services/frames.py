@@ -7,11 +7,13 @@ length and one msgpack message; never a pickle. What a request holds is opaque h
 from __future__ import annotations
 
 import struct
-from typing import TypeVar, Union
+from collections.abc import Callable
+from typing import Any, Union
 
 import msgspec
 
 from ...errors import ProtocolError
+from ...wire.reading import reader
 
 FRAME_MAX = 1 << 30  # bytes of requests or replies
 _SLACK = 64  # bytes; what a message is around them
@@ -93,8 +95,8 @@ Order = Union[Load, Wake, Park, Call, Close]  # noqa: UP007 - by tag
 Answer = Union[Loaded, Done, Answers, NoRoom, Refused]  # noqa: UP007
 
 _encoder = msgspec.msgpack.Encoder()
-_orders = msgspec.msgpack.Decoder(Order)
-_answers = msgspec.msgpack.Decoder(Answer)
+_read_order = reader(Order)
+_read_answer = reader(Answer)
 
 
 def frame(message: Frame) -> bytes:
@@ -127,7 +129,8 @@ def order(body: bytes) -> Order:
     Raises:
         ProtocolError: it is none.
     """
-    return _decoded(_orders, body, "an order")
+    told: Order = _told(_read_order, body, "an order")
+    return told
 
 
 def answer(body: bytes) -> Answer:
@@ -136,14 +139,12 @@ def answer(body: bytes) -> Answer:
     Raises:
         ProtocolError: it is none.
     """
-    return _decoded(_answers, body, "an answer")
+    told: Answer = _told(_read_answer, body, "an answer")
+    return told
 
 
-_T = TypeVar("_T")
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[_T], body: bytes, what: str) -> _T:
+def _told(read: Callable[[bytes], Any], body: bytes, what: str) -> Any:
     try:
-        return decoder.decode(body)
+        return read(body)
     except msgspec.DecodeError as error:
         raise ProtocolError(f"{what} is not in the protocol: {error}") from None

@@ -11,8 +11,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from ...ports import ServiceRefused, ServiceReply, ServiceRequest
 from ...services import HttpService
 from ...wire.value import decode_value, encode_value
@@ -55,7 +53,7 @@ class PlainEngine(Engine):
         for at, request in enumerate(requests):
             try:
                 bodies.append((at, _body(request)))
-            except (TypeError, ValueError, msgspec.DecodeError) as error:
+            except (TypeError, ValueError, RecursionError) as error:
                 replies[at] = ServiceReply(error=f"{request.method}: arguments: a service behind "
                                                  f"plain HTTP takes what JSON holds ({error})")
         for (at, _), reply in zip(bodies, await self._batch([b for _, b in bodies]), strict=True):
@@ -94,7 +92,7 @@ class PlainEngine(Engine):
 
 
 def _body(request: ServiceRequest) -> dict[str, Any]:
-    """Raises TypeError, ValueError or msgspec.DecodeError where JSON cannot hold it."""
+    """Raises TypeError, ValueError or RecursionError where JSON cannot hold it."""
     arguments = decode_value(request.arguments)
     json.dumps(arguments, allow_nan=False)
     return {"method": request.method, "arguments": arguments}

@@ -29,6 +29,7 @@ import torch
 from .torch_request import Reader, Wrong
 
 _LOGITS = 1 << 26  # numbers that a slice of logits has at most: 256 MiB as float32
+_MOST = 1 << 63  # below it lies every number of a call; larger ones cannot even be told
 _PROBE = 8  # tokens, from all over the vocabulary: one alone may have no weights, as padding
 
 
@@ -200,18 +201,18 @@ class Generate:
                                      ("max_new_tokens", "temperature", "seed", *self.extra))
         new, seed = fields.get("max_new_tokens", 256), fields.get("seed", 0)
         warmth = fields.get("temperature", self.warmth)
-        if type(new) is not int or new < 1:
-            raise Wrong(f"max_new_tokens: {new!r} must be a whole number, at least 1")
+        if type(new) is not int or not 1 <= new < _MOST:
+            raise Wrong("max_new_tokens: must be a whole number, at least 1, of 63 bits")
         seed = 0 if seed is None else seed
-        if type(seed) is not int or not 0 <= seed < 1 << 63:
-            raise Wrong(f"seed: {seed!r} must be a whole number from 0 to 2**63 - 1")
-        if type(warmth) not in (int, float) or not 0 <= warmth < float("inf"):
-            raise Wrong(f"temperature: {warmth!r} must be a number, at least 0")
+        if type(seed) is not int or not 0 <= seed < _MOST:
+            raise Wrong("seed: must be a whole number from 0 to 2**63 - 1")
+        if type(warmth) not in (int, float) or not 0 <= warmth < _MOST:
+            raise Wrong("temperature: must be a number from 0 on, below 2**63")
         self.also(fields)
         prompts = self._reader.sequences(fields, "prompts")
         for i, prompt in enumerate(prompts):
             self._reader.fits(f"prompts[{i}] with max_new_tokens", len(prompt) + new)
-        return [Asked(prompt, 0, new, float(warmth), (seed + i) % (1 << 63))
+        return [Asked(prompt, 0, new, float(warmth), (seed + i) % _MOST)
                 for i, prompt in enumerate(prompts)]
 
     def also(self, fields: dict[str, Any]) -> None:
@@ -261,8 +262,8 @@ class Sample(Generate):
     def also(self, fields: dict[str, Any]) -> None:
         """See `Generate.also`."""
         least = fields.get("min_version", 0)
-        if type(least) is not int or least < 0:
-            raise Wrong(f"min_version: {least!r} must be a whole number, at least 0")
+        if type(least) is not int or not 0 <= least < _MOST:
+            raise Wrong("min_version: must be a whole number, at least 0, of 63 bits")
         if self._engine.version < least:
             raise Wrong(f"min_version: {least}, and the newest weights are of version "
                         f"{self._engine.version}")

@@ -46,7 +46,8 @@ class Reader:
                 raise Wrong(f"{name}: is missing")
         for name in given:
             if name not in needed + optional:
-                raise Wrong(f"{name}: is not one of {', '.join(needed + optional)}")
+                said = name[:40] if isinstance(name, str) else f"a {type(name).__name__}"
+                raise Wrong(f"{said}: is not one of {', '.join(needed + optional)}")
         return given
 
     def sequences(self, fields: dict[str, Any], name: str, special: bool = True

@@ -46,9 +46,13 @@ class Answer:
         return self.status == 507 or (self.status >= 400 and bool(_MEMORY.search(self.text)))
 
     def json(self) -> Any:
-        """The text as JSON; None when it is none."""
+        """The text as JSON; None when it is none, or holds half a character (a lone surrogate),
+        which nobody could be told of."""
         try:
-            return json.loads(self.text)
+            told = json.loads(self.text)
+            if "\\ud" in self.text or "\\uD" in self.text:
+                json.dumps(told, ensure_ascii=False).encode()
+            return told
         except (ValueError, RecursionError):
             return None
 

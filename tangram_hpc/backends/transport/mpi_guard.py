@@ -39,7 +39,8 @@ def bring_up(pid: int, rank: int, timeout_s: float, remedy: str) -> Iterator[Non
     it ends by itself in the body, rank 0's watcher says that."""
     hung = (f"tangram: the MPI world did not come up within {timeout_s:g} s (rank {rank} waits): "
             f"every rank must call tangram_hpc.connect() or be `tangram gateway`, and find the "
-            f"others; {remedy}\n")
+            "others. What takes longer, as loading a model, comes after connect(), or "
+            f"TANGRAM_MPI_TIMEOUT_S says for how many seconds all wait; else {remedy}\n")
     died = ("tangram: a rank ended while the MPI world came up; if the launcher's lines name no "
             f"other reason, MPI does not fit it: {remedy}\n")
     words = [str(pid), str(timeout_s + (_LATER_S if rank else 0)), str(int(rank == 0)), hung, died]

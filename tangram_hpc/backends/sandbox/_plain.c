@@ -1,0 +1,501 @@
+/* Owns: the short way of a plain command through a sandbox's init - read its order, start it, wait
+ * for it, tell its end - without entering Python.
+ *
+ * Law: it knows only what Python has told it. An order is plain when all but its lease and its argv
+ * is, byte for byte, an order that Python has served before; anything else, and whatever is not
+ * over at once, goes back to Python: bytes that nobody has acted on, or a running command that
+ * Python takes over. It keeps nothing of one command for the next.
+ *
+ * Beside Python's way (`init.py`, `command.py`) this adds no feature and leaves out no check; where
+ * it was not built there is only Python's.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PLAIN_VERSION 3     /* one more with every change of what Python tells or is told */
+#define BYTES (1 << 16)     /* of a read; what does not fit is Python's */
+#define OUTPUT (1 << 14)    /* of a stream, at most */
+#define ARGS 256
+#define KNOWN 16
+#define OWN 8
+#define TAG_RUN 2
+#define TAG_EXEC 2
+#define TAG_RETURN 10
+#define TAG_ENDED 20
+
+/* Bytes that Python owns and keeps for as long as this process lives. */
+struct bytes {
+    const uint8_t *at;
+    uint64_t size;
+};
+
+/* An order that Python has served: what follows the payload in it, and what it meant. */
+struct known {
+    struct bytes tail;
+    char *const *envp;
+    int32_t shared;    /* it is taken before us when memory runs out */
+    int32_t processes; /* so many of it at once at most; 0: as many as there may be */
+};
+
+struct plain {
+    int32_t control, wake, cpus, score, devnull;
+    int32_t gone;     /* tells when what holds the sandbox has ended; -1: nothing holds it */
+    int32_t outer;    /* that, as our child */
+    int32_t own[OWN]; /* and inside, in /proc; 0: no more */
+    int32_t changed_count, known_count;
+    const int32_t *changed; /* signals whose default a command gets back */
+    int64_t patience_ns; /* a command that takes longer is Python's */
+    int64_t output_max;  /* and one that says more on a stream; at most OUTPUT */
+    struct bytes call_tail; /* of a call that has argv or shell and nothing else */
+    struct bytes completed, failed; /* an outcome up to its exit code */
+    struct bytes outcome_tail;      /* and after its maxrss */
+    struct known known[KNOWN];
+    /* what goes back to Python */
+    int32_t pid, out, err, status, ended, fell;
+    int32_t size; /* of data: an order, or bytes nobody acted on; 0: nobody is there any more */
+    int64_t started_ns, cpu_ns, maxrss_kib;
+    uint8_t data[BYTES];
+};
+
+enum { LOOK = 0, READ = 1, RUNNING = 2, GONE = 3, FELL = 4 }; /* what `plain_serve` returns */
+
+/* ---- reading ---- */
+
+struct reader {
+    const uint8_t *at, *end;
+};
+
+static int take(struct reader *in, uint64_t count, uint64_t *value)
+{
+    if ((uint64_t)(in->end - in->at) < count)
+        return 0;
+    for (*value = 0; count; count--)
+        *value = *value << 8 | *in->at++;
+    return 1;
+}
+
+static int byte_is(struct reader *in, uint8_t wanted)
+{
+    return in->at < in->end && *in->at++ == wanted;
+}
+
+static int rest_is(const struct reader *in, const struct bytes *wanted)
+{
+    return (uint64_t)(in->end - in->at) == wanted->size
+           && memcmp(in->at, wanted->at, (size_t)wanted->size) == 0;
+}
+
+static int whole(struct reader *in, uint64_t *value)
+{
+    uint64_t head;
+    if (!take(in, 1, &head))
+        return 0;
+    if (head < 0x80) {
+        *value = head;
+        return 1;
+    }
+    return head >= 0xcc && head <= 0xcf && take(in, 1u << (head - 0xcc), value);
+}
+
+/* The size of a string: short, or after one of the heads from `first` on (str 8 or bin 8). */
+static int sized(struct reader *in, uint8_t first, int may_be_short, struct reader *inside)
+{
+    uint64_t head, size;
+    if (!take(in, 1, &head))
+        return 0;
+    if (may_be_short && (head & 0xe0) == 0xa0)
+        size = head & 0x1f;
+    else if (head < first || head > first + 2u || !take(in, 1u << (head - first), &size))
+        return 0;
+    if ((uint64_t)(in->end - in->at) < size)
+        return 0;
+    inside->at = in->at;
+    inside->end = in->at += size;
+    return 1;
+}
+
+static int list(struct reader *in, uint64_t *count)
+{
+    uint64_t head;
+    if (!take(in, 1, &head))
+        return 0;
+    if ((head & 0xf0) == 0x90) {
+        *count = head & 0x0f;
+        return 1;
+    }
+    return head == 0xdc && take(in, 2, count);
+}
+
+/* What to start: argv, as strings that end with a zero, in `room`. */
+struct program {
+    char *argv[ARGS + 3];
+    char room[BYTES + ARGS];
+};
+
+static int argument(struct program *program, uint64_t index, char **at, struct reader text)
+{
+    uint64_t size = (uint64_t)(text.end - text.at);
+    for (uint64_t i = 0; i < size; i++) {
+        if (text.at[i] == 0 || text.at[i] >= 0x80)
+            return 0; /* an argument cannot hold it, or Python must see whether it is UTF-8 */
+        (*at)[i] = (char)text.at[i];
+    }
+    (*at)[size] = 0;
+    program->argv[index] = *at;
+    *at += size + 1;
+    return 1;
+}
+
+/* Whether this is a call that has argv, of which the first names a path, or shell, and no more. */
+static int read_call(const struct plain *plain, struct reader in, struct program *program)
+{
+    struct reader text;
+    uint64_t count, i;
+    char *at = program->room;
+    if (!byte_is(&in, 0x99) || !byte_is(&in, TAG_EXEC) || !list(&in, &count) || count > ARGS)
+        return 0;
+    for (i = 0; i < count; i++)
+        if (!sized(&in, 0xd9, 1, &text) || !argument(program, i, &at, text))
+            return 0;
+    program->argv[count] = NULL;
+    if (!sized(&in, 0xd9, 1, &text) || !rest_is(&in, &plain->call_tail))
+        return 0;
+    if (text.at == text.end)
+        return count > 0 && strchr(program->argv[0], '/') != NULL;
+    if (count > 0)
+        return 0;
+    program->argv[0] = (char *)"/bin/sh";
+    program->argv[1] = (char *)"-c";
+    program->argv[3] = NULL;
+    return argument(program, 2, &at, text);
+}
+
+/* The one order that these bytes are, if it is plain; else NULL. */
+static const struct known *read_order(const struct plain *plain, const uint8_t *data, uint64_t size,
+                                      uint64_t *lease, struct program *program)
+{
+    struct reader in = {data + 4, data + size}, call;
+    uint64_t said = 0;
+    int i;
+    for (i = 4; size >= 4 && i-- > 0;)
+        said = said << 8 | data[i];
+    if (size < 4 || said != size - 4)
+        return NULL;
+    if (!byte_is(&in, 0x9a) || !byte_is(&in, TAG_RUN) || !whole(&in, lease)
+        || !sized(&in, 0xc4, 0, &call))
+        return NULL;
+    for (i = 0; i < plain->known_count; i++)
+        if (rest_is(&in, &plain->known[i].tail))
+            return read_call(plain, call, program) ? &plain->known[i] : NULL;
+    return NULL;
+}
+
+/* ---- writing ---- */
+
+static uint8_t *put(uint8_t *to, const void *from, uint64_t size)
+{
+    memcpy(to, from, (size_t)size);
+    return to + size;
+}
+
+static uint8_t *put_whole(uint8_t *to, uint8_t head, int bytes, uint64_t value)
+{
+    *to++ = head;
+    while (bytes--)
+        *to++ = (uint8_t)(value >> 8 * bytes);
+    return to;
+}
+
+/* Bytes of so many that follow, as short as Python writes it: who counts them counts the same. */
+static uint8_t *put_size(uint8_t *to, uint64_t size)
+{
+    return size < 256 ? put_whole(to, 0xc4, 1, size) : put_whole(to, 0xc5, 2, size);
+}
+
+static uint64_t packed(uint64_t size)
+{
+    return (size < 256 ? 2 : 3) + size;
+}
+
+/* Tells the end of a command; 0 when nobody is there to hear it. */
+static int tell(const struct plain *plain, uint64_t lease, const uint8_t *output,
+                const uint64_t sizes[2], int64_t exec_ns)
+{
+    static uint8_t frame[2 * OUTPUT + 1024];
+    const struct bytes *head = plain->status ? &plain->failed : &plain->completed;
+    uint8_t *to = frame + 4, *sent = frame;
+    uint64_t size;
+    *to++ = 0x95;
+    *to++ = TAG_ENDED;
+    to = put_whole(to, 0xcf, 8, lease);
+    to = put(to, head->at, head->size);
+    to = put_whole(to, 0xcc, 1, (uint64_t)WEXITSTATUS(plain->status));
+    *to++ = 0; /* no signal */
+    to = put_whole(to, 0xcf, 8, (uint64_t)exec_ns);
+    to = put_whole(to, 0xcf, 8, (uint64_t)plain->cpu_ns);
+    to = put_whole(to, 0xcf, 8, (uint64_t)plain->maxrss_kib);
+    to = put(to, plain->outcome_tail.at, plain->outcome_tail.size);
+    to = put_size(to, 2 + packed(sizes[0]) + packed(sizes[1]) + 3);
+    *to++ = 0x94;
+    *to++ = TAG_RETURN;
+    to = put(put_size(to, sizes[0]), output, sizes[0]);
+    to = put(put_size(to, sizes[1]), output + sizes[0], sizes[1]);
+    to = put(to, "\x92\0\0\xc3", 4); /* nothing was cut; nothing is left */
+    size = (uint64_t)(to - frame) - 4;
+    for (int i = 0; i < 4; i++)
+        frame[i] = (uint8_t)(size >> 8 * i);
+    while (sent < to) {
+        ssize_t n = send(plain->control, sent, (size_t)(to - sent), MSG_NOSIGNAL);
+        if (n < 0 && errno != EINTR)
+            return 0;
+        sent += n > 0 ? n : 0;
+    }
+    return 1;
+}
+
+/* ---- one command ---- */
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static void say_score(const struct plain *plain, const struct known *known, const char *text)
+{
+    if (known->shared && pwrite(plain->score, text, strlen(text), 0) < 0)
+        return; /* as it was */
+}
+
+/* Becomes the program, in our own memory until then: system calls, and nothing that is kept. */
+static void become(const struct plain *plain, const struct known *known,
+                   const struct program *program, int out, int err)
+{
+    const struct sigaction usual = {.sa_handler = SIG_DFL};
+    const struct rlimit limit = {(rlim_t)known->processes, (rlim_t)known->processes};
+    static const sigset_t none;
+    for (int i = 0; i < plain->changed_count; i++)
+        sigaction(plain->changed[i], &usual, NULL);
+    if (setsid() < 0 || dup2(plain->devnull, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0)
+        return;
+    if (known->processes)
+        setrlimit(RLIMIT_NPROC, &limit); /* refused: its site's is lower, and stays */
+    sigprocmask(SIG_SETMASK, &none, NULL); /* no handler of ours can run any more */
+    execve(program->argv[0], program->argv, known->envp);
+}
+
+/* As posix_spawn, which asks for each of 64 signals and maps a stack: a fifth of what we cost. */
+static int spawn(struct plain *plain, const struct known *known, const struct program *program,
+                 int out, int err)
+{
+    static volatile int failed; /* its child says so, in the same memory */
+    sigset_t all, before;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &before);
+    failed = 0;
+    say_score(plain, known, "500");
+    const pid_t pid = vfork();
+    if (pid == 0) {
+        become(plain, known, program, out, err);
+        failed = 1;
+        _exit(127);
+    }
+    say_score(plain, known, "0");
+    if (pid > 0 && failed)
+        waitpid(pid, NULL, 0);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    plain->pid = pid;
+    return pid > 0 && !failed;
+}
+
+/* Starts it with pipes for its output. What cannot be started Python tries again, and tells. */
+static int start(struct plain *plain, const struct known *known, struct program *program)
+{
+    int out[2], err[2], started;
+    struct timespec times[2];
+    if (pipe2(out, O_CLOEXEC) < 0)
+        return 0;
+    if (pipe2(err, O_CLOEXEC) < 0) {
+        close(out[0]);
+        close(out[1]);
+        return 0;
+    }
+    clock_gettime(CLOCK_REALTIME, &times[0]);
+    times[1] = times[0];
+    futimens(plain->cpus, times); /* from now on it has so many, see units_file.py */
+    plain->started_ns = now_ns();
+    plain->status = plain->ended = 0;
+    plain->cpu_ns = plain->maxrss_kib = 0;
+    started = spawn(plain, known, program, out[1], err[1]);
+    close(out[1]);
+    close(err[1]);
+    if (!started) {
+        close(out[0]);
+        close(err[0]);
+        return 0;
+    }
+    plain->out = out[0];
+    plain->err = err[0];
+    return 1;
+}
+
+/* Whether in our /proc there is nobody but what holds the sandbox. */
+static int alone_inside(const struct plain *plain)
+{
+    static _Alignas(uint64_t) char entries[BYTES / 8];
+    const uint64_t length = 2 * sizeof(uint64_t), name = length + sizeof(uint16_t) + 1;
+    int alone = 1, proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    long got = -1;
+    while (alone && proc >= 0 && (got = syscall(SYS_getdents64, proc, entries, sizeof entries)) > 0)
+        for (long at = 0; at < got && alone;) { /* as `struct linux_dirent64` says */
+            int i, pid = atoi(entries + at + name); /* 0: no process */
+            uint16_t size;
+            memcpy(&size, entries + at + length, sizeof size);
+            for (i = 0; i < OWN && plain->own[i] != pid; i++)
+                ;
+            alone = pid == 0 || i < OWN;
+            at += size;
+        }
+    if (proc >= 0)
+        close(proc);
+    return alone && got == 0;
+}
+
+/* Waits for all that has ended; whether nothing is left beneath. */
+static int reap(struct plain *plain)
+{
+    struct rusage used;
+    int status;
+    for (;;) {
+        pid_t pid = wait4(-1, &status, WNOHANG, &used);
+        if (pid < 0)
+            return errno == ECHILD && plain->gone < 0;
+        if (pid == 0)
+            return plain->gone >= 0 && plain->ended && alone_inside(plain);
+        if (pid == plain->outer)
+            plain->fell = 1;
+        plain->cpu_ns += (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * INT64_C(1000000000)
+                         + (used.ru_utime.tv_usec + used.ru_stime.tv_usec) * INT64_C(1000);
+        if (used.ru_maxrss > plain->maxrss_kib)
+            plain->maxrss_kib = used.ru_maxrss;
+        if (pid == plain->pid) {
+            plain->status = status;
+            plain->ended = 1;
+        }
+    }
+}
+
+/* Waits until it has ended and nothing of it is left; 0: it is Python's from now on. */
+static int wait_for(struct plain *plain)
+{
+    struct pollfd fds[3] = {
+        {plain->wake, POLLIN, 0}, {plain->control, POLLIN, 0}, {plain->gone, POLLIN, 0}};
+    uint8_t signals[64];
+    for (;;) {
+        int64_t left = plain->started_ns + plain->patience_ns - now_ns();
+        struct timespec wait = {0, left > 0 ? (long)left : 0};
+        int n = ppoll(fds, 3, &wait, NULL);
+        if (n < 0 && errno != EINTR)
+            return 0;
+        if (n > 0 && fds[0].revents) {
+            ssize_t got = read(plain->wake, signals, sizeof signals);
+            for (ssize_t i = 0; i < got; i++)
+                if (signals[i] != SIGCHLD)
+                    return 0; /* Python's own handler has noted it */
+            if (reap(plain))
+                return plain->ended && !plain->fell;
+            if (plain->ended || plain->fell)
+                return 0; /* it left something behind */
+        }
+        if (left <= 0 || n == 0 || (n > 0 && (fds[1].revents || fds[2].revents)))
+            return 0; /* it takes longer, however often it wakes us; another order; a fall */
+    }
+}
+
+/* Never waits: a command can make its pipe give less at a time, or hand it to one who reads too. */
+static uint64_t contents(int fd, uint8_t *to, uint64_t size)
+{
+    uint64_t done = 0;
+    ssize_t got;
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    while (done < size && (got = read(fd, to + done, (size_t)(size - done))) > 0)
+        done += (uint64_t)got;
+    return done;
+}
+
+/* What the pipes hold: all of it is there, as nobody is left who could write. */
+static int drain(const struct plain *plain, uint8_t *output, uint64_t sizes[2])
+{
+    int fds[2] = {plain->out, plain->err}, held[2];
+    for (int i = 0; i < 2; i++)
+        if (ioctl(fds[i], FIONREAD, &held[i]) < 0 || held[i] < 0 || held[i] > plain->output_max)
+            return 0;
+    for (int i = 0; i < 2; i++) {
+        sizes[i] = held[i] ? contents(fds[i], output, (uint64_t)held[i]) : 0;
+        output += sizes[i];
+    }
+    return 1;
+}
+
+/* Serves plain orders for as long as there are only such.
+ *
+ * Returns LOOK: Python must look at its descriptors; READ: `data` has been read and nobody acted on
+ * it; RUNNING: `data` is an order whose command runs, or has ended with `status` if `ended`; GONE:
+ * nobody hears us any more; FELL: what holds the sandbox has ended. */
+int plain_serve(struct plain *plain)
+{
+    static struct program program;
+    static uint8_t output[2 * OUTPUT];
+    struct pollfd fds[3] = {
+        {plain->wake, POLLIN, 0}, {plain->control, POLLIN, 0}, {plain->gone, POLLIN, 0}};
+    plain->fell = 0;
+    for (;;) {
+        const struct known *known;
+        uint64_t lease, sizes[2];
+        ssize_t got;
+        if (poll(fds, 3, -1) < 0 || fds[0].revents || fds[2].revents)
+            return LOOK;
+        if (!fds[1].revents)
+            continue;
+        got = recv(plain->control, plain->data, BYTES, 0);
+        if (got < 0)
+            return LOOK;
+        plain->size = (int32_t)got;
+        known = read_order(plain, plain->data, (uint64_t)got, &lease, &program);
+        if (known == NULL || !start(plain, known, &program))
+            return READ;
+        if (!wait_for(plain) || WIFSIGNALED(plain->status)
+            || !drain(plain, output, sizes))
+            return plain->fell ? FELL : RUNNING;
+        close(plain->out);
+        close(plain->err);
+        if (!tell(plain, lease, output, sizes, now_ns() - plain->started_ns))
+            return GONE;
+    }
+}
+
+/* So that Python sees whether this was built from what it describes. */
+int plain_version(void)
+{
+    return PLAIN_VERSION;
+}
+
+unsigned plain_size(void)
+{
+    return sizeof(struct plain);
+}

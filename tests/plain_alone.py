@@ -1,0 +1,65 @@
+"""Single orders for `_plain.c`: `plain_alone.py LIBRARY`, run by test_plain.py as a process of its
+own (see plain_fuzz.py). Prints how each came back, whether it had ended, and what it said.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from plain_fuzz import Bench, order
+
+from tangram_hpc.backends.sandbox.hostwire import frame
+from tangram_hpc.wire.payload import ExecCall, decode
+
+PACKETS = """if 1:
+    import fcntl, os
+    fcntl.fcntl(1, fcntl.F_SETFL, os.O_WRONLY | os.O_DIRECT)  # then a read takes one write only
+    for word in (b"one ", b"two ", b"three"):
+        os.write(1, word)
+"""
+
+
+def look(bench: Bench, call: ExecCall) -> list[Any]:
+    back, ends = bench.play(frame(order(call)))
+    seen = bench.served.command
+    if not ends:
+        bench.take_over()
+    result = decode(ends[0].payload or b"") if ends else None
+    return [back.name, seen.ended, result.stdout.decode() if result else None]  # type: ignore
+
+
+def flood(bench: Bench) -> list[Any]:
+    """It is woken without a pause, as by a command whose children end all the time."""
+    def wake() -> None:
+        time.sleep(0.1)
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            with suppress(BlockingIOError):
+                os.write(bench.into, bytes([signal.SIGCHLD]) * (1 << 16))
+
+    fcntl.fcntl(bench.into, fcntl.F_SETPIPE_SZ, 1 << 20)
+    other = threading.Thread(target=wake)
+    other.start()
+    seen = look(bench, ExecCall(shell="sleep 1"))
+    other.join()
+    return seen
+
+
+def main() -> None:
+    bench = Bench(sys.argv[1])
+    bench.served.command.patience_ns = 900_000_000
+    seen = {"packets": look(bench, ExecCall(argv=(sys.executable, "-SIc", PACKETS)))}
+    bench.served.command.patience_ns = 300_000_000
+    seen["flood"] = flood(bench)
+    print(json.dumps(seen))
+
+
+main()

@@ -1,0 +1,180 @@
+"""Feeds `_plain.c` orders, whole and broken: `plain_fuzz.py LIBRARY SEED COUNT`, run by
+test_plain.py as a process of its own, since the library waits for every child there is.
+
+Law: an order is served only if Python reads the very same one in it; what is not served comes back
+byte for byte. Prints how many of each there were.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+
+import msgspec
+
+from tangram_hpc.backends.sandbox import plain
+from tangram_hpc.backends.sandbox.command import changed_signals
+from tangram_hpc.backends.sandbox.hostwire import (
+    Calm,
+    Ended,
+    HostInbox,
+    Limits,
+    Run,
+    WorkerInbox,
+    frame,
+)
+from tangram_hpc.backends.sandbox.wall import Wall
+from tangram_hpc.backends.sandbox.ward import Beneath
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.errors import ProtocolError
+from tangram_hpc.wire.payload import ExecCall, decode, encode
+
+ENV = {"PATH": "/usr/bin:/bin", "MARK": "42"}
+WORDS = ("", "a", "ü", "x" * 40, "y" * 300, "%", "\n")
+STANDS = "so"
+PATIENCE_NS = 900_000_000  # a busy machine is no reason to be served otherwise
+
+
+def order(call: ExecCall, lease: int = 1) -> Run:
+    return Run(lease, encode(call), "", 1, 1, 0, True, "stop", Limits(0, 64, 100))
+
+
+KNOWN = msgspec.structs.astuple(order(ExecCall()))[2:]
+
+
+def is_plain(data: bytes) -> Run | None:
+    """What Python reads in it, if that is one order that the library may serve."""
+    try:
+        orders = list(HostInbox().feed(data))
+        call = decode(orders[0].payload) if len(orders) == 1 and isinstance(orders[0], Run) else 0
+    except (ProtocolError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if not isinstance(call, ExecCall) or msgspec.structs.astuple(orders[0])[2:] != KNOWN:
+        return None
+    return orders[0] if call == ExecCall(call.argv, call.shell) else None
+
+
+def program(draw: random.Random) -> ExecCall:
+    words = [draw.choice(WORDS) for _ in range(draw.choice((0, 1, 2, 20)))]
+    if draw.random() < 0.2:
+        return ExecCall(shell="echo out; echo err >&2; exit 3")
+    return ExecCall(argv=("/bin/echo", *words))
+
+
+def broken(draw: random.Random, data: bytes) -> bytes:
+    """What a few accidents make of it; sizes at its head stay right half of the time."""
+    body = bytearray(data)
+    for _ in range(draw.randint(1, 3)):
+        at = draw.randrange(4, len(body))
+        what = draw.randrange(4)
+        if what == 0:
+            body[at] = draw.randrange(256)
+        elif what == 1:
+            del body[at:at + draw.randint(1, 9)]
+        elif what == 2:
+            body[at:at] = draw.randbytes(draw.randint(1, 9))
+        else:
+            body[at] ^= 1 << draw.randrange(8)
+        body = body if len(body) > 5 else bytearray(data)
+    if draw.random() < 0.5:
+        body[:4] = (len(body) - 4).to_bytes(4, "little")
+    return bytes(body)
+
+
+class Bench:
+    """The library with both ends of its socket."""
+
+    def __init__(self, library: str) -> None:
+        plain._library = ctypes.CDLL(library)
+        assert plain._library.plain_size() == ctypes.sizeof(plain._Plain)
+        assert plain._library.plain_version() == plain._VERSION
+        self.ours, theirs = socket.socketpair()
+        self.theirs = theirs
+        self.wake, self.into = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self.into, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, where: None)
+        doors = [os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in ("cpus", os.devnull)]
+        self.served = plain.Plain((theirs.fileno(), self.wake, doors[0], -1, doors[1]),
+                                  changed_signals(), Wall("process", Beneath(), ".", ".", "cpus"),
+                                  1000)
+        self.served.learn(order(ExecCall()), ENV, False, 0, STANDS)
+        self.served.command.patience_ns = PATIENCE_NS
+        self.inbox = WorkerInbox()
+
+    def play(self, data: bytes) -> tuple[plain.Back, list[Ended]]:
+        """What becomes of these bytes: they are told ended, or come back."""
+        ends: list[Ended] = []
+        back: list[plain.Back] = []
+
+        def peer() -> None:
+            self.ours.sendall(data)
+            self.ours.settimeout(0.005)
+            while not back:
+                try:
+                    ends.extend(self.inbox.feed(self.ours.recv(1 << 16)))
+                except TimeoutError:
+                    continue
+                self.ours.sendall(frame(Calm()))  # it would wait for ever for the next one
+                return
+
+        other = threading.Thread(target=peer)
+        other.start()
+        while (what := self.served.serve()) is plain.Back.LOOK:
+            try:
+                os.read(self.wake, 64)
+            except BlockingIOError:
+                pass
+        back.append(what)
+        other.join()
+        return what, ends
+
+    def take_over(self) -> None:
+        """As Python would."""
+        known = self.served.command
+        if not known.ended:
+            os.waitpid(known.pid, 0)
+        os.close(known.out)
+        os.close(known.err)
+
+
+def main() -> None:
+    library, seed, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    draw, bench = random.Random(seed), Bench(library)
+    seen = {"served": 0, "taken over": 0, "sent back": 0}
+    for number in range(count):
+        call = program(draw)
+        lease = draw.choice((1, 127, 128, 65536, 1 << 31, (1 << 63) + number))
+        whole = draw.random() < 0.3
+        data = frame(order(call, lease))
+        data = data if whole else broken(draw, data)
+        read = is_plain(data)
+        what, ends = bench.play(data)
+        if ends:
+            assert read is not None and [end.lease for end in ends] == [read.lease], data
+            if whole:
+                failed = bool(call.shell)
+                state = ActionState.FAILED if failed else ActionState.COMPLETED
+                assert (ends[0].outcome.state, ends[0].outcome.exit_code) == (state, 3 * failed)
+                back = decode(ends[0].payload or b"")
+                want = (b"out\n", b"err\n") if failed else (
+                    (" ".join(call.argv[1:]) + "\n").encode(), b"")
+                assert (back.stdout, back.stderr) == want, back  # type: ignore[union-attr]
+            assert (what, bench.served.data) == (plain.Back.READ, frame(Calm()))
+            seen["served"] += 1
+        elif what is plain.Back.RUNNING:
+            assert read is not None and bench.served.data == data
+            bench.take_over()
+            seen["taken over"] += 1
+        else:
+            assert what is plain.Back.READ and bench.served.data == data, (what, data)
+            seen["sent back"] += 1
+    print(msgspec.json.encode(seen).decode())
+
+
+if __name__ == "__main__":
+    main()

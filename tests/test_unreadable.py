@@ -1,0 +1,616 @@
+"""Bytes of another process, or of a file, that are no message: whoever reads them says so and goes
+on; nothing dies of them but the conversation that they came by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from executor_rig import Rig
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from service_rig import Rig as ServiceRig
+from service_rig import play
+
+from tangram_hpc import LocalCluster
+from tangram_hpc.backends.access import read_access
+from tangram_hpc.backends.journal import FileJournal, read_journal
+from tangram_hpc.backends.sandbox import hostwire
+from tangram_hpc.backends.services import asked, frames, plain
+from tangram_hpc.backends.services.registry import make_backend
+from tangram_hpc.backends.services.torch_request import Reader, Wrong
+from tangram_hpc.backends.services.web import Answer, Web
+from tangram_hpc.backends.spool import FileSpool
+from tangram_hpc.backends.store import FolderStore
+from tangram_hpc.backends.transport.channel import SocketChannel
+from tangram_hpc.backends.transport.dial import dial
+from tangram_hpc.backends.transport.lane import LaneLink
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Action, Kind, Profile
+from tangram_hpc.domain.ids import mint
+from tangram_hpc.domain.node import NodeSpec
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.errors import (
+    ActionFailed,
+    InfeasibleRequest,
+    InvalidInput,
+    ProtocolError,
+    TangramError,
+)
+from tangram_hpc.ports import ChannelLost, ServicePlace, ServiceReply, ServiceRequest
+from tangram_hpc.services import HttpService, service_spec
+from tangram_hpc.wire import lane
+from tangram_hpc.wire import message as ms
+from tangram_hpc.wire.frame import FRAME_MAX, Inbox, Outbox
+from tangram_hpc.wire.payload import (
+    ExecCall,
+    FileCall,
+    FunctionCall,
+    ServiceCall,
+    Stored,
+    decode,
+    encode,
+)
+from tangram_hpc.wire.value import decode_value, encode_value
+
+WORD, BROKEN = b"a-word-to-break", b"\xff\xfe\x80 is not text"
+DEEP = b"\x91" * 5000 + b"\x90"  # arrays in arrays
+
+
+def broken(data: bytes) -> bytes:
+    """These bytes with a word that is not UTF-8 where `WORD` stands."""
+    assert len(BROKEN) == len(WORD) and data.count(WORD) == 1
+    return data.replace(WORD, BROKEN)
+
+
+def deeper(body: bytes) -> bytes:
+    """A short array of msgpack with one thing more, which is nested deep."""
+    assert 0x90 <= body[0] < 0x9F
+    return bytes((body[0] + 1,)) + body[1:] + DEEP
+
+
+def framed(message: ms.Message, payload: bytes | None = None,
+           harm: Callable[[bytes], bytes] = broken) -> bytes:
+    """A frame with one message that is harmed."""
+    body = harm(msgspec.msgpack.encode(message))
+    meta = b"\x92\x91" + body + (b"\x90" if payload is None else
+                                b"\x91\xce" + len(payload).to_bytes(4, "big"))
+    rest = len(meta).to_bytes(4, "little") + meta + (payload or b"")
+    return len(rest).to_bytes(4, "little") + rest
+
+
+def undeep(body: bytes) -> bytes:
+    return deeper(body.replace(WORD, b"0" * len(WORD)))
+
+
+# ---- any bytes ---------------------------------------------------------------------------------
+
+READERS: list[Callable[[bytes], object]] = [
+    decode, decode_value, lane.unpack, lane.unpack_plan, frames.order, frames.answer,
+    hostwire.decode_to_nursery, hostwire.decode_from_nursery,
+    lambda body: list(hostwire.HostInbox().feed(len(body).to_bytes(4, "little") + body)),
+    lambda body: list(hostwire.WorkerInbox().feed(len(body).to_bytes(4, "little") + body)),
+    lambda body: list(Inbox().feed(
+        (len(body) + 4).to_bytes(4, "little") + len(body).to_bytes(4, "little") + body)),
+]
+TAGS = st.integers(0, 60) | st.sampled_from(["hello", "told", "word", "enter", "heard"])
+LEAVES = (st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats()
+          | st.text(max_size=4) | st.binary(max_size=4) | st.just(WORD.decode())
+          | st.builds(msgspec.msgpack.Ext, st.integers(-3, 5), st.binary(max_size=12)))
+TREES = st.recursive(LEAVES, lambda below: st.lists(below, max_size=9) | st.tuples(TAGS).flatmap(
+    lambda tag: st.lists(below, max_size=9).map(lambda rest: [*tag, *rest])) | st.dictionaries(
+    st.text(max_size=3) | st.integers(0, 9), below, max_size=3), max_leaves=20)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60) | TREES.map(
+    lambda tree: msgspec.msgpack.encode(tree).replace(WORD, BROKEN)), st.booleans())
+def test_any_bytes_are_a_message_or_an_error_of_their_reader(body: bytes, deep: bool) -> None:
+    if deep and body and 0x90 <= body[0] < 0x9F:
+        body = deeper(body)
+    for read in READERS:
+        with suppress(ProtocolError, msgspec.DecodeError):
+            read(body)
+
+
+HARMS = pytest.mark.parametrize("harm", [broken, undeep], ids=["text", "depth"])
+
+
+# ---- broker, worker and client -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(cpus=2, home=tmp_path_factory.mktemp("home")) as c:
+        yield c
+
+
+def spoken(cluster: LocalCluster, *data: bytes) -> list[ms.Message]:
+    """What the broker answers to these bytes, until it ends the conversation."""
+    known = read_access(cluster.access)
+    with dial(known.addresses, known.key, known.job) as sock:
+        sock.settimeout(30)
+        inbox, told = Inbox(), list[ms.Message]()
+        for piece in data:
+            sock.sendall(piece)
+            while piece is not data[-1] and not told:
+                told += [m for m, _ in inbox.feed(sock.recv(1 << 16))]
+        while more := sock.recv(1 << 16):
+            told += [m for m, _ in inbox.feed(more)]
+        return told
+
+
+def outgoing(message: ms.Message) -> bytes:
+    outbox = Outbox()
+    outbox.put(message)
+    return b"".join(outbox.take())
+
+
+@HARMS
+def test_of_a_client_only_its_conversation_ends(cluster: LocalCluster, harm: Any) -> None:
+    job = read_access(cluster.access).job
+    word = WORD.decode()
+    assert spoken(cluster, framed(ms.Hello(ms.PROTOCOL_VERSION, job, word), harm=harm)) == []
+    hello = outgoing(ms.Hello(ms.PROTOCOL_VERSION, job, "u"))
+    (welcome,) = spoken(cluster, hello, framed(
+        ms.Submit(Action(mint(1, 1), word), n=1), b"x", harm))
+    assert isinstance(welcome, ms.Welcome)
+    assert cluster.submit(pow, 2, 2).result(30) == 4
+
+
+@HARMS
+def test_of_a_worker_too(cluster: LocalCluster, harm: Any) -> None:
+    job, word = read_access(cluster.access).job, WORD.decode()
+    hello = ms.WorkerHello(ms.PROTOCOL_VERSION, job, NodeSpec(word, "h", (0,), 1))
+    assert spoken(cluster, framed(hello, harm=harm)) == []
+    assert cluster.submit(pow, 2, 3).result(30) == 8
+
+
+@HARMS
+def test_of_a_broker_a_client_and_a_worker_lose_their_conversation(harm: Any) -> None:
+    """Both read with `Inbox`; a client by a channel of its own."""
+    data = framed(ms.Refused(WORD.decode()), harm=harm)
+    with pytest.raises(ProtocolError, match="not in the protocol"):
+        list(Inbox().feed(data))
+    here, there = socket.socketpair()
+    with there:
+        channel = SocketChannel(here)
+        there.sendall(data)
+        with pytest.raises(ChannelLost, match="not in the protocol"):
+            list(channel.wait(10, False))
+        channel.close()
+
+
+def liar() -> Callable[..., None]:
+    """A function that says to its worker, as if it were the runner, that it returned this."""
+    def lie(payload: bytes, **said: int) -> None:
+        import os
+        import sys
+
+        from tangram_hpc.backends.sandbox.hostwire import Ended, frame
+        from tangram_hpc.domain.outcome import Outcome
+        from tangram_hpc.domain.states import ActionState
+
+        at: Any = sys._getframe()
+        while "run" not in at.f_locals:
+            at = at.f_back
+        os.write(3, frame(Ended(
+            at.f_locals["run"].lease, Outcome(ActionState.COMPLETED, **said), payload, True)))
+    return lie
+
+
+@pytest.mark.parametrize("payload", [
+    b"\xc1", broken(encode(Stored(WORD.decode(), 1))), deeper(encode(ServiceCall("m", b"", 1))),
+    b"\x93\x0c\xc4\x03\xa2" + BROKEN[:2] + b"\xc2",  # a ValueReturn whose value is broken
+    encode(Stored("no\0path", 1)), encode(Stored("/etc/passwd", 1)),
+], ids=["none", "text", "depth", "value", "digest", "path"])
+def test_a_result_that_is_none_is_told_to_its_future_alone(cluster: LocalCluster, payload: bytes
+                                                           ) -> None:
+    lost = cluster.submit(liar(), payload)
+    with pytest.raises(TangramError, match=r"not in the protocol|no payload"):
+        lost.result(30)
+    assert cluster.submit(pow, 2, 5).result(30) == 32
+
+
+@pytest.mark.parametrize("profile", [Profile(-1 << 63), Profile(1, -1), Profile(1, 1_000_001)])
+def test_a_profile_that_cannot_be_is_refused(cluster: LocalCluster, profile: Profile) -> None:
+    with pytest.raises(InfeasibleRequest, match="profile: work_ns must be"):
+        cluster.submit(pow, 2, 2, profile=profile).result(30)
+    assert cluster.submit(pow, 2, 7).result(30) == 128
+
+
+@pytest.mark.parametrize("number", [(1 << 64) - 1, -(1 << 63)])
+def test_whatever_a_runner_says_of_a_call_the_broker_goes_on(cluster: LocalCluster, number: int
+                                                             ) -> None:
+    lie = liar()
+    numbers = [name for name, kind in Outcome.__annotations__.items() if kind == "int"]
+    assert "restore_ns" in numbers
+    for name in numbers:
+        with suppress(TangramError):
+            cluster.submit(partial(lie, b"", **{name: number})).result(30)
+        assert cluster.submit(pow, 2, 7).result(30) == 128
+
+
+def teller() -> Callable[..., None]:
+    """A function that has its runner say this to its worker, however large."""
+    def tell(message: hostwire.Frame) -> None:
+        import sys
+
+        at: Any = sys._getframe()
+        while "run" not in at.f_locals:
+            at = at.f_back
+        at.f_locals["self"]._send(
+            msgspec.structs.replace(message, lease=at.f_locals["run"].lease))
+    return tell
+
+
+@pytest.mark.parametrize("state", list(ActionState))
+def test_whatever_state_a_runner_says_its_action_ends_once(cluster: LocalCluster, state: Any
+                                                           ) -> None:
+    """PREEMPTED would have it run again for ever, NODE_FAIL as if its node were lost."""
+    said = hostwire.Ended(0, Outcome(state), None, True)
+    lied = cluster.submit(teller(), said, trusted=True, retries=5)
+    with suppress(TangramError, CancelledError):
+        lied.result(30)
+    assert lied.details.attempt == 1
+    assert cluster.submit(pow, 2, 2).result(30) == 4
+
+
+def test_of_a_runners_texts_the_first_of_them_is_told(cluster: LocalCluster) -> None:
+    """More than a frame to the broker carries would end its worker."""
+    long = Outcome(ActionState.FAILED, reason="r" * 10**6, isolation="i" * 10**6,
+                   enforcement="e" * 10**6)
+    lied = cluster.submit(teller(), hostwire.Ended(0, long, None, True), trusted=True)
+    with pytest.raises(ActionFailed, match=r"r{4096}$"):
+        lied.result(30)
+    assert lied.details.isolation == "i" * 4096 and lied.details.enforcement == "e" * 4096
+
+
+def test_a_runner_prints_nothing(cluster: LocalCluster) -> None:
+    def tell(size: int) -> int:
+        tell_it(hostwire.Piece(0, 1, bytes(size)))
+        return 7
+    tell_it = teller()
+    assert cluster.submit(tell, FRAME_MAX + 1).result(60) == 7
+    assert cluster.submit(pow, 2, 2).result(30) == 4
+
+
+@pytest.mark.parametrize("options", [
+    {"name": "\udcff"}, {"timeout": 1e12}, {"mem": "1" + "0" * 15 + "t"},
+], ids=lambda given: next(iter(given)))
+def test_what_cannot_be_sent_is_its_callers_fault(cluster: LocalCluster, options: Any) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(options))):
+        cluster.submit(pow, 2, 2, **options)
+    with pytest.raises(InvalidInput, match="image"):
+        cluster.session(image="\udcff")
+    assert cluster.submit(pow, 2, 7).result(30) == 128
+
+
+@pytest.mark.parametrize(("field", "ask"), [
+    ("work", lambda c: c.submit(["echo", "\udcff"])),
+    ("work", lambda c: c.submit("echo \udcff")),
+    ("env", lambda c: c.submit("env", env={"A": "\udcff"})),
+    ("cwd", lambda c: c.submit("pwd", cwd="\udcff")),
+    ("stdin", lambda c: c.submit("cat", stdin="\udcff")),
+    ("files", lambda c: c.submit("cat f", files={"f": "\udcff"})),
+    ("files", lambda c: c.submit("cat f", files={"\udcff": b""})),
+    ("once", lambda c: c.submit("true", once="\udcff")),
+    ("trajectory", lambda c: c.submit("true", trajectory="\udcff")),
+])
+def test_a_text_that_cannot_be_sent_names_its_field(cluster: LocalCluster, field: str, ask: Any
+                                                    ) -> None:
+    with pytest.raises(InvalidInput, match=field):
+        ask(cluster)
+
+
+@pytest.mark.parametrize(("code", "said"), [
+    ("int('x')", "ValueError: invalid literal"), ("exit(3)", "SystemExit: 3"),
+    ("exec('class E(Exception):\\n def __str__(self): return 1 / 0\\nraise E')", "E$"),
+], ids=["error", "exit", "text"])
+def test_a_pickle_that_cannot_be_opened_is_told_to_its_future_alone(
+        cluster: LocalCluster, code: str, said: str) -> None:
+    def odd() -> object:
+        class Odd:
+            def __reduce__(self) -> Any:
+                return eval, (code,)
+        return Odd()
+
+    with pytest.raises(ActionFailed, match=f"cannot be unpickled here: {said}"):
+        cluster.submit(odd, trusted=True).result(30)
+    assert cluster.submit(pow, 2, 6).result(30) == 64
+
+
+# ---- sandboxes ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    broken_laws = list[Any]()
+    made.loop.set_exception_handler(lambda loop, context: broken_laws.append(context))
+    yield made
+    made.close()
+    assert broken_laws == []
+
+
+def given_raw(rig: Rig, payload: bytes, kind: Kind) -> Any:
+    from tangram_hpc.wire.message import Start
+
+    rig.lease += 1
+    action = Action(rig.lease, "t", kind, trusted=True)
+    rig.loop.call_soon(rig.executor.start, Start(rig.lease, action, rig.cores[:1], ()),
+                       memoryview(payload))
+    return rig.end(rig.lease)[0]
+
+
+@pytest.mark.parametrize("payload", [
+    broken(encode(ExecCall(shell=WORD.decode()))), deeper(encode(ExecCall(shell="true"))),
+    broken(encode(FunctionCall(WORD.decode(), b""))), deeper(encode(FunctionCall("d", b""))),
+    broken(encode(Stored(WORD.decode(), 1))), deeper(encode(Stored("d", 1))),
+    encode(Stored("no\0path", 1)), encode(FunctionCall("no\0path", b"")),
+], ids=["exec text", "exec depth", "function text", "function depth", "stored text",
+        "stored depth", "stored digest", "function digest"])
+@pytest.mark.parametrize("kind", [Kind.EXEC, Kind.FUNCTION])
+def test_an_order_that_is_none_fails_alone(rig: Rig, payload: bytes, kind: Kind) -> None:
+    outcome = given_raw(rig, payload, kind)
+    assert outcome.state is ActionState.FAILED, outcome
+    assert outcome.reason.startswith(("payload:", "store ")), outcome
+    assert rig.shell("echo hello")[1].stdout == b"hello\n"
+    assert rig.value(pow, 2, 3) == 8
+
+
+@HARMS
+def test_a_runner_that_babbles_ends_alone(rig: Rig, harm: Any) -> None:
+    def babble(data: bytes) -> None:
+        import os
+        os.write(3, data)
+
+    body = harm(msgspec.msgpack.encode(hostwire.Broken(WORD.decode())))
+    outcome, _, _ = rig.function(babble, len(body).to_bytes(4, "little") + body)
+    assert outcome.state is ActionState.FAILED and "runner process ended" in outcome.reason
+    assert rig.value(pow, 2, 3) == 8
+
+
+def test_names_that_are_no_text_are_told_as_such(rig: Rig) -> None:
+    """A file's name is any bytes, and so is a str that Python made of it."""
+    def find() -> str:
+        import os
+        return os.fsdecode(b"a\xffb")
+
+    def fail() -> None:
+        import os
+        raise ValueError("no " + os.fsdecode(b"a\xffb"))
+
+    rig.open()
+    rig.shell("sleep 60 & touch keep $(printf 'a\\377b')", session=1)
+    outcome = rig.end(rig.begin(FileCall("", op="list"), Kind.FILE, session=1, cores=()))[0]
+    assert outcome.reason == r"'a\udcffb': its name is not UTF-8; rename or remove it"
+    assert rig.shell("ls keep; rm a*", session=1)[1].stdout == b"keep\n"
+    listed = rig.end(rig.begin(FileCall("", op="list"), Kind.FILE, session=1, cores=()))[1]
+    assert "keep" in [entry.name for entry in listed.entries]
+    pid = rig.value(os.getpid)
+    assert rig.function(fail)[0].reason == r"ValueError: no a\udcffb"
+    assert "str that is not UTF-8, which only a pickle" in rig.function(find)[0].reason
+    assert rig.value(os.getpid) == pid
+
+
+def test_a_listing_is_whole_or_refused(rig: Rig) -> None:
+    """A walk holds open what it has gone through, and has so many descriptors only."""
+    def listed() -> tuple[str, list[str]]:
+        call = rig.begin(FileCall("", op="list"), Kind.FILE, session=1, cores=())
+        outcome, told = rig.end(call)[:2]
+        return outcome.reason, [entry.name for entry in told.entries] if told is not None else []
+
+    rig.open()
+    rig.shell("mkdir -p a/b; touch a/b/c", session=1)
+    assert {"a", "a/b", "a/b/c"} <= set(listed()[1])
+    rig.shell("set -e; for n in $(seq 600); do mkdir d; cd d; done", session=1)
+    assert listed()[0].endswith("more than 512 directories in each other")
+    assert rig.shell("rm -r d; echo well", session=1)[1].stdout == b"well\n"
+    assert "a/b/c" in listed()[1]
+
+
+@HARMS
+def test_what_a_host_reads(harm: Any) -> None:
+    body = harm(msgspec.msgpack.encode(hostwire.Load(WORD.decode(), b"", "")))
+    with pytest.raises(ProtocolError, match="not in the protocol"):
+        list(hostwire.HostInbox().feed(len(body).to_bytes(4, "little") + body))
+
+
+@pytest.mark.parametrize("cut", range(1, 5))
+def test_a_frame_that_is_too_large_is_told_at_once(cut: int) -> None:
+    """However its length arrives: nobody keeps what follows of it."""
+    size = (hostwire.FRAME_MAX + 1).to_bytes(4, "little") + b"x"
+    inbox = hostwire.WorkerInbox()
+    with pytest.raises(ProtocolError, match="a frame of"):
+        assert list(inbox.feed(size[:cut])) == []
+        list(inbox.feed(size[cut:]))
+
+
+# ---- services ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("payload", [
+    broken(encode(ServiceCall(WORD.decode(), b""))), deeper(encode(ServiceCall("echo", b""))),
+    encode(Stored("no\0path", 1)), encode(Stored("0" * 64, 1)),
+], ids=["text", "depth", "digest", "unknown"])
+def test_a_call_that_is_none_fails_alone(payload: bytes, tmp_path: Path) -> None:
+    async def scene(rig: ServiceRig) -> None:
+        rig.store = rig.executor._store = FolderStore(tmp_path)  # type: ignore[assignment]
+        rig.declare("a")
+        rig.lease += 1
+        action = Action(rig.lease, "x", Kind.CALL, (1,), "service:a")
+        rig.executor.start(ms.Start(rig.lease, action, (), (0,)), memoryview(payload))
+        after = rig.call("a", "well")
+        await rig.all(rig.lease - 1, after)
+        assert rig.ends[rig.lease - 1].state is ActionState.FAILED
+        assert rig.ends[rig.lease - 1].reason.startswith(("payload:", "store "))
+        assert rig.values[after] == {"fake": "well"}
+    play(scene)
+
+
+VALUES = pytest.mark.parametrize("value", [
+    b"\xa2" + BROKEN[:2], DEEP, b"\xc7\x00\x02", b"\xc7\x00\x03", b"\xd4\x09\x00",
+    b"\xc7\x02\x02\xff\xff", b"\x81\x81\x00\x00\x00",
+], ids=["text", "depth", "array", "scalar", "extension", "head", "key"])
+
+
+@VALUES
+def test_arguments_that_are_none_are_told_to_their_call(value: bytes) -> None:
+    request = ServiceRequest("score", value)
+    with pytest.raises(msgspec.DecodeError):
+        decode_value(value)
+    with pytest.raises(asked.WrongCall, match="arguments: not a value"):
+        asked.read(request)
+    with pytest.raises(Wrong, match="arguments: not a value"):
+        Reader(None, 1, 1).fields(value, ("texts",))
+    with pytest.raises(msgspec.DecodeError):
+        plain._body(request)
+
+
+HUGE = 10 ** 5000  # Python refuses to write it
+
+
+@pytest.mark.parametrize("method, arguments, field", [
+    ("score", {"texts": [[HUGE]]}, "texts"), ("generate", {"prompts": [[-HUGE]]}, "prompts"),
+    ("generate", {"prompts": ["a"], "max_new_tokens": HUGE}, "max_new_tokens"),
+    ("generate", {"prompts": ["a"], "temperature": HUGE}, "temperature"),
+    ("generate", {"prompts": ["a"], "temperature": -HUGE}, "temperature"),
+    ("generate", {"prompts": ["a"], "seed": HUGE}, "seed"),
+])
+def test_a_number_that_cannot_be_told_is_its_calls_fault(method: str, arguments: Any, field: str
+                                                         ) -> None:
+    with pytest.raises(asked.WrongCall, match=f"^{method}: {field}: must be"):
+        asked.read(ServiceRequest(method, encode_value(arguments)))
+
+
+@pytest.mark.parametrize("value", [HUGE, -HUGE], ids=["above", "below"])
+@pytest.mark.parametrize("field", ["max_new_tokens", "temperature", "seed", "min_version"])
+def test_a_model_of_our_own_tells_it_too(field: str, value: int) -> None:
+    pytest.importorskip("torch")
+    from tangram_hpc.backends.services.torch_methods import Sample
+
+    engine: Any = SimpleNamespace(version=0, module=SimpleNamespace(generation_config=None),
+                                  tokenizer=SimpleNamespace(eos_token_id=0))
+    asks = Sample(engine, Reader(None, 9, 9))
+    assert asks.read(encode_value({"prompts": [[1]], "max_new_tokens": 8}))
+    with pytest.raises(Wrong, match=f"^{field}: must be"):
+        asks.read(encode_value({"prompts": [[1]], field: value}))
+
+
+def test_a_models_field_that_is_none_is_named_in_short() -> None:
+    for key, said in ((HUGE, "a int"), ("x" * 10**6, "x" * 40)):
+        body = b"\x82" + encode_value("texts") + b"\x90" + encode_value(key) + b"\xc0"
+        with pytest.raises(Wrong, match=f"^{said}: is not one of texts$"):
+            Reader(None, 1, 1).fields(body, ("texts",))
+
+
+def test_a_field_that_cannot_be_told_either() -> None:
+    with pytest.raises(asked.WrongCall, match="arguments: a int where texts belong"):
+        asked.read(ServiceRequest("score", b"\x81" + encode_value(HUGE) + b"\xc0"))
+
+
+@pytest.mark.parametrize("length", [HUGE, -HUGE, -1, 1 << 31, "x"], ids=range(5))
+def test_a_fake_that_is_asked_for_too_much_says_so(length: Any, tmp_path: Path) -> None:
+    async def life() -> None:
+        copy = make_backend(service_spec("it", {"backend": "fake", "token_s": 0.1}),
+                            ServicePlace((0,), "cpu", str(tmp_path)))
+        await copy.load()
+        await copy.wake((0,))
+        [reply] = await copy.call([ServiceRequest("score", encode_value({"length": length}))])
+        assert reply.error == "length: must be a whole number from 0 on, of 31 bits"
+        await copy.close()
+    asyncio.run(life())
+
+
+def test_arguments_that_nest_deeper_than_json_may_are_told() -> None:
+    """Both limits are Python's own, counted from where each begins."""
+    for depth in range(900, 1000):
+        reply = asyncio.run(_plainly(b"\x91" * depth + b"\x90"))
+        assert "what JSON holds" in reply.error if reply.error else reply.value == b"sent"
+
+
+async def _plainly(value: bytes) -> Any:
+    class Nowhere(plain.PlainEngine):
+        async def _batch(self, bodies: list[dict[str, Any]]) -> list[ServiceReply]:
+            return [ServiceReply(b"sent") for _ in bodies]
+
+    engine = Nowhere("it", Web("http://localhost:1", "", 1.0), 1, HttpService(
+        backend="http", url="http://localhost:1"))
+    [reply] = await engine._call([ServiceRequest("m", value)])
+    return reply
+
+
+def test_half_a_character_in_an_answer_is_no_answer() -> None:
+    assert Answer(200, r'{"a": "\ud83d\ude00 \\\\ud800"}').json() == {"a": "\U0001f600 \\\\ud800"}
+    for text in (r'{"a": "\ud800"}', r'{"\uDfff": 1}'):
+        answer = Answer(500, text)
+        assert answer.json() is None and answer.line() == f"500: {text}"
+    with pytest.raises(TypeError, match="not UTF-8"):
+        encode_value(["\ud800"])
+
+
+@HARMS
+def test_what_a_runner_of_a_service_reads_and_says(harm: Any) -> None:
+    word = WORD.decode()
+    with pytest.raises(ProtocolError, match="an order is not in the protocol"):
+        frames.order(harm(msgspec.msgpack.encode(frames.Load(word, "", "", 1, "", 1))))
+    with pytest.raises(ProtocolError, match="an answer is not in the protocol"):
+        frames.answer(harm(msgspec.msgpack.encode(frames.NoRoom(word))))
+
+
+# ---- lanes -------------------------------------------------------------------------------------
+
+
+@HARMS
+def test_what_a_member_or_its_core_reads(harm: Any) -> None:
+    body = harm(msgspec.msgpack.encode(lane.Heard(_label(), WORD.decode())))
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(lane.HEAD.pack(len(body), 0) + body)
+        with pytest.raises(ProtocolError, match="not in the protocol"):
+            LaneLink(here).receive()
+
+
+def _label() -> Any:
+    from tangram_hpc.domain.hybrid import Label
+    fields = {"int": 1, "str": "", "tuple[int, ...]": ()}
+    return Label(**{n: fields.get(str(t), 0) for n, t in Label.__annotations__.items()})
+
+
+# ---- files -------------------------------------------------------------------------------------
+
+
+def record(body: bytes) -> bytes:
+    return (len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body)
+
+
+@HARMS
+def test_a_journal_is_one_line(tmp_path: Path, harm: Any) -> None:
+    path = tmp_path / "journal"
+    FileJournal(path, "none", lambda call: call()).close()
+    body = harm(msgspec.msgpack.encode(ev.ActionSubmitted(1, Action(1, WORD.decode()))))
+    path.write_bytes(path.read_bytes() + record(b"\x91" + body))
+    with pytest.raises(InvalidInput, match="this release cannot read it"):
+        list(read_journal(path))
+
+
+@HARMS
+def test_a_spool_is_one_line(tmp_path: Path, harm: Any) -> None:
+    body = harm(msgspec.msgpack.encode((1, WORD.decode(), None, None)))
+    (tmp_path / "0").write_bytes(record(body))
+    with pytest.raises(InvalidInput, match="move the folder away"):
+        FileSpool(tmp_path, 1 << 20)
