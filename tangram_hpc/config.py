@@ -75,7 +75,8 @@ class Config(BaseModel):
                                              "compiled loop, where it was built")
     scratch: str = Field("", description="node-local folder for sandboxes; empty for TMPDIR")
     gateway_spin_us: int = Field(200, ge=0, le=100000,
-                                 description="how long an MPI wait spins before it sleeps")
+                                 description="how long an MPI wait spins before it sleeps; not at "
+                                 "all where a node's ranks outnumber their cores")
     slurm: Literal["auto", "cli", "pyslurm"] = Field(
         "auto", description="how the broker talks to Slurm: its commands, pyslurm, or pyslurm "
                             "where it works")

@@ -20,6 +20,7 @@ import pytest
 from tangram_hpc import LocalCluster
 from tangram_hpc.backends.transport.mpi import Card, complaint
 from tangram_hpc.backends.transport.mpi_channel import MpiChannel
+from tangram_hpc.backends.transport.mpi_crowd import crowded, waiting
 from tangram_hpc.backends.transport.mpi_launch import launch_of
 from tangram_hpc.errors import AccessError, InvalidInput, ProtocolError, WrongWorld
 from tangram_hpc.gateway import driver
@@ -43,6 +44,8 @@ except TangramError as error:
     sys.exit(error.exit_status)
 """
 PARENT = "import tangram_hpc\nwith tangram_hpc.connect() as c:\n    comm = tangram_hpc.comm\n"
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_TASKS_PER_NODE": "3(x2),1", "SLURM_NODEID": "0"}
+_HEAVY = "MPIR_CVAR_ENABLE_HEAVY_YIELD"
 mpi = pytest.mark.mpi
 
 
@@ -152,7 +155,7 @@ def test_a_client_left_open_at_the_end_hurts_nobody(cluster: LocalCluster) -> No
     (2, 1, {"TANGRAM_WORLD_SIZE": "5"}, "has 3 ranks, but 5 were launched (TANGRAM_WORLD_SIZE)"),
     (2, 0, {}, "of 2 ranks has 0 gateways"),
     (1, 2, {}, "of 3 ranks has 2 gateways"),
-    (2, 1, {"TANGRAM_ACCESS": "/nowhere/access.json", "TANGRAM_MPI_TIMEOUT_S": "2"},
+    (2, 1, {"TANGRAM_ACCESS": "/nowhere/access.json", "TANGRAM_MPI_TIMEOUT_S": "10"},
      "the gateway: access file /nowhere/access.json"),
 ])
 def test_a_wrong_world_is_one_line(cluster: LocalCluster, ranks: int, gateways: int,
@@ -160,6 +163,34 @@ def test_a_wrong_world_is_one_line(cluster: LocalCluster, ranks: int, gateways: 
     done = world(cluster, PARENT + "    pass\n", ranks, gateways, **env)
     told = lines_of_ours(done)
     assert done.returncode == 2 and len(told) == 1 and said in told[0], done.stderr
+
+
+@mpi
+@pytest.mark.parametrize("asked", ["", "0"])
+def test_ranks_that_share_a_core_sleep_while_they_wait(cluster: LocalCluster, asked: str) -> None:
+    """Two trainers and the gateway on one core; what the user has set for MPI stays."""
+    env = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": asked} if asked else {}
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        done = world(cluster, f"""
+import os, threading, time, tangram_hpc
+with tangram_hpc.connect() as c:
+    assert c.via == "mpi"
+    assert os.environ["MPIR_CVAR_ENABLE_HEAVY_YIELD"] == {asked or "1"!r}
+    assert c.submit(pow, 2, 3).result(60) == 8
+    tangram_hpc.comm.barrier()
+    begin = time.process_time(), time.monotonic()
+    if tangram_hpc.comm.rank == 0:
+        time.sleep(1)
+    tangram_hpc.comm.barrier()  # the other waits in MPI
+    cpu, wall = time.process_time() - begin[0], time.monotonic() - begin[1]
+    print("asleep" if cpu < wall / 2 else "busy", flush=True)
+""", **env)
+    finally:
+        os.sched_setaffinity(0, before)
+    assert done.returncode == 0 and lines_of_ours(done) == [], done.stderr
+    assert sorted(done.stdout.split()) == (["asleep", "busy"] if asked else ["asleep"] * 2)
 
 
 @mpi
@@ -193,6 +224,22 @@ def test_the_launchers_word_on_the_size() -> None:
     assert launch_of({"TANGRAM_WORLD_SIZE": "4", "PMI_SIZE": "1"}).size == 4
     with pytest.raises(InvalidInput, match="TANGRAM_WORLD_SIZE: 'two'"):
         launch_of({"TANGRAM_WORLD_SIZE": "two", "PMI_SIZE": "1"})
+
+
+@pytest.mark.parametrize(("environ", "usable", "is_crowded"), [
+    ({}, 1, False),  # nobody says how many we are
+    ({"MPI_LOCALNRANKS": "4"}, 4, False), ({"MPI_LOCALNRANKS": "5"}, 4, True),
+    ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 2, True),
+    ({**STEP, "SLURM_NODEID": "1"}, 8, False), ({**STEP, "SLURM_NODEID": "1"}, 2, True),
+    ({**STEP, "SLURM_NODEID": "2"}, 1, False), ({**STEP, "SLURM_NODEID": "3"}, 1, False),
+    ({**STEP, "SLURM_CPU_BIND_TYPE": "mask_cpu:"}, 1, False),  # each task has a CPU of its own
+    ({**STEP, "SLURM_CPU_BIND_TYPE": "none"}, 1, True),
+    ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "9", "SLURM_CPU_BIND_TYPE": "mask_cpu:"}, 1, True),
+    ({**STEP, "SLURM_NODEID": "0", "MPI_LOCALNRANKS": "1"}, 1, False)])  # mpiexec in the step
+def test_a_crowded_node(environ: dict[str, str], usable: int, is_crowded: bool) -> None:
+    assert crowded(environ, usable, 8) is is_crowded
+    assert waiting(environ, is_crowded) == ({_HEAVY: "1"} if is_crowded else {})
+    assert waiting({_HEAVY: "0"}, True) == {}
 
 
 def test_what_ranks_complain_of() -> None:

@@ -49,8 +49,8 @@ def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path
     assert known is not None  # else the meeting has refused
     here = known
     pipes = SocketPipes(lambda: dial(here.addresses, here.key, here.job))
-    gateway = Gateway(world.wire, pipes, world.members, time.monotonic_ns, config.gateway_spin_us,
-                      os.sched_yield)
+    gateway = Gateway(world.wire, pipes, world.members, time.monotonic_ns,
+                      world.spin_us(config.gateway_spin_us), os.sched_yield)
     sharpen()
     watch(lambda: gateway.turns)
     orderly = gateway.run()

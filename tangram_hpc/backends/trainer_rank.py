@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..errors import BrokerUnreachable, InvalidInput, WrongWorld
 from .slurm.environ import slurm_place
+from .transport.mpi_crowd import waiting
 from .transport.mpi_launch import launch_of, launch_rank, managed
 
 GATEWAY_MODES = ("auto", "on", "off")
@@ -126,13 +127,14 @@ def affinity_complaint(environ: Mapping[str, str], usable: int, online: int) -> 
 
 
 def environment(environ: Mapping[str, str], found: Rank, job: str, access: str,
-                master: tuple[str, int] | None) -> dict[str, str]:
-    """The program's environment. What a torchrun-style trainer needs is added where it is not set;
-    of ours, all is as it is now."""
+                master: tuple[str, int] | None, is_crowded: bool = False) -> dict[str, str]:
+    """The program's environment. What a torchrun-style trainer needs is added where it is not set,
+    and how MPI is to wait on a crowded node; of ours, all is as it is now."""
     made = {k: v for k, v in environ.items() if k not in _GATEWAY}
     made |= {"TANGRAM_JOB": job, "TANGRAM_ACCESS": access}
     if found.gateway:
         made |= {"TANGRAM_GATEWAY": "1", "TANGRAM_WORLD_SIZE": str(found.size)}
+        made |= waiting(environ, is_crowded)
     if found.is_gateway:
         return made
     torch = {"RANK": str(found.rank), "WORLD_SIZE": str(found.trainers),

@@ -80,6 +80,7 @@ def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
     from ..assemble.ways import await_access, find_access, own_address
     from ..backends.cpu import affinity
     from ..backends.trainer_rank import affinity_complaint, environment, meet, wants_master
+    from ..backends.transport.mpi_crowd import crowded
 
     path = Path(args.access) if args.access else find_access(environ, args.job)
     access = await_access(path, _SHARED_FS_S)
@@ -90,12 +91,14 @@ def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
         print(f"tangram: {found.trainers} trainer ranks and the gateway as rank "
               f"{found.size - 1} (--gateway off: all {found.size} are trainers)",
               file=sys.stderr, flush=True)
+    usable, online = len(affinity.usable()), os.cpu_count() or 1
     if found.local == 0 and not found.is_gateway:
-        told = affinity_complaint(environ, len(affinity.usable()), os.cpu_count() or 1)
+        told = affinity_complaint(environ, usable, online)
         if told:
             print(f"tangram: warning: rank {found.rank} on {socket.gethostname()}: {told}",
                   file=sys.stderr, flush=True)
-    return environment(environ, found, access.job, str(path.resolve()), master), path
+    return environment(environ, found, access.job, str(path.resolve()), master,
+                       crowded(environ, usable, online)), path
 
 
 def _become(command: list[str], made: dict[str, str]) -> NoReturn:

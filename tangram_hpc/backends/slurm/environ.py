@@ -13,7 +13,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class SlurmPlace:
     """Where this process runs; zeros and empty strings for what Slurm did not say. `nodes`: how
-    many each component of the job has; one number where it is no het job."""
+    many each component of the job has; one number where it is no het job. `tasks_here`: of this
+    step on this node; `bound`: to CPUs of its own."""
 
     job: str
     node: str
@@ -23,6 +24,8 @@ class SlurmPlace:
     ntasks: int
     ends_at_s: int
     nodes: tuple[int, ...] = ()
+    tasks_here: int = 0
+    bound: bool = False
 
 
 def slurm_place(environ: Mapping[str, str]) -> SlurmPlace | None:
@@ -41,6 +44,8 @@ def slurm_place(environ: Mapping[str, str]) -> SlurmPlace | None:
         ntasks=_int(environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")),
         ends_at_s=_int(environ.get("SLURM_JOB_END_TIME")),
         nodes=_nodes(environ),
+        tasks_here=_tasks_here(environ),
+        bound=environ.get("SLURM_CPU_BIND_TYPE", "").startswith(("mask", "map", "rank")),
     )
 
 
@@ -68,6 +73,17 @@ def _nodes(environ: Mapping[str, str]) -> tuple[int, ...]:
     size = _int(environ.get("SLURM_HET_SIZE"))
     groups = tuple(_int(environ.get(f"{name}_HET_GROUP_{n}")) for n in range(size))
     return groups if groups and all(groups) else (_int(environ.get(name)) or 1,)
+
+
+def _tasks_here(environ: Mapping[str, str]) -> int:
+    """`2(x3),1` of a step's nodes, at our node's place in it; 0 where Slurm did not say."""
+    at = _int(environ.get("SLURM_NODEID"))
+    for group in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        count, _, times = group.partition("(x")
+        at -= _int(times.rstrip(")")) or 1
+        if at < 0:
+            return _int(count)
+    return 0
 
 
 def unsized(environ: Mapping[str, str]) -> dict[str, str]:

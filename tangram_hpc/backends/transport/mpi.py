@@ -32,6 +32,7 @@ from ...ports import ChannelLost
 from ...wire import relay
 from ...wire.frame import Buffer
 from .mpi_channel import MpiChannel
+from .mpi_crowd import crowded, waiting
 from .mpi_guard import bring_up
 from .mpi_launch import REMEDY, Launch, launch_of, launch_rank
 from .mpi_shm import forget_names
@@ -67,7 +68,7 @@ class World:
         wire: the traffic between all ranks of the world.
     """
 
-    def __init__(self, MPI: Any, cards: list[Card], own_finalize: bool) -> None:
+    def __init__(self, MPI: Any, cards: list[Card], own_finalize: bool, is_crowded: bool) -> None:
         world = MPI.COMM_WORLD
         roles = [card.role for card in cards]
         self.gateway = roles.index("gateway")
@@ -80,6 +81,7 @@ class World:
         traffic.Set_errhandler(MPI.ERRORS_RETURN)
         self.wire = MpiWire(MPI, traffic)
         self.dead = ""  # why nothing may be sent to the gateway any more
+        self._crowded = is_crowded  # ranks of this node share its cores
         self._mpi, self._own_finalize = MPI, own_finalize
         self._opened = 0
         self._channel: MpiChannel | None = None
@@ -96,8 +98,13 @@ class World:
             raise BrokerUnreachable(f"job {self.job}: another client of this process uses MPI")
         sharpen()  # the client's own thread dials
         self._opened += 1
-        self._channel = MpiChannel(self.wire, self.gateway, self._opened, spin_us * 1000, self.lose)
+        spin_ns = self.spin_us(spin_us) * 1000
+        self._channel = MpiChannel(self.wire, self.gateway, self._opened, spin_ns, self.lose)
         return self._channel
+
+    def spin_us(self, at_most: int) -> int:
+        """How long a wait of ours spins before it sleeps: not at all where ranks share cores."""
+        return 0 if self._crowded else at_most
 
     def lose(self, why: str) -> None:
         """Nothing is sent to the gateway any more."""
@@ -270,6 +277,8 @@ def speaks(environ: Mapping[str, str]) -> bool:
 def _bring_together(environ: Mapping[str, str], card: Card) -> World:
     global _met
     launch = launch_of(environ)
+    is_crowded = crowded(environ, len(os.sched_getaffinity(0)), os.cpu_count() or 1)
+    os.environ.update(waiting(environ, is_crowded))  # MPI reads it when it starts
     with bring_up(os.getpid(), launch.rank, launch.timeout_s, REMEDY):
         MPI, own_finalize = _start()
         full = {**asdict(card), "size": launch.size, "source": launch.source,
@@ -278,7 +287,7 @@ def _bring_together(environ: Mapping[str, str], card: Card) -> World:
         forget_names()  # all ranks have told: all have left MPI_Init
         problem = complaint(cards)
         if problem is None:
-            _met = World(MPI, cards, own_finalize)
+            _met = World(MPI, cards, own_finalize, is_crowded)
     if problem is not None:
         if own_finalize:
             MPI.Finalize()  # nobody is missing: all refuse alike, and the launcher sees order
