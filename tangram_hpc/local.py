@@ -1,7 +1,9 @@
 """`LocalCluster`: broker, one worker and a client in one process tree, without Slurm or MPI.
 
 Law: the same programs as on a cluster, on one machine; what it starts ends with it, even when this
-process is killed (each child holds the reading end of a pipe whose writing end is ours).
+process is killed (each child holds the reading end of a pipe whose writing end is ours). Where no
+worker is left nothing could ever run again, so that they are started anew; one of several is a node
+that was lost.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import difflib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +28,7 @@ from .errors import BrokerUnreachable, InvalidInput
 
 _START_S = 30.0
 _WORKERS_MAX = 1024
+_SHORT_S, _AGAIN_MAX = 10.0, 3  # workers that end so soon, so often in a row, are not helped by it
 
 
 class LocalCluster:
@@ -72,6 +76,7 @@ class LocalCluster:
         self._workers = workers
         self._children: list[subprocess.Popen[bytes]] = []
         self._lifeline = -1
+        self._spawning = threading.Lock()  # and closing
         self.client: Client | None = None
 
     def start(self) -> LocalCluster:
@@ -85,11 +90,11 @@ class LocalCluster:
         try:
             broker = self._spawn("broker", "--job", self.job, "--nodes", str(self._workers))
             self._await_broker(broker)
-            for number in range(self._workers):
-                name = ["--name", f"local{number}"] if self._workers > 1 else []
-                self._spawn("worker", "--access", str(self.access), *name)
+            self._spawn_workers()
             self.client = connect(self.access)
             self._await_workers()
+            threading.Thread(target=self._keep, args=(broker,), name="tangram-workers",
+                             daemon=True).start()
         except BaseException:
             self.close()
             raise
@@ -99,12 +104,13 @@ class LocalCluster:
         """Ends it in order; the journal stays for `tangram acct`."""
         if self.client is not None:
             self.client.close()
-        for child in self._children[:1]:
-            child.terminate()  # the broker tells the workers
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            os.close(self._lifeline_read)
-            self._lifeline = -1
+        with self._spawning:
+            for child in self._children[:1]:
+                child.terminate()  # the broker tells the workers
+            if self._lifeline >= 0:
+                os.close(self._lifeline)
+                os.close(self._lifeline_read)
+                self._lifeline = -1
         for child in self._children:
             try:
                 child.wait(15)
@@ -154,6 +160,31 @@ class LocalCluster:
             if time.monotonic() > deadline:
                 raise BrokerUnreachable("the workers did not join in time")
             time.sleep(0.01)
+
+    def _spawn_workers(self) -> None:
+        for number in range(self._workers):
+            name = ["--name", f"local{number}"] if self._workers > 1 else []
+            self._spawn("worker", "--access", str(self.access), *name)
+
+    def _keep(self, broker: subprocess.Popen[bytes]) -> None:
+        """Starts the workers anew when none is left and that was not in order."""
+        short, workers = 0, self._children[1:]
+        while True:
+            begun = time.monotonic()
+            statuses = [worker.wait() for worker in workers]
+            with self._spawning:
+                ours = self._lifeline >= 0 and broker in self._children
+                if not ours or broker.poll() is not None or not any(statuses):
+                    return
+                short = short + 1 if time.monotonic() - begun < _SHORT_S else 0
+                told = f"tangram: no worker of {self.job} is left ({self.folder / 'worker.log'})"
+                if short > _AGAIN_MAX:
+                    print(f"{told}; it is not started again", file=sys.stderr, flush=True)
+                    return
+                print(f"{told}; starting anew", file=sys.stderr, flush=True)
+                del self._children[1:]
+                self._spawn_workers()
+                workers = self._children[1:]
 
     def _spawn(self, *words: str) -> subprocess.Popen[bytes]:
         command: Sequence[str] = [sys.executable, "-m", "tangram_hpc", *words,

@@ -280,6 +280,41 @@ def test_a_killed_worker_ends_or_repeats_its_actions(tmp_path: Path) -> None:
         assert sorted(states.values()) == ["DOWN", "UP"]
 
 
+def test_the_last_worker_is_started_anew(tmp_path: Path, capfd: pytest.CaptureFixture[str]
+                                         ) -> None:
+    """With it gone nothing could ever run; a session that was there is lost, and told so."""
+    with LocalCluster(cpus=1, home=tmp_path) as c:
+        session = c.session()
+        assert session.exec("true").result(30).ok
+        again, after = c.submit(["sleep", "0.5"], retries=1), c.submit(["echo", "after"])
+        time.sleep(0.3)
+        for _ in range(2):
+            worker = c._children[1]
+            os.kill(worker.pid, signal.SIGKILL)
+            assert again.result(60).ok and after.result(60).text == "after\n"
+            with pytest.raises(tangram_hpc.TangramError):
+                session.exec("true").result(60)
+            assert c._children[1].pid != worker.pid
+            session, again = c.session(), c.submit(["true"])
+            session.opened.result(60)
+        kept = c._children[1:]
+    assert [child.returncode for child in kept] == [0]
+    assert capfd.readouterr().err.count("is left") == 2
+
+
+def test_workers_that_end_at_once_are_given_up(tmp_path: Path, capfd: pytest.CaptureFixture[str],
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalCluster(cpus=1, home=tmp_path) as c:
+        monkeypatch.setitem(c._environ, "TANGRAM_SCRATCH", "/proc/nowhere")
+        os.kill(c._children[1].pid, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        said = ""
+        while "not started again" not in said and time.monotonic() < deadline:
+            time.sleep(0.1)
+            said += capfd.readouterr().err
+    assert said.count("starting anew") == 3 and said.count("it is not started again") == 1
+
+
 def test_a_broker_that_ends_says_so_and_leaves_a_tombstone(tmp_path: Path) -> None:
     c = LocalCluster(cpus=1, home=tmp_path).start()
     future = c.submit(["sleep", "100"])
