@@ -279,6 +279,12 @@ def test_what_is_no_work_no_session_and_no_path_is_told(cluster: LocalCluster) -
             with pytest.raises(tangram_hpc.InvalidInput, match=r"(path|data|mode|local|name): "):
                 call()  # type: ignore[no-untyped-call]
         assert s.exec("echo 1").result(20).ok
+    for field in ("name", "component"):
+        with pytest.raises(tangram_hpc.InvalidInput, match=rf"{field}: .* more than 4096"):
+            cluster.submit("echo 1", **{field: "x" * 4097})
+    with pytest.raises(tangram_hpc.InvalidInput, match=r"image: .* more than 4096"):
+        cluster.session(image="x" * 4097)
+    assert cluster.submit(f"{'A=' + 'x' * 100_000} true").result(20).ok  # its name is cut
     with pytest.raises(tangram_hpc.InvalidInput, match="once: expected"):
         cluster.forget(["a", "b"])
     with pytest.raises(tangram_hpc.InvalidInput, match="name: expected"):

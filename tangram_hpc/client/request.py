@@ -16,6 +16,7 @@ import msgspec
 
 from ..domain.action import Action, Kind, Profile
 from ..domain.isolation import BACKENDS
+from ..domain.outcome import TEXT_MAX
 from ..domain.rollouts import NAME_MAX, Turn
 from ..domain.session import BACKGROUNDS, SessionSpec
 from ..errors import InvalidInput
@@ -26,6 +27,7 @@ _UNITS = {"": 1, "m": 1, "mb": 1, "mib": 1, "g": 1024, "gb": 1024, "gib": 1024,
           "t": 1024 * 1024, "k": 1 / 1024}
 
 ONCE_MAX = 200  # bytes of the name of an action's work
+NAME_CUT = 80  # characters of a name that nobody gave
 FUNCTIONS_MAX = 1024  # shipped functions that are remembered
 CPUS_MAX = 1 << 16  # of one action: more than any node has
 _NO_ARGUMENTS = pickle.dumps(((), {}), protocol=5)
@@ -92,9 +94,12 @@ def sendable(record: _R) -> _R:
 
     Raises:
         InvalidInput: a field has the wrong type, a text in it is not UTF-8, or a number has more
-            than 64 bits.
+            than 64 bits, or a text is too long for a journal.
     """
-    packed(record, "name, image, component")
+    if len(packed(record, "name, image, component")) > TEXT_MAX:
+        for field in ("name", "component", "image"):
+            if len(getattr(record, field, "")) > TEXT_MAX:
+                raise InvalidInput(f"{field}: it has more than {TEXT_MAX} characters")
     return record
 
 
@@ -241,7 +246,7 @@ def make_action(action: int, kind: Kind, options: Options, session: int, what: s
     if retries is None:
         retries = 0 if session or options.endpoint else 2
     return sendable(Action(
-        id=action, name=options.name or what, kind=kind,
+        id=action, name=options.name or what[:NAME_CUT], kind=kind,
         degrees=(0,) if kind is Kind.FILE else degrees_of(options.cpus),
         mem_mib=mib_of(options.mem), gpus=_count(options.gpus, "gpus"), session=session,
         timeout_ns=timeout_ns, attempts_max=1 + _count(retries, "retries"),
