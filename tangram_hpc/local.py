@@ -183,7 +183,11 @@ class LocalCluster:
                     return
                 print(f"{told}; starting anew", file=sys.stderr, flush=True)
                 del self._children[1:]
-                self._spawn_workers()
+                try:
+                    self._spawn_workers()
+                except (OSError, InvalidInput) as error:
+                    print(f"tangram: a worker cannot be started: {error}", file=sys.stderr)
+                    return
                 workers = self._children[1:]
 
     def _spawn(self, *words: str) -> subprocess.Popen[bytes]:
