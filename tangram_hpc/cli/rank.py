@@ -78,7 +78,6 @@ def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
              ) -> tuple[dict[str, str], Path]:
     """The environment of this rank's program, and the access file."""
     from ..assemble.ways import await_access, find_access, own_address
-    from ..backends.cpu import affinity
     from ..backends.trainer_rank import affinity_complaint, environment, meet, wants_master
     from ..backends.transport.mpi_crowd import crowded
 
@@ -91,7 +90,7 @@ def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
         print(f"tangram: {found.trainers} trainer ranks and the gateway as rank "
               f"{found.size - 1} (--gateway off: all {found.size} are trainers)",
               file=sys.stderr, flush=True)
-    usable, online = len(affinity.usable()), os.cpu_count() or 1
+    usable, online = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     if found.local == 0 and not found.is_gateway:
         told = affinity_complaint(environ, usable, online)
         if told:
