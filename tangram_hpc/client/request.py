@@ -301,12 +301,14 @@ def environment(env: Mapping[str, str] | None) -> dict[str, str]:
     Raises:
         InvalidInput: it is no mapping, or a name is no text.
     """
-    if env is not None and not isinstance(env, Mapping):
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
         raise InvalidInput(f"env: {type(env).__name__} is not a mapping of names to texts")
-    for name in env or ():
+    for name in env:
         if not isinstance(name, str):
             raise InvalidInput(f"env: the name {name!r} is not a text")
-    return {name: str(value) for name, value in (env or {}).items()}
+    return {name: str(value) for name, value in env.items()}
 
 
 def raw_files(files: Mapping[str, bytes | str] | None) -> dict[str, bytes]:
@@ -315,9 +317,11 @@ def raw_files(files: Mapping[str, bytes | str] | None) -> dict[str, bytes]:
     Raises:
         InvalidInput: a content is neither bytes nor str, or it is no mapping.
     """
-    if files is not None and not isinstance(files, Mapping):
+    if files is None:
+        return {}
+    if not isinstance(files, Mapping):
         raise InvalidInput(f"files: {type(files).__name__} is not a mapping of paths to contents")
-    return {path: raw_bytes(data, f"files[{path!r}]") for path, data in (files or {}).items()}
+    return {path: raw_bytes(data, f"files[{path!r}]") for path, data in files.items()}
 
 
 def raw_bytes(data: bytes | str, field: str) -> bytes:

@@ -9,7 +9,6 @@ import logging
 import pickle
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -37,8 +36,7 @@ _RESULTS = (ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT,
             ActionState.OUT_OF_MEMORY)
 
 
-@dataclass(slots=True)
-class Pending:
+class Pending(msgspec.Struct, gc=False):
     """An action that is open: all that is needed to say it again, and whom to tell."""
 
     action: Action
@@ -94,11 +92,10 @@ def _value(pending: Pending, result: ms.Result, payload: memoryview | None, stor
     told = pl.decode(payload) if payload is not None else None
     if isinstance(told, pl.Stored):
         told = pl.decode(store.get(told.digest))
-    what = _name(pending)
     if isinstance(told, pl.ErrorReturn):
         kind = UntrustedResult if told.kind == "UntrustedResult" else RemoteError
         text = told.text if kind is UntrustedResult else f"{told.kind}: {told.text}"
-        raise kind(f"{what}: {text}" + (f"\n{told.trace}" if told.trace else ""), told)
+        raise kind(f"{_name(pending)}: {text}" + (f"\n{told.trace}" if told.trace else ""), told)
     if pending.action.kind is Kind.EXEC and outcome.state in _RESULTS:
         told = told if isinstance(told, pl.ExecReturn) else pl.ExecReturn()
         return ExecResult(outcome.state, outcome.exit_code, outcome.signal, told.stdout,
@@ -106,28 +103,28 @@ def _value(pending: Pending, result: ms.Result, payload: memoryview | None, stor
                           outcome.maxrss_kib, result.grants, outcome.isolation,
                           outcome.enforcement)
     if outcome.state is not ActionState.COMPLETED:
-        raise ActionFailed(f"{what}: {outcome.state.value}"
+        raise ActionFailed(f"{_name(pending)}: {outcome.state.value}"
                            + (f": {outcome.reason}" if outcome.reason else ""), told)
     if isinstance(told, pl.FileReturn):
         return told.data
     if isinstance(told, pl.FileList):
         return told.entries
     if isinstance(told, pl.ValueReturn):
-        return _returned(told, pending.trusted, what)
+        return _returned(told, pending)
     return None
 
 
-def _returned(told: pl.ValueReturn, trusted: bool, what: str) -> Any:
+def _returned(told: pl.ValueReturn, pending: Pending) -> Any:
     if not told.pickled:
         return decode_value(told.data)
-    if not trusted:
-        raise UntrustedResult(f"{what}: its result came as a pickle and `trusted=True` was not "
-                              "said")
+    if not pending.trusted:
+        raise UntrustedResult(f"{_name(pending)}: its result came as a pickle and `trusted=True` "
+                              "was not said")
     try:
         return pickle.loads(told.data)
     except BaseException as error:  # noqa: BLE001 - a pickle runs what it likes, on our thread
-        raise ActionFailed(f"{what}: its result cannot be unpickled here: {_said(error)}", told
-                           ) from None
+        raise ActionFailed(f"{_name(pending)}: its result cannot be unpickled here: {_said(error)}",
+                           told) from None
 
 
 def _said(error: BaseException) -> str:

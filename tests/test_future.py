@@ -1,0 +1,155 @@
+"""`Future`: a `concurrent.futures.Future` that makes what it needs to wait only for who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tangram_hpc.client import future as future_module
+from tangram_hpc.client.future import Future, as_completed
+
+
+def fresh() -> Future:
+    return Future(1, lambda action: None)
+
+
+@contextmanager
+def hurried() -> Iterator[None]:
+    """Threads change places as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def meet(*works: Callable[[], Any]) -> list[Any]:
+    """Runs these at once, each in a thread of its own; what they returned."""
+    gate, found = threading.Barrier(len(works)), [None] * len(works)
+
+    def run(index: int) -> None:
+        gate.wait()
+        found[index] = works[index]()
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "somebody waits for ever"
+    return found
+
+
+def test_who_has_ended_before_anybody_waits_made_nothing() -> None:
+    done = fresh()
+    assert not done.done()
+    done.set_result(5)
+    assert done.result() == 5 and done.done()
+    assert done._made is None
+    assert done.exception() is None and not done.running()
+    with pytest.raises(concurrent.futures.InvalidStateError):
+        done.set_result(6)
+    assert done.result(0) == 5
+
+
+def test_it_is_a_future_in_every_other_way() -> None:
+    heard: list[Any] = []
+    slow, quick, broken = fresh(), fresh(), fresh()
+    with pytest.raises(concurrent.futures.TimeoutError):
+        slow.result(0.01)
+    slow.add_done_callback(lambda future: heard.append(future.result()))
+    slow.set_result("late")
+    quick.set_result("early")
+    quick.add_done_callback(lambda future: heard.append(future.result()))
+    broken.set_exception(ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        broken.result()
+    assert heard == ["late", "early"] and isinstance(broken.exception(), ValueError)
+    assert set(as_completed([slow, quick, broken], 5)) == {slow, quick, broken}
+    open_ = fresh()
+    done, rest = concurrent.futures.wait([slow, quick, open_], 0.01)
+    assert done == {slow, quick} and rest == {open_}
+    open_.end_cancelled()
+    assert open_.cancelled() and open_.done() and not open_.cancel()
+    with pytest.raises(concurrent.futures.CancelledError):
+        open_.result()
+    assert "Future" in repr(fresh()) and "finished" in repr(quick)
+
+
+def test_who_waits_while_it_ends_hears_of_it() -> None:
+    """Once, and whoever comes first."""
+    with hurried():
+        for turn in range(300):
+            one, called = fresh(), list[Any]()
+            found = meet(lambda one=one, turn=turn: one.set_result(turn),
+                         lambda one=one: one.result(10),
+                         lambda one=one, called=called: one.add_done_callback(called.append),
+                         lambda one=one: concurrent.futures.wait([one], 10)[0])
+            assert found[1] == turn and found[3] == {one} and called == [one]
+
+
+def test_as_completed_while_they_end() -> None:
+    with hurried():
+        for _ in range(60):
+            many = [fresh() for _ in range(20)]
+            found = meet(lambda many=many: [one.set_result(i) for i, one in enumerate(many)],
+                         lambda many=many: sorted(f.result() for f in as_completed(many, 10)))
+            assert found[1] == list(range(20))
+
+
+def test_it_can_be_awaited_before_and_after() -> None:
+    async def both() -> list[Any]:
+        early, late = fresh(), fresh()
+        early.set_result(1)
+        asyncio.get_running_loop().call_later(0.01, late.set_result, 2)
+        return [await early, await late, await late]
+
+    assert asyncio.run(both()) == [1, 2, 2]
+
+
+def test_ending_and_beginning_to_wait_do_not_overlap() -> None:
+    """Who begins to wait looks at what has been decided, and who ends it sees who waits."""
+    for touch in (lambda one: one.set_result(1), lambda one: one._condition):
+        one = fresh()
+        with future_module._gate:
+            thread = threading.Thread(target=touch, args=(one,), daemon=True)
+            thread.start()
+            thread.join(0.05)
+            assert thread.is_alive() and not one.done() and one._made is None
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_child_whose_parent_just_ended_one_can_use_them() -> None:
+    held, leave = threading.Event(), threading.Event()
+
+    def end_one() -> None:
+        with future_module._gate:
+            held.set()
+            leave.wait(20)
+
+    busy = threading.Thread(target=end_one, daemon=True)
+    busy.start()
+    try:
+        assert held.wait(10)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(10)
+            one = fresh()
+            one.set_result(3)
+            os._exit(one.result(5) + 4)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    finally:
+        leave.set()
+        busy.join(10)
