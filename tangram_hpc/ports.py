@@ -141,10 +141,14 @@ class Reports(Protocol):
         """The lease's process runs."""
         ...
 
-    def finished(
-        self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool
-    ) -> None:
-        """The attempt's outcome; with `clean` its units are free too."""
+    def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
+                 soon: bool = False) -> None:
+        """The attempt's outcome; with `clean` its units are free too. `soon`: `settled` follows in
+        this turn of the loop."""
+        ...
+
+    def settled(self) -> None:
+        """The executor is in the middle of nothing: what waited for units may begin."""
         ...
 
     def released(self, lease: int) -> None:

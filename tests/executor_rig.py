@@ -72,6 +72,7 @@ class Rig:
         self.packed: dict[int, str] = {}
         self.pieces: dict[int, list[tuple[int, bytes]]] = {}
         self.lease = 0
+        self.unsettled: set[int] = set()  # leases that ended `soon`, and not a turn later
         options.setdefault("cores", affinity.usable()[:2])
         cores = options.pop("cores")
         self.trusted = options.pop("trusted", True)
@@ -94,14 +95,23 @@ class Rig:
     def started(self, lease: int) -> None:
         self.events.append(("started", lease))
 
-    def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool) -> None:
+    def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
+                 soon: bool = False) -> None:
         assert lease not in self.done
         self.events.append(("finished", lease))
+        if soon:
+            self.unsettled.add(lease)
+            self.loop.call_soon(self.events.append, ("turned", lease))
         if payload is not None and isinstance(reference := decode(payload), Stored):
             payload = self.store.get(reference.digest)
         self.done[lease] = (outcome, None if payload is None else decode(payload), clean)
         if clean:
             self.free.add(lease)
+
+    def settled(self) -> None:
+        late = {lease for lease in self.unsettled if ("turned", lease) in self.events}
+        assert not late, f"{late} were to be settled in the turn they ended in"
+        self.unsettled.clear()
 
     def released(self, lease: int) -> None:
         assert lease in self.done and lease not in self.free
@@ -192,6 +202,7 @@ class Rig:
             self.executor.close()
 
         self.loop.run_until_complete(close())
+        assert not self.unsettled
         assert self.free == set(self.done)
         assert not self.scratch.exists(), list(self.scratch.rglob("*"))
         self.loop.close()

@@ -137,7 +137,8 @@ class Rig:
     def started(self, lease: int) -> None:
         assert lease not in self.ends
 
-    def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool) -> None:
+    def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
+                 soon: bool = False) -> None:
         assert lease not in self.ends, f"lease {lease} ended twice"
         self.ends[lease] = outcome
         if not clean:
@@ -149,6 +150,9 @@ class Rig:
             self.values[lease] = decode_value(told.data)
         elif isinstance(told, ErrorReturn):
             self.values[lease] = told.text
+
+    def settled(self) -> None:
+        pass
 
     def released(self, lease: int) -> None:
         self.unclean.remove(lease)

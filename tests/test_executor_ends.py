@@ -171,7 +171,7 @@ from tangram_hpc.wire.message import Start
 from tangram_hpc.wire.payload import ExecCall, FunctionCall, encode
 import cloudpickle, pickle, time
 class Reports:
-    def __getattr__(self, name): return lambda *args: None
+    def __getattr__(self, name): return lambda *args, **more: None
 async def main():
     store = FolderStore(sys.argv[1] + "/store")
     executor = SandboxExecutor(Reports(), store, sys.argv[1] + "/scratch", affinity.usable())

@@ -211,6 +211,33 @@ def test_a_command_that_sigterm_ends_by_itself_is_told_soon() -> None:
                         ms.Released(1)]
 
 
+@pytest.mark.parametrize("soon", [True, False])
+def test_who_waited_for_units_begins_when_the_executor_is_in_the_middle_of_nothing(soon: bool
+                                                                                  ) -> None:
+    rig = Rig()
+    rig.start(1)
+    follow = rig.orders.got
+    for lease in (2, 3):
+        order = ms.Start(lease, Action(lease, "a"), (0,), after=lease - 1)
+        rig.driver._chains.hold(order, memoryview(b"p"))
+        rig.driver._open.add(lease)
+    rig.driver.finished(1, DONE, None, True, soon)
+    assert [one[0] for one in follow] == ["start"]  # it may be in the middle of something
+    if soon:
+        assert not [call for call in rig.hand.calls if call[1] == rig.driver._begin_due]
+        rig.driver.settled()
+    else:
+        rig.hand.turn()
+    assert [(one[0], one[1].lease) for one in follow] == [("start", 1), ("start", 2)]
+    rig.driver.settled()
+    rig.hand.turn()
+    assert len(follow) == 2, "the third waits for the second"
+    rig.driver.finished(2, DONE, None, True)
+    rig.driver.settled()  # told without a promise, and yet settled: it begins, once
+    rig.hand.turn()
+    assert [one[1].lease for one in follow] == [1, 2, 3]
+
+
 def test_what_is_not_for_a_worker_is_an_error() -> None:
     rig = Rig()
     with pytest.raises(ProtocolError, match="Bye"):

@@ -7,6 +7,7 @@ state everywhere.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from ..domain.action import Action, Kind
@@ -86,7 +87,8 @@ class SessionEntry:
     near: tuple[int, ...] = ()
     placed_at: int = 0
     leases: dict[int, None] = field(default_factory=dict)
-    waiting: dict[int, None] = field(default_factory=dict)  # its actions not started, in order
+    # its actions not started; a dict would look through those that have left it for its first
+    waiting: OrderedDict[int, None] = field(default_factory=OrderedDict)
     closing: str = ""  # why it is to end
     forks: dict[int, bool] = field(default_factory=dict)  # not open yet -> its files are copied now
 
@@ -103,7 +105,7 @@ class SessionEntry:
         """Whether an action may start in it, those that run aside: it stands, and no fork's files
         are being copied."""
         stands = self.state in (SessionState.IDLE, SessionState.BUSY)
-        return stands and not any(self.forks.values())
+        return stands and not (self.forks and any(self.forks.values()))
 
     @property
     def parallel(self) -> bool:

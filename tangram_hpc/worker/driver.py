@@ -179,13 +179,14 @@ class WorkerDriver:
             if self._executor is not None and not self._over:
                 self._begin(self._executor, held)
 
-    def _gone(self, lease: int) -> None:
-        """A lease is gone from its units: who waited for that begins, on the next turn, as the
-        executor is in the middle of something."""
+    def _gone(self, lease: int, soon: bool = False) -> None:
+        """A lease is gone from its units: who waited for that begins, but not at once, as the
+        executor is in the middle of something. Where it says so when it is not (`settled`) that
+        saves a turn of the loop, which costs a busy worker a tenth."""
         self._open.discard(lease)
         held = self._chains.gone(lease)
         if held is not None:
-            if not self._due:
+            if not self._due and not soon:
                 self._timer.after(0, self._begin_due)
             self._due.append(held)
 
@@ -282,7 +283,8 @@ class WorkerDriver:
             self._beating = True
             self._timer.after(BEAT_S, self._beat)
 
-    def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool) -> None:
+    def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
+                 soon: bool = False) -> None:
         """See `ports.Reports`. Slurm ends a step by SIGTERM to all that runs in it, its commands
         first: what ends as if by that is told when we have not heard it ourselves."""
         self._running.discard(lease)
@@ -291,14 +293,20 @@ class WorkerDriver:
             self._doubtful[lease] = clean
             self._timer.after(SIGTERM_S, lambda: self._tell_after_all(lease, outcome))
         else:
-            self._tell_end(lease, outcome, payload, clean)
+            self._tell_end(lease, outcome, payload, clean, soon)
+
+    def settled(self) -> None:
+        """See `ports.Reports`."""
+        if self._due:
+            self._begin_due()
 
     def _tell_after_all(self, lease: int, outcome: Outcome) -> None:
         self._tell_end(lease, outcome, None, self._doubtful.pop(lease))
 
-    def _tell_end(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool) -> None:
+    def _tell_end(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
+                  soon: bool = False) -> None:
         if clean:
-            self._gone(lease)
+            self._gone(lease, soon)
         self._send(Finished(lease, outcome.brief(), clean, int(payload is not None)), payload)
 
     def released(self, lease: int) -> None:

@@ -400,30 +400,23 @@ static int reap(struct plain *plain)
     }
 }
 
-/* Waits until it has ended and nothing of it is left; 0: it is Python's from now on. */
+/* Waits until it has ended and nothing of it is left; 0: it is Python's from now on. For SIGCHLD
+ * alone, which is blocked: a handler that writes into a pipe that we poll costs six calls more.
+ * What else comes - another order, a fall, our end - is seen after, so at most our patience later. */
 static int wait_for(struct plain *plain)
 {
-    struct pollfd fds[3] = {
-        {plain->wake, POLLIN, 0}, {plain->control, POLLIN, 0}, {plain->gone, POLLIN, 0}};
-    uint8_t signals[64];
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
     for (;;) {
         int64_t left = plain->started_ns + plain->patience_ns - now_ns();
         struct timespec wait = {0, left > 0 ? (long)left : 0};
-        int n = ppoll(fds, 3, &wait, NULL);
-        if (n < 0 && errno != EINTR)
-            return 0;
-        if (n > 0 && fds[0].revents) {
-            ssize_t got = read(plain->wake, signals, sizeof signals);
-            for (ssize_t i = 0; i < got; i++)
-                if (signals[i] != SIGCHLD)
-                    return 0; /* Python's own handler has noted it */
-            if (reap(plain))
-                return plain->ended && !plain->fell;
-            if (plain->ended || plain->fell)
-                return 0; /* it left something behind */
-        }
-        if (left <= 0 || n == 0 || (n > 0 && (fds[1].revents || fds[2].revents)))
-            return 0; /* it takes longer, however often it wakes us; another order; a fall */
+        if (sigtimedwait(&child, NULL, &wait) < 0)
+            return 0; /* it takes longer, or Python's handler has noted another signal */
+        if (reap(plain))
+            return plain->ended && !plain->fell;
+        if (plain->ended || plain->fell || left <= 0)
+            return 0; /* it left something behind; or takes longer, however often it wakes us */
     }
 }
 
@@ -452,12 +445,7 @@ static int drain(const struct plain *plain, uint8_t *output, uint64_t sizes[2])
     return 1;
 }
 
-/* Serves plain orders for as long as there are only such.
- *
- * Returns LOOK: Python must look at its descriptors; READ: `data` has been read and nobody acted on
- * it; RUNNING: `data` is an order whose command runs, or has ended with `status` if `ended`; GONE:
- * nobody hears us any more; FELL: what holds the sandbox has ended. */
-int plain_serve(struct plain *plain)
+static int serve(struct plain *plain)
 {
     static struct program program;
     static uint8_t output[2 * OUTPUT];
@@ -487,6 +475,22 @@ int plain_serve(struct plain *plain)
         if (!tell(plain, lease, output, sizes, now_ns() - plain->started_ns))
             return GONE;
     }
+}
+
+/* Serves plain orders for as long as there are only such.
+ *
+ * Returns LOOK: Python must look at its descriptors; READ: `data` has been read and nobody acted on
+ * it; RUNNING: `data` is an order whose command runs, or has ended with `status` if `ended`; GONE:
+ * nobody hears us any more; FELL: what holds the sandbox has ended. */
+int plain_serve(struct plain *plain)
+{
+    sigset_t child, before;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &child, &before);
+    int back = serve(plain);
+    sigprocmask(SIG_SETMASK, &before, NULL); /* what came late reaches Python's handler now */
+    return back;
 }
 
 /* So that Python sees whether this was built from what it describes. */

@@ -56,19 +56,10 @@ class SandboxExecutor:
         InvalidInput: `scratch` or a setting cannot be used.
     """
 
-    def __init__(
-        self,
-        reports: Reports,
-        store: Store,
-        scratch: str | Path,
-        cores: tuple[int, ...],
-        settings: SandboxSettings = _DEFAULTS,
-        *,
-        backends: Backends | None = None,
-        pinned: bool | None = None,
-        gpus: GpuMeter | None = None,
-        enforcer: Enforcer | None = None,
-    ) -> None:
+    def __init__(self, reports: Reports, store: Store, scratch: str | Path,
+                 cores: tuple[int, ...], settings: SandboxSettings = _DEFAULTS, *,
+                 backends: Backends | None = None, pinned: bool | None = None,
+                 gpus: GpuMeter | None = None, enforcer: Enforcer | None = None) -> None:
         self.pinned = pinned = affinity.describe(cores) == "affinity" if pinned is None else pinned
         self._gpus = gpus or GpuMeter(Devices())
         self._reports, self._cores = reports, cores
@@ -333,9 +324,13 @@ class SandboxExecutor:
         if message.clean:
             host.leases.pop(message.lease, None)
         outcome = self._told(job, host, message.outcome)
-        self._finish(job, outcome, message.payload, message.clean)
+        self._finish(job, outcome, message.payload, message.clean, soon=True)
         if message.clean:
             self._left(host, message.lease)
+
+    def settled(self) -> None:
+        """See `hosts.Owner`."""
+        self._reports.settled()
 
     def _told(self, job: Job, host: Host, outcome: Outcome) -> Outcome:
         """What a host said of an outcome, with what only its worker knows."""
@@ -449,7 +444,8 @@ class SandboxExecutor:
         """See `sessions.Crew`."""
         self._finish(job, job.unstarted(state, reason), None, True)
 
-    def _finish(self, job: Job, outcome: Outcome, payload: bytes | None, clean: bool) -> None:
+    def _finish(self, job: Job, outcome: Outcome, payload: bytes | None, clean: bool,
+                soon: bool = False) -> None:
         job.live = False
         job.end_timer()
         job.gone = clean
@@ -460,7 +456,7 @@ class SandboxExecutor:
         else:
             if clean:
                 del self._jobs[job.order.lease]
-            self._reports.finished(job.order.lease, outcome, payload, clean)
+            self._reports.finished(job.order.lease, outcome, payload, clean, soon)
 
     def _kept(self, job: Job, outcome: Outcome, data: bytes, why: str) -> None:
         if self._jobs.get(job.order.lease) is not job:

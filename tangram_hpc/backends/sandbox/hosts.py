@@ -10,7 +10,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
@@ -270,6 +270,10 @@ class Owner(Protocol):
         """A piece of an action's output."""
         ...
 
+    def settled(self) -> None:
+        """All that was heard in this turn has been told; the last word of each turn."""
+        ...
+
 
 class NurseryClient:
     """Starts the nursery process and speaks to it; at most one per executor."""
@@ -294,7 +298,7 @@ class NurseryClient:
             )
         self._socket = here
         here.setblocking(False)
-        self.loop.add_reader(here.fileno(), self._on_packet)
+        self.loop.add_reader(here.fileno(), self._turn, self._on_packet)
 
     @property
     def pid(self) -> int:
@@ -331,6 +335,10 @@ class NurseryClient:
 
     # ---- what it says ----
 
+    def _turn(self, hear: Callable[..., object], *what: Host) -> None:
+        hear(*what)
+        self._owner.settled()
+
     def _on_packet(self) -> None:
         try:
             size = array.array("i").itemsize
@@ -365,11 +373,11 @@ class NurseryClient:
             host.broken = f"enforcement: {error.strerror or error}"
             return host.kill()
         if host.kind == RUNNER:
-            self.loop.add_reader(host.bell, self._on_bell, host)
+            self.loop.add_reader(host.bell, self._turn, self._on_bell, host)
             host.up, host.isolation = True, "process"
             self._owner.host_up(host)
         else:
-            self.loop.add_reader(fd, self._on_data, host)
+            self.loop.add_reader(fd, self._turn, self._on_data, host)
 
     def _on_bell(self, host: Host) -> None:
         rung = os.read(host.bell, 64)
