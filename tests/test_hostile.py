@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -533,6 +535,55 @@ def test_another_sessions_process_is_out_of_reach(arena: Arena) -> None:
         assert alive(victim) and tree.state(victim) != "T"
         assert about == (os.sched_getaffinity(victim), os.getpriority(os.PRIO_PROCESS, victim),
                          os.sched_getscheduler(victim))
+        duel.goes_on()
+
+
+STOPS = """
+keeper, times, pause = os.getppid(), int(sys.argv[1]), float(sys.argv[2])
+for _ in range(times):
+    if keeper:  # 0 where it is in another pid namespace
+        attempt("stop", lambda: os.kill(keeper, signal.SIGSTOP))
+    time.sleep(pause)
+print("stopped", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("times", "pause"), [(1, 0), (5, 0.3), (100_000, 0.0001)])
+def test_stopping_its_init_frees_it_of_no_limit(arena: Arena, times: int, pause: float) -> None:
+    """That goes on; when it is stopped again and again it ends, and the action with it."""
+    with arena.duel() as duel:
+        began = time.monotonic()
+        outcome, _ = duel.python(STOPS, times, pause, timeout_ns=2_000_000_000)
+        assert time.monotonic() - began < 9, outcome
+        assert outcome.state is ActionState.TIMEOUT or (
+            times > 20 and outcome.state is ActionState.FAILED
+            and outcome.reason.startswith("the sandbox's init ended")), outcome
+        duel.goes_on()
+
+
+def test_stopping_its_init_between_two_actions(arena: Arena) -> None:
+    with arena.duel(background="share") as duel:
+        line = shlex.join(program(STOPS, 1, 0))
+        duel.shell(f"(sleep 0.2; exec {line}) >/dev/null 2>&1 &")
+        time.sleep(0.6)
+        duel.goes_on()
+
+
+LEASES = """
+import fcntl
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+open("leased", "w").close()
+file = os.open("leased", os.O_RDWR)
+for name, number in (("lease", 1024), ("delegation", 1040)):
+    attempt(name, lambda: fcntl.fcntl(file, number, fcntl.F_WRLCK))
+tell()
+"""
+
+
+def test_nobody_waits_for_the_holder_of_a_file(arena: Arena) -> None:
+    with arena.duel() as duel:
+        assert duel.successes(LEASES) == []
         duel.goes_on()
 
 

@@ -90,6 +90,8 @@ def test_arguments_are_compared_as_the_kernel_reads_them(machine: str) -> None:
     assert ask("ioctl", 0, 0x5412) == ask("ioctl", 0, high | 0x5412) == errno.EPERM
     assert ask("ioctl", 0, 0x541C) == errno.EPERM
     assert ask("ioctl", 0, 0x5413) == 0
+    assert ask("fcntl", 0, 1024) == ask("fcntl", 0, high | 1040) == errno.EPERM  # leases
+    assert ask("fcntl", 0, 1025) == ask("fcntl", 0, 4) == 0
     assert ask("kill", -1) == ask("kill", 0xFFFFFFFF) == errno.EPERM
     assert ask("kill", 5) == ask("kill", 0) == ask("kill", -5) == 0
     for flag in (0x20000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000):
@@ -131,7 +133,7 @@ def test_the_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
     header = Path(HEADERS[machine])
     if not header.exists():
         pytest.skip(f"{header} is not installed")
-    found = dict(re.findall(r"#define __NR_(\w+)\s+(\d+)\b", header.read_text()))
+    found = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)\b", header.read_text()))
     for name in [*NUMBERS, *BOTH]:
         ours, theirs = number(machine, name), found.get(name)
         if theirs is not None:

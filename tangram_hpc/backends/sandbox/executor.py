@@ -27,6 +27,7 @@ from .hosts import Host
 from .hostwire import FRAME_MAX, RUNNER, Ended, Gone, Kill, Piece, Run, Setup, Units
 from .jobs import Job, cause
 from .lodging import Lodging
+from .overdue import Overdue
 from .pools import Pool
 from .pressure import LOOK_S, Pressure
 from .sessions import Sessions
@@ -74,6 +75,7 @@ class SandboxExecutor:
         self._sessions = Sessions(self._lodging, self, reports, self._vault)
         self._stuck = StuckWatch(self._free_behind)
         self._pressure = Pressure(not self._counts_ooms, self.kill)
+        self._overdue = Overdue(settings.kill_wait_s)
         self._looking: asyncio.TimerHandle | None = None
 
     @property
@@ -248,10 +250,11 @@ class SandboxExecutor:
             self._reports.started(order.lease)
 
     def _look(self) -> None:
-        """Looks at memory for as long as anything runs."""
+        """Looks at memory, and at who takes too long, for as long as anything runs."""
         self._looking = None
         running = [(job, job.asked_mib) for job in self._jobs.values() if job.live and job.host]
         self._pressure.look(running, self._sessions.idle_hosts)
+        self._overdue.look(running)
         if running:
             self._looking = self._loop.call_later(LOOK_S, self._look)
 
@@ -262,7 +265,7 @@ class SandboxExecutor:
             return
         if job.host is None:
             return self.unstarted(job, state, reason)
-        job.stop = (state, reason)
+        job.stop_as(state, reason)
         if job.host.kind == RUNNER:
             if next(iter(job.host.leases)) == lease:  # else once it is at it
                 job.host.kill()

@@ -20,13 +20,13 @@ class Job:
     """What the worker knows of a lease.
 
     `live` until its outcome is on its way up. `open` until nothing of it is left. `held`: its units
-    are enforced. `stop` is how it must be reported when someone ended it. `gpu_token` ends the
-    measuring of its GPUs.
+    are enforced. `stop` is how it must be reported when someone ended it, at `stopped_ns`.
+    `gpu_token` ends the measuring of its GPUs.
     """
 
     __slots__ = (
         "asked_mib", "blob", "cores", "digest", "gone", "gpu_token", "held", "host", "live",
-        "order", "payload", "started_ns", "stop", "storing", "timer",
+        "order", "payload", "started_ns", "stop", "stopped_ns", "storing", "timer",
     )  # fmt: skip
 
     def __init__(self, order: Start) -> None:
@@ -44,7 +44,12 @@ class Job:
         self.gpu_token = 0
         self.started_ns = 0
         self.stop: tuple[ActionState, str] | None = None
+        self.stopped_ns = 0
         self.timer: TimerHandle | None = None
+
+    def stop_as(self, state: ActionState, reason: str) -> None:
+        """Someone ends it."""
+        self.stop, self.stopped_ns = (state, reason), time.monotonic_ns()
 
     def end_timer(self) -> None:
         """Its limit no longer counts."""

@@ -16,6 +16,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 import traceback
 from array import array
 from contextlib import suppress
@@ -41,6 +42,7 @@ from .hostwire import (
 from .init import Init
 
 _AGAIN_MS = 5
+_STOPS_MAX = 20  # of one host within a second
 _END_S = 8.0
 
 
@@ -55,6 +57,7 @@ class Nursery:
         self._pids: dict[int, int] = {}
         self._brooms: set[int] = set()
         self._unclean: list[int] = []
+        self._stops: dict[int, tuple[float, int]] = {}  # pid -> a time, and how often since
         self._ending = False
         self._wake, self._into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._signals()
@@ -137,16 +140,30 @@ class Nursery:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(status):
+                self._stopped(pid)
+                continue
             self._brooms.discard(pid)
+            self._stops.pop(pid, None)
             number = self._hosts.pop(pid, -1)
             if number >= 0:
                 del self._pids[number]
                 self._died(number, status)
+
+    def _stopped(self, pid: int) -> None:
+        """What a host runs may have stopped it, to be free of its limits: it goes on, as it does
+        when Slurm resumes a job that was suspended. Stopped again and again it ends."""
+        if pid in self._hosts:
+            now = time.monotonic()
+            since, often = self._stops.get(pid, (now, 0))
+            since, often = (since, often + 1) if now - since < 1.0 else (now, 1)
+            self._stops[pid] = since, often
+            os.kill(pid, signal.SIGCONT if often <= _STOPS_MAX else signal.SIGKILL)
 
     def _died(self, number: int, status: int) -> None:
         clean = not self._kill_orphans()

@@ -34,6 +34,7 @@ _NUMBER_AT, _ARCH_AT, _ARGS_AT = 0, 4, 16
 _NEW_NAMESPACE = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
 _NEW_TIME = 0x80  # of unshare only; clone has the signal there
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_SETLEASE, _SETDELEG = 1024, 1040  # who opens such a file waits for its holder: an init, a copy
 _EVERYBODY = _UNCHANGED = 0xFFFFFFFF  # -1 to kill, and to chown
 
 _NEVER = """mount umount2 pivot_root move_mount open_tree open_tree_attr fsopen fsmount fsconfig
@@ -119,6 +120,7 @@ def _special(namespaced: bool, network: bool, gid: int, sampled: bool) -> dict[s
     table["clone3"] = enosys  # its flags lie in memory; libc then uses clone
     table["clone"] = _refuse_bits(0, _NEW_NAMESPACE)
     table["unshare"] = _refuse_bits(0, _NEW_NAMESPACE | _NEW_TIME)
+    table["fcntl"] = _refuse_values(1, _SETLEASE, _SETDELEG)
     table["ioctl"] = _refuse_values(1, _TIOCSTI, _TIOCLINUX)
     table["socket"] = _families(namespaced, network)
     if sampled:

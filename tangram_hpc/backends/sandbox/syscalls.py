@@ -8,7 +8,7 @@ NUMBERS: dict[str, tuple[int, int]] = {
     "chown": (92, -1), "chroot": (161, 51), "clock_adjtime": (305, 266),
     "clock_settime": (227, 112), "clone": (56, 220), "connect": (42, 203),
     "create_module": (174, -1), "delete_module": (176, 106), "fanotify_init": (300, 262),
-    "fchownat": (260, 54), "finit_module": (313, 273), "init_module": (175, 105),
+    "fchownat": (260, 54), "fcntl": (72, 25), "finit_module": (313, 273), "init_module": (175, 105),
     "ioctl": (16, 29), "ioperm": (173, -1), "iopl": (172, -1), "ioprio_set": (251, 30),
     "kcmp": (312, 272), "kexec_file_load": (320, 294), "kexec_load": (246, 104),
     "keyctl": (250, 219), "kill": (62, 129), "lchown": (94, -1), "lookup_dcookie": (212, 18),

@@ -1,0 +1,80 @@
+"""A command that its init cannot end is ended all the same, and its session goes on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from executor_rig import Rig
+
+from tangram_hpc.backends.sandbox import overdue
+from tangram_hpc.domain.action import Kind
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.wire.payload import ExecCall
+
+# It holds a file in such a way that whoever starts it waits for the holder: the program's init.
+HOLDER = """
+import fcntl, os, signal, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+with open("x", "w") as file:
+    file.write("#!/bin/sh\\n")
+os.chmod("x", 0o755)
+file = os.open("x", os.O_RDWR)
+try:
+    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+except OSError:
+    os.symlink("no", "told")
+else:
+    os.symlink("held", "told")
+time.sleep(300)
+"""
+_LEASE_S = Path("/proc/sys/fs/lease-break-time")
+
+
+@pytest.mark.parametrize("how", ["timeout", "kill", "neither"])
+def test_who_can_only_be_ended_with_its_init(how: str, tmp_path: Path,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = float(_LEASE_S.read_text()) if _LEASE_S.exists() else 0.0
+    if longest < 30:
+        pytest.skip("here the kernel lets nobody wait for long for the holder of a file")
+    monkeypatch.setattr(overdue, "ANSWER_S", 0.2)
+    rig = Rig(tmp_path)
+    rig.open(background="share")
+    hold = f"{sys.executable} -c '{HOLDER}' >/dev/null 2>&1 & while [ ! -h told ]; do :; done"
+    _, back = rig.shell(f"{hold}; readlink told", session=1, timeout_ns=20_000_000_000)
+    if back.stdout != b"held\n":
+        pytest.skip("no leases on this file system")
+    began, limit_ns = time.monotonic(), 300_000_000 if how == "timeout" else 0
+    lease = rig.begin(ExecCall(argv=("./x",)), Kind.EXEC, session=1, timeout_ns=limit_ns)
+    rig.until(lambda: ("started", lease) in rig.events)
+    if how == "neither":  # nothing says that it should have ended
+        time_is_up = time.monotonic() + 2
+        rig.until(lambda: time.monotonic() > time_is_up)
+        assert lease not in rig.done
+    if how != "timeout":
+        rig.executor.kill(lease, ActionState.CANCELLED, "enough")
+    outcome, _, _ = rig.end(lease)
+    assert time.monotonic() - began < longest / 2, "it was the kernel that ended it"
+    assert (outcome.state, outcome.reason) == (
+        (ActionState.TIMEOUT, "it ran longer than its limit of 0.3 s") if how == "timeout"
+        else (ActionState.CANCELLED, "enough")), outcome
+    assert rig.shell("echo on; readlink told", session=1)[1].stdout == b"on\nheld\n"
+    rig.close()
+
+
+def test_who_is_slow_to_say_goodbye_is_left_to_its_init(tmp_path: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was given to end in is not taken from it; its init, and what runs beside, stay."""
+    monkeypatch.setattr(overdue, "ANSWER_S", 2.0)
+    rig = Rig(tmp_path)
+    rig.open()
+    session = rig.executor._sessions.get(1)
+    assert session is not None and session.host is not None
+    init = session.host.pid
+    slow = "trap 'sleep 0.3; exit 7' TERM; while :; do sleep 0.02; done"
+    outcome, _ = rig.shell(slow, session=1, timeout_ns=200_000_000)
+    assert (outcome.state, outcome.exit_code) == (ActionState.TIMEOUT, 7), outcome
+    assert session.host.pid == init
+    rig.close()
