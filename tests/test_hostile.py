@@ -553,9 +553,7 @@ time.sleep(60)
 def test_stopping_its_init_frees_it_of_no_limit(arena: Arena, times: int, pause: float) -> None:
     """That goes on; when it is stopped again and again it ends, and the action with it."""
     with arena.duel() as duel:
-        began = time.monotonic()
         outcome, _ = duel.python(STOPS, times, pause, timeout_ns=2_000_000_000)
-        assert time.monotonic() - began < 9, outcome
         assert outcome.state is ActionState.TIMEOUT or (
             times > 20 and outcome.state is ActionState.FAILED
             and outcome.reason.startswith("the sandbox's init ended")), outcome

@@ -10,8 +10,11 @@ import pytest
 from executor_rig import Rig
 
 from tangram_hpc.backends.sandbox import overdue
-from tangram_hpc.domain.action import Kind
+from tangram_hpc.backends.sandbox.jobs import Job
+from tangram_hpc.backends.sandbox.pressure import LOOK_S
+from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.wire.message import Start
 from tangram_hpc.wire.payload import ExecCall
 
 # It holds a file in such a way that whoever starts it waits for the holder: the program's init.
@@ -66,15 +69,42 @@ def test_who_can_only_be_ended_with_its_init(how: str, tmp_path: Path,
 
 def test_who_is_slow_to_say_goodbye_is_left_to_its_init(tmp_path: Path,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it was given to end in is not taken from it; its init, and what runs beside, stay."""
-    monkeypatch.setattr(overdue, "ANSWER_S", 2.0)
-    rig = Rig(tmp_path)
+    """What it was given to end in is not taken from it, and its init stays."""
+    monkeypatch.setattr(overdue, "ANSWER_S", 0.0)
+    rig = Rig(tmp_path, kill_wait_s=3.0)
     rig.open()
     session = rig.executor._sessions.get(1)
     assert session is not None and session.host is not None
     init = session.host.pid
-    slow = "trap 'sleep 0.3; exit 7' TERM; while :; do sleep 0.02; done"
+    slow = "trap 'sleep 0.7; exit 7' TERM; while :; do sleep 0.02; done"
     outcome, _ = rig.shell(slow, session=1, timeout_ns=200_000_000)
     assert (outcome.state, outcome.exit_code) == (ActionState.TIMEOUT, 7), outcome
     assert session.host.pid == init
     rig.close()
+
+
+def test_looks_are_counted_and_not_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that was suspended for an hour finds all late when it goes on, and its inits too."""
+    monkeypatch.setattr(overdue, "ANSWER_S", 4 * LOOK_S)
+    ended: list[int] = []
+
+    class Host:
+        def kill(self) -> None:
+            ended.append(1)
+
+    job = Job(Start(1, Action(1, "a", session=1, timeout_ns=5_000_000_000), (0,)))
+    job.host, job.started_ns = Host(), time.monotonic_ns() - 3_600_000_000_000  # type: ignore
+    watch = overdue.Overdue(2.0)
+    for _ in range(4):
+        watch.look([(job, 0)])
+    assert not ended
+    watch.look([])  # its lease was gone for a moment: another beginning
+    for _ in range(4):
+        watch.look([(job, 0)])
+    assert not ended and job.stop is None
+    watch.look([(job, 0)])
+    assert ended and job.stop == (ActionState.TIMEOUT, "it ran longer than its limit of 5 s")
+    job.stop, job.started_ns = None, time.monotonic_ns() - 6_900_000_000
+    for _ in range(20):  # still within what it may take to say goodbye
+        watch.look([(job, 0)])
+    assert len(ended) == 1 and job.stop is None

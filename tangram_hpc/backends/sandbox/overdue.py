@@ -14,32 +14,36 @@ from collections.abc import Iterable
 from ...domain.action import Kind
 from ...domain.states import ActionState
 from .jobs import Job
+from .pressure import LOOK_S
 
 ANSWER_S = 10.0  # beyond all that it was given: a crowded node makes an init wait for a core
 
 
 class Overdue:
-    """One worker's; `look` now and then while anything runs.
+    """One worker's; `look` every LOOK_S while anything runs. Looks are counted, not time, as a job
+    that was suspended is late for everything when it goes on.
 
     Args:
         kill_wait_s: how long a command may take to say goodbye.
     """
 
     def __init__(self, kill_wait_s: float) -> None:
-        self._grace_ns = round((kill_wait_s + ANSWER_S) * 1e9)
+        self._goodbye_ns = round(kill_wait_s * 1e9)
+        self._looks_max = ANSWER_S / LOOK_S
+        self._late: dict[int, int] = {}  # lease -> looks since it should have ended
 
     def look(self, jobs: Iterable[tuple[Job, int]]) -> None:
         """Looks once at those that run. O(jobs)."""
-        now = time.monotonic_ns()
+        late, now = dict[int, int](), time.monotonic_ns()
         for job, _ in jobs:
-            if job.host is None or job.order.action.kind is not Kind.EXEC:
-                continue  # a runner's calls are ended from outside in any case
-            limit_ns = job.order.action.timeout_ns
-            if job.stop is not None:
-                over = now - job.stopped_ns > self._grace_ns
-            else:
-                over = 0 < limit_ns < now - job.started_ns - self._grace_ns
-            if over:
+            lease, limit_ns = job.order.lease, job.order.action.timeout_ns
+            ended_ns = job.stopped_ns if job.stop is not None else job.started_ns + limit_ns
+            if (job.host is None or job.order.action.kind is not Kind.EXEC  # not kept by an init
+                    or not (job.stop or limit_ns) or now - ended_ns < self._goodbye_ns):
+                continue
+            late[lease] = self._late.get(lease, 0) + 1
+            if late[lease] > self._looks_max:
                 limit = f"it ran longer than its limit of {limit_ns / 1e9:g} s"
                 job.stop = job.stop or (ActionState.TIMEOUT, limit)
                 job.host.kill()
+        self._late = late
