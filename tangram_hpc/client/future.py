@@ -212,7 +212,7 @@ class Future(concurrent.futures.Future[Any]):
 
 def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Iterator[Future]:
     """The futures as they end; see `concurrent.futures.as_completed`."""
-    return concurrent.futures.as_completed(futures, timeout)  # type: ignore
+    return concurrent.futures.as_completed(futures, timeout)  # type: ignore[return-value, arg-type]
 
 
 async def as_completed_async(futures: Iterable[Future]) -> AsyncIterator[Future]:

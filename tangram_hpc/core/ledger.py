@@ -105,7 +105,7 @@ class SessionEntry:
         """Whether an action may start in it, those that run aside: it stands, and no fork's files
         are being copied."""
         stands = self.state in (SessionState.IDLE, SessionState.BUSY)
-        return stands and not (self.forks and any(self.forks.values()))
+        return stands and not any(self.forks.values())
 
     @property
     def parallel(self) -> bool:

@@ -405,7 +405,7 @@ class Scheduler(Restart):
             began_at = max(entry.submitted_at, min(began_at, event.at - outcome.exec_ns))
         reply = Reply(lease.action, outcome, lease.node, lease.cores, entry.attempt,
                       began_at - entry.submitted_at, event.at - began_at,
-                      tuple([(max(0, at - began_at), units) for at, units in lease.grants]))
+                      tuple((max(0, at - began_at), units) for at, units in lease.grants))
         return self._end(entry, event.at, reply)
 
     def _lease_released(self, event: ev.LeaseReleased) -> list[Decision]:

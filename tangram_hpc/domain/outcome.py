@@ -9,6 +9,11 @@ from .states import ActionState
 TEXT_MAX = 4096  # characters of a text that is told
 
 
+def too_long(limit_s: float) -> str:
+    """The reason of what ended at its time limit, whoever ended it."""
+    return f"it ran longer than its limit of {limit_s:g} s"
+
+
 class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How an attempt ended.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ...domain.action import Kind
-from ...domain.outcome import Outcome
+from ...domain.outcome import Outcome, too_long
 from ...domain.session import SessionSpec
 from ...domain.states import ENDED, ActionState
 from ...errors import InvalidInput
@@ -224,9 +224,8 @@ class SandboxExecutor:
             host.load(job.digest, job.blob)
             job.blob = b""
             if limit:
-                reason = f"it ran longer than its limit of {limit / 1e9:g} s"
                 job.timer = self._loop.call_later(limit / 1e9, self.kill, order.lease,
-                                                  ActionState.TIMEOUT, reason)
+                                                  ActionState.TIMEOUT, too_long(limit / 1e9))
         elif session := self._sessions.get(action.session):
             spec = session.spec
         units = len(job.cores)

@@ -16,7 +16,7 @@ from types import FrameType
 
 import msgspec
 
-from ...domain.outcome import Outcome
+from ...domain.outcome import Outcome, too_long
 from ...domain.states import ActionState
 from ...wire.payload import ExecCall, FileCall, FileList, FileReturn, decode, encode
 from . import confine, environ, plain, scratch, tree, wall
@@ -404,8 +404,7 @@ class Init:
         if not command.act_at or now < command.act_at:
             return
         if command.state is None and not command.reported:
-            limit = command.run.timeout_ns / 1e9
-            reason = f"it ran longer than its limit of {limit:g} s"
+            reason = too_long(command.run.timeout_ns / 1e9)
             command.stop(ActionState.TIMEOUT, reason, self._setup.kill_wait_ns)
         else:
             self._kill_all(command)

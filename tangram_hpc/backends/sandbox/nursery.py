@@ -3,8 +3,8 @@ stays. Must not run anything of a user's, hold a thread, or import more than its
 host is a fork of it.
 
 Every process beneath is adopted by it when its host dies (it is a subreaper). A child that is not a
-host is therefore an orphan, and is ended. When its worker ends, by its socket or its parent, all
-beneath ends and the scratch directory goes.
+host is therefore an orphan, and is ended. A host that is stopped is made to go on. When its worker
+ends, by its socket or its parent, all beneath ends and the scratch directory goes.
 """
 
 from __future__ import annotations

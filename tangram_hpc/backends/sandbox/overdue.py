@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 
 from ...domain.action import Kind
+from ...domain.outcome import too_long
 from ...domain.states import ActionState
 from .jobs import Job
 from .pressure import LOOK_S
@@ -43,7 +44,7 @@ class Overdue:
                 continue
             late[lease] = self._late.get(lease, 0) + 1
             if late[lease] > self._looks_max:
-                limit = f"it ran longer than its limit of {limit_ns / 1e9:g} s"
-                job.stop = job.stop or (ActionState.TIMEOUT, limit)
+                if job.stop is None:
+                    job.stop_as(ActionState.TIMEOUT, too_long(limit_ns / 1e9))
                 job.host.kill()
         self._late = late

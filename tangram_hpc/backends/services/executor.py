@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from ...domain.outcome import Outcome
+from ...domain.outcome import Outcome, too_long
 from ...domain.service import FALTERED, ServiceSpec, service_of
 from ...domain.states import ActionState
 from ...errors import InvalidInput
@@ -243,9 +243,8 @@ class ServiceExecutor:
         for call in batch:
             limit = call.timeout_s
             if limit is not None and spent_ns >= limit * 1e9:
-                reason = f"it ran longer than its limit of {limit:g} s"
-                self._end(call, Outcome(ActionState.TIMEOUT, exec_ns=spent_ns, reason=reason,
-                                        restore_ns=call.restore_ns))
+                self._end(call, Outcome(ActionState.TIMEOUT, exec_ns=spent_ns,
+                                        reason=too_long(limit), restore_ns=call.restore_ns))
 
     def _again(self, lane: Lane, batch: Sequence[Call], why: str, under_it: bool) -> None:
         """Puts those without an outcome back; `under_it`: the copy may have died of them."""
