@@ -74,7 +74,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
         user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, endpoints=endpoints,
         services=tuple(service_spec(name, told) for name, told in config.services.items()),
         rollouts=tuple(rollouts_spec(name, told) for name, told in config.rollouts.items()),
-        policy=plan.policy)
+        policy=plan.policy, slurm_query_s=config.slurm_query_s)
     place, clock = slurm_place(environ), SystemClock()
     held = place is not None and place.job == plan.job  # else it is a guest in somebody's job
     slurm = make_slurm(config.slurm, environ, plan.job, config.slurm_query_s, clock) if (

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from ..core.scheduler import Scheduler
 from ..domain import event as ev
+from ..domain.states import NodeState
 from ..ports import Timer
 
 _POLL_S = 0.1
@@ -33,8 +34,9 @@ class Draining:
         policy = self.scheduler.ledger.allocs.policy
         if policy.max_nodes:
             self._happen(ev.AllocationsAllowed(self._now(), policy.closed()))
-        for node in self.scheduler.ledger.up_nodes():
-            self._happen(ev.NodeDraining(self._now(), node.node, reason))
+        for node in self.scheduler.ledger.held_nodes():
+            if node.state is NodeState.UP or node.for_end:
+                self._happen(ev.NodeDraining(self._now(), node.node, reason))
         self._touch()
 
     def end(self, reason: str, patience_s: float) -> None:

@@ -29,6 +29,7 @@ from ..wire import message as ms
 from .answers import answer
 from .declaring import Declaring
 from .draining import Draining
+from .ends import Ends
 from .once import Once
 from .sandboxes import Sandboxes
 from .satellites import Satellites, SatelliteScripts
@@ -57,6 +58,7 @@ class Settings:
     rollouts: tuple[RolloutsSpec, ...] = ()
     gap_s: float = 0.0
     policy: AllocPolicy | None = None
+    slurm_query_s: float = 30.0
 
 
 @dataclass(slots=True)
@@ -84,6 +86,8 @@ class Broker(Declaring, Draining, Sandboxes):
         self.satellites = Satellites(
             settings.job, slurm, scripts or SatelliteScripts(), scheduler.ledger, clock, timer,
             self._learn, lambda node, why: self._tell(node, ms.Shutdown(why)))
+        self._ends = Ends(slurm, scheduler.ledger, clock, self._learn,
+                          round(settings.slurm_query_s * 1e9))
         self._clients: dict[int, Talk] = {}
         self._workers: dict[int, Talk] = {}
         self._payloads: dict[int, Buffer] = {}  # by action, until its result is known
@@ -328,7 +332,8 @@ class Broker(Declaring, Draining, Sandboxes):
                         self._happen(ev.LeaseReturned(now, lease))
             case ms.Leaving(reason=reason):
                 talk.leaving = reason
-                if self.scheduler.ledger.nodes[talk.node].state is NodeState.UP:
+                node = self.scheduler.ledger.nodes[talk.node]
+                if node.state is NodeState.UP or node.for_end:
                     self._happen(ev.NodeDraining(now, talk.node, reason))
             case ms.Started(leases=leases):
                 for lease in leases:
@@ -490,6 +495,7 @@ class Broker(Declaring, Draining, Sandboxes):
                 talk.link.close()
                 self.lost(talk, f"silent for {SILENCE_S:.0f} s")
         self.satellites.watch()
+        self._ends.watch()
         self._timer.after(_WATCH_S, self._watch)
 
     def _now(self) -> int:
