@@ -28,8 +28,8 @@ def steps(pretence: Pretence, text: str, node_cpus: str, cores: int, cpus: int  
     """Runs a script on a node of so many cores and CPUs: its status, what the srun of the workers
     was given, stdout and stderr."""
     srun = pretence.folder / "bin" / "srun"
-    srun.write_text(srun.read_text().replace("#!/bin/bash\n", '#!/bin/bash\necho "srun $*" | head -n 1 >> '
-                                             '"$LOG"\n', 1))
+    srun.write_text(srun.read_text().replace(
+        "#!/bin/bash\n", '#!/bin/bash\necho "srun $*" | head -n 1 >> "$LOG"\n', 1))
     (pretence.folder / "bin" / "scontrol").write_text(
         f"#!/bin/bash\n{NODE.format(cores=cores, cpus=cpus)}\n")
     status, out, err = pretence.run("", text, SLURM_JOB_CPUS_PER_NODE=node_cpus,
@@ -89,7 +89,7 @@ def test_check_refuses_steps_that_do_not_fit(tmp_path: Path, words: tuple[str, .
     told = subprocess.run([sys.executable, "-m", "tangram_hpc", "template", "check", *words, job],
                           capture_output=True, text=True, check=False, timeout=60)
     assert told.returncode == status, told.stderr
-    assert told.stderr.count("\n") == (not words and not keys or status == 2)
+    assert told.stderr.count("\n") == ((not words and not keys) or status == 2)
     assert "whole cores" in told.stderr or not told.stderr
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -153,7 +154,7 @@ class Job:
 
 
 def test_a_limit_that_was_extended_drains_nothing() -> None:
-    """Actions of an open session go on past the end that the worker had said, and to the new one."""
+    """Actions of an open session go on past the end that the worker had said, up to the new one."""
     job = Job({"7": 1000})
     session = job.session()
     job.until(400)
@@ -236,7 +237,7 @@ def test_a_job_asks_a_handful_of_times(seconds: int, most: int) -> None:
     job.until(seconds)
     asked = job.slurm.asked
     assert 2 <= len(asked) <= most, asked
-    assert all(b - a >= 30 for a, b in zip(asked, asked[1:], strict=False)), asked
+    assert all(b - a >= 30 for a, b in pairwise(asked)), asked
     assert any(seconds - MARGIN - 6 <= at < seconds - MARGIN for at in asked), asked
 
 
@@ -262,7 +263,7 @@ def test_an_end_that_its_user_named_is_not_slurms_to_move() -> None:
 
 
 def test_a_second_reason_for_a_drain_stays() -> None:
-    """The broker was told to drain while nodes drained for their end: a later end changes nothing."""
+    """The broker was told to drain while nodes drained for their end: a later end is no matter."""
     job = Job({"7": 1000})
     job.until(960)
     assert job.states() == [NodeState.DRAINED]

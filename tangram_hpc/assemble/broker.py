@@ -36,7 +36,7 @@ from ..errors import InvalidInput
 from ..rollouts import rollouts_spec
 from ..services import service_spec
 from ..version import VERSION
-from .ways import own_address
+from .ways import own_addresses
 
 _GAP_S = 0.002  # of a busy broker or worker, see there
 
@@ -82,7 +82,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     broker = Broker(scheduler, journal, clock, LoopTimer(loop), settings, ended.set, spool, slurm,
                     plan.scripts, TreeFiles(plan.job))
     key = os.urandom(32)
-    scratch, sockets, addresses = _open_ways(config, environ)
+    scratch, sockets, addresses = _open_ways(config, environ, plan.scripts is not None)
     listeners = [Listener(sock, key, plan.job, lambda link: _converse(broker, link))
                  for sock in sockets]
     try:
@@ -141,10 +141,10 @@ def _converse(broker: Broker, link: SocketLink) -> None:
                 lambda reason: broker.lost(talk, reason))
 
 
-def _open_ways(config: Config, environ: Mapping[str, str]
+def _open_ways(config: Config, environ: Mapping[str, str], satellites: bool
                ) -> tuple[Path, list[socket.socket], list[str]]:
     """A scratch folder, the sockets that are listened on, and their addresses; nothing of it stays
-    where one cannot be had.
+    where one cannot be had. `satellites`: nodes of other jobs will have to reach them.
 
     Raises:
         InvalidInput: names the field.
@@ -153,10 +153,10 @@ def _open_ways(config: Config, environ: Mapping[str, str]
     sockets, addresses = [], [f"unix:{scratch / 'broker.sock'}"]
     try:
         sockets.append(_listen_unix(scratch / "broker.sock"))
-        if config.bind != "none":
-            sockets.append(_listen_tcp(config.bind))
-            host, port = sockets[-1].getsockname()[:2]
-            addresses.append(f"tcp:{host}:{port}")
+        if (own := own_addresses(config.bind, environ, satellites)) is not None:
+            sockets.append(_listen_tcp(own.listen))
+            host = f"[{own.told}]" if ":" in own.told else own.told
+            addresses.append(f"tcp:{host}:{sockets[-1].getsockname()[1]}")
     except InvalidInput:
         for sock in sockets:
             sock.close()
@@ -174,9 +174,9 @@ def _listen_unix(path: Path) -> socket.socket:
                            "with a short name") from None
 
 
-def _listen_tcp(bind: str) -> socket.socket:
+def _listen_tcp(address: str) -> socket.socket:
     try:
-        return listen_tcp(bind or own_address())
+        return listen_tcp(address)
     except OSError as error:
-        raise InvalidInput(f"config field `bind`: cannot listen on {bind or own_address()} "
+        raise InvalidInput(f"config field `bind`: cannot listen on {address} "
                            f"({error.strerror})") from None

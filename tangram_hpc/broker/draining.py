@@ -35,9 +35,15 @@ class Draining:
         if policy.max_nodes:
             self._happen(ev.AllocationsAllowed(self._now(), policy.closed()))
         for node in self.scheduler.ledger.held_nodes():
-            if node.state is NodeState.UP or node.for_end:
-                self._happen(ev.NodeDraining(self._now(), node.node, reason))
+            self._drain_node(node.node, reason)
         self._touch()
+
+    def _drain_node(self, number: int, reason: str) -> None:
+        """Lends no more of a node, also when its allocation's end, for which it may be drained
+        already, turns out to be later."""
+        node = self.scheduler.ledger.nodes[number]
+        if node.state is NodeState.UP or node.for_end:
+            self._happen(ev.NodeDraining(self._now(), number, reason))
 
     def end(self, reason: str, patience_s: float) -> None:
         """As `stop`; a broker that was drained waits for what still runs, but no longer than so."""

@@ -23,7 +23,7 @@ from ..domain.ids import client_of, show
 from ..domain.rollouts import RolloutsSpec
 from ..domain.service import EndpointSpec, ServiceSpec, endpoint_of
 from ..domain.session import SessionSpec
-from ..domain.states import NodeState, SessionState
+from ..domain.states import SessionState
 from ..ports import Buffer, Clock, Journal, Link, Slurm, Spool, Timer, Trees
 from ..wire import message as ms
 from .answers import answer
@@ -86,8 +86,7 @@ class Broker(Declaring, Draining, Sandboxes):
         self.satellites = Satellites(
             settings.job, slurm, scripts or SatelliteScripts(), scheduler.ledger, clock, timer,
             self._learn, lambda node, why: self._tell(node, ms.Shutdown(why)))
-        self._ends = Ends(slurm, scheduler.ledger, clock, self._learn,
-                          round(settings.slurm_query_s * 1e9))
+        self._ends = Ends(slurm, scheduler.ledger, clock, self._learn, settings.slurm_query_s)
         self._clients: dict[int, Talk] = {}
         self._workers: dict[int, Talk] = {}
         self._payloads: dict[int, Buffer] = {}  # by action, until its result is known
@@ -332,9 +331,7 @@ class Broker(Declaring, Draining, Sandboxes):
                         self._happen(ev.LeaseReturned(now, lease))
             case ms.Leaving(reason=reason):
                 talk.leaving = reason
-                node = self.scheduler.ledger.nodes[talk.node]
-                if node.state is NodeState.UP or node.for_end:
-                    self._happen(ev.NodeDraining(now, talk.node, reason))
+                self._drain_node(talk.node, reason)
             case ms.Started(leases=leases):
                 for lease in leases:
                     if self._owns(talk, lease):

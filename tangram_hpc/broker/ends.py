@@ -23,13 +23,13 @@ class Ends:
     """One broker's questions about ends.
 
     Args:
-        gap_ns: least time between two questions that the budget of Slurm calls allows.
+        gap_s: least time between two questions that the budget of Slurm calls allows.
     """
 
     def __init__(self, slurm: Slurm | None, ledger: Ledger, clock: Clock,
-                 happen: Callable[[ev.Event], None], gap_ns: int) -> None:
+                 happen: Callable[[ev.Event], None], gap_s: float) -> None:
         self._slurm, self._ledger, self._now = slurm, ledger, clock.now_ns
-        self._happen, self._gap_ns = happen, gap_ns
+        self._happen, self._gap_ns = happen, round(gap_s * 1e9)
         self._looked_at: dict[str, int] = {}  # by allocation, when Slurm was last asked
         self._asking = False
 

@@ -57,8 +57,8 @@ def add(verbs: Any) -> None:
                                           "do not fit on a node together (status 2)")
     check.add_argument("file", type=Path)
     check.add_argument("--threads-per-core", type=int, default=0, metavar="N",
-                       help="CPUs of a core of the nodes, as `sinfo -o %%Z` says (default: what the "
-                            "script says): whether its two steps fit on a node (status 2)")
+                       help="CPUs of a core of the nodes, as `sinfo -o %%Z` says (default: what "
+                            "the script says): do its two steps fit on a node? (status 2)")
     check.set_defaults(act=_check)
 
 
@@ -101,7 +101,7 @@ class Template:
                 if values.get(m[1]) == m[2]]
 
 
-# ---- CPUs and cores --------------------------------------------------------------------------------
+# ---- CPUs and cores ----------------------------------------------------------------------------
 
 
 def step_cpus(tasks: int, cpus: int, core: int) -> int:
@@ -290,6 +290,6 @@ def _check(args: argparse.Namespace) -> int:
     if why := too_wide(text, args.threads_per_core):
         raise InvalidInput(f"script {args.file}: {why}")
     if not args.threads_per_core and (why := too_wide(text, 2)):
-        print(f"tangram: warning: script {args.file}: on nodes with hyperthreads it would lend fewer "
-              f"CPUs: {why}", file=sys.stderr)
+        print(f"tangram: warning: script {args.file}: on nodes with hyperthreads it would lend "
+              f"fewer CPUs: {why}", file=sys.stderr)
     return 0

@@ -8,11 +8,10 @@ need: its profile on its fewest units, else twice the mean of its class if any o
 never more than its timeout; of a class that nobody has seen its timeout, or a second without one. A
 timeout that is longer than the node was ever to be lent says nothing.
 
-A time limit may be changed while the job runs (`scontrol update TimeLimit`), and Slurm tells nobody.
+A time limit may be changed while the job runs (`scontrol update TimeLimit`); Slurm tells nobody.
 So the driver asks Slurm again at the times that `next_look` names, and hands the answer in as
-`AllocationEndTold`. The last question falls just before the drain, which waits for the answer (but
-not for long): a drain closes idle sessions at once, and those do not come back when it is taken
-back.
+`AllocationEndTold`. The last question falls just before the drain, which waits for the answer, but
+not for long: a drain closes idle sessions at once, and taking it back does not open them again.
 """
 
 from __future__ import annotations

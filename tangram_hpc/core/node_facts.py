@@ -32,7 +32,7 @@ class NodeFacts(SessionFacts, AllocFacts, RolloutFacts):
         spec, ledger = event.spec, self.ledger
         said, told = ledger.told_ends.get(spec.allocation, (0, 0))
         if said and said == spec.ends_at_ns and not spec.end_by_user:
-            spec = spec.ending_at(told)  # a worker that comes back still says what it was first told
+            spec = spec.ending_at(told)  # a worker that comes back says the old end
         until = lends_until(spec.ends_at_ns, event.at, ledger.margin_ns)
         ledger.nodes[event.node] = NodeEntry(
             event.node, spec, CoreSet(spec.cores, spec.neighbours), GpuSet(spec.gpus),
