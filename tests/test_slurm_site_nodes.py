@@ -102,5 +102,7 @@ def test_limits_are_followed_both_ways(nodes: Site) -> None:
     limit(nodes, job, 3)
     nodes.until(lambda: "stopped" in said_by_trainer(nodes, job), "its drain", 120,
                 lambda: str(nodes.info(job)))
-    assert "its allocation ends in" in said_by_trainer(nodes, job), said_by_trainer(nodes, job)
+    assert "SessionLost" in said_by_trainer(nodes, job)
     nodes.until(lambda: not nodes.state(job), "its end", 60)
+    told = nodes.cluster.run_as_user(["scontrol", "show", "job", job]).stdout
+    assert "JobState=COMPLETED" in told and "TimeLimit=00:03:00" in told, told  # no TIMEOUT

@@ -82,7 +82,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     broker = Broker(scheduler, journal, clock, LoopTimer(loop), settings, ended.set, spool, slurm,
                     plan.scripts, TreeFiles(plan.job))
     key = os.urandom(32)
-    scratch, sockets, addresses = _open_ways(config, environ, plan.scripts is not None)
+    scratch, sockets, addresses = _open_ways(plan, environ)
     listeners = [Listener(sock, key, plan.job, lambda link: _converse(broker, link))
                  for sock in sockets]
     try:
@@ -141,19 +141,21 @@ def _converse(broker: Broker, link: SocketLink) -> None:
                 lambda reason: broker.lost(talk, reason))
 
 
-def _open_ways(config: Config, environ: Mapping[str, str], satellites: bool
+def _open_ways(plan: BrokerPlan, environ: Mapping[str, str]
                ) -> tuple[Path, list[socket.socket], list[str]]:
     """A scratch folder, the sockets that are listened on, and their addresses; nothing of it stays
-    where one cannot be had. `satellites`: nodes of other jobs will have to reach them.
+    where one cannot be had.
 
     Raises:
         InvalidInput: names the field.
     """
+    config, embedded = plan.config, plan.lifeline >= 0  # a LocalCluster's workers are all here
     scratch = make_scratch(environ, config.scratch, "broker")
     sockets, addresses = [], [f"unix:{scratch / 'broker.sock'}"]
     try:
         sockets.append(_listen_unix(scratch / "broker.sock"))
-        if (own := own_addresses(config.bind, environ, satellites)) is not None:
+        if (own := own_addresses(config.bind, {} if embedded else environ,
+                                 plan.scripts is not None)) is not None:
             sockets.append(_listen_tcp(own.listen))
             host = f"[{own.told}]" if ":" in own.told else own.told
             addresses.append(f"tcp:{host}:{sockets[-1].getsockname()[1]}")

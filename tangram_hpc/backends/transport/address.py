@@ -56,7 +56,7 @@ def addresses(bind: str, peers: Sequence[str] = (), names: Sequence[str] = (),
     if listen and not _is_wildcard(listen):
         told = listen
     else:
-        told = _chosen(peers, names, shared) or LOOPBACK
+        told = _chosen(peers, names, shared or bool(listen)) or LOOPBACK
     if (peers or needed) and _is_loopback(told):
         who = ", ".join(peers[:3]) + (", ..." if len(peers) > 3 else "") or "satellites to come"
         raise InvalidInput(
