@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from builders import World, started
 from test_elastic_sim import AT_ONCE, POLICY, Kept, crowd
 from test_elastic_sim import SMALL as BASE
 
+from tangram_hpc.backends.journal import FileJournal, read_journal
 from tangram_hpc.broker.driver import Broker, Settings
 from tangram_hpc.core.placers.registry import make_placer
 from tangram_hpc.core.scheduler import Scheduler
@@ -25,6 +27,7 @@ from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.slurm import JobView, SlurmCalls
 from tangram_hpc.domain.states import ActionState, NodeState, SessionState
+from tangram_hpc.errors import InvalidInput
 from tangram_hpc.ports import SlurmNotNow
 from tangram_hpc.sim.clock import Agenda
 from tangram_hpc.sim.machine import Machine
@@ -331,6 +334,24 @@ def test_a_replay_of_moved_ends_comes_to_the_same() -> None:
             theirs.state, theirs.lends_until, theirs.spec)
     twin.handle(ev.BrokerStarted(2000 * S, "7", "elastic", "none"))
     assert twin.ledger.told_ends == {}  # a requeued job has another end
+
+
+def test_journals_of_the_version_before_are_read(tmp_path: Path) -> None:
+    """They lack the events of moved ends; nothing else in them is different."""
+    path = tmp_path / "journal"
+    facts = [ev.BrokerStarted(1, "7", "elastic", "none"), ev.NodeDraining(2, 1, "it ends")]
+    journal = FileJournal(path, "none", lambda call: call())
+    journal.append(facts)
+    journal.close()
+    data = bytearray(path.read_bytes())
+    for version, known in ((5, True), (6, True), (4, False), (7, False)):
+        data[6] = version
+        path.write_bytes(data)
+        if known:
+            assert list(read_journal(path)) == facts
+        else:
+            with pytest.raises(InvalidInput, match="not a journal of version"):
+                list(read_journal(path))
 
 
 @pytest.mark.parametrize("limit_s", [3600, 30])

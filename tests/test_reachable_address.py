@@ -21,6 +21,7 @@ import pytest
 from tangram_hpc.backends.slurm import environ as slurm_environ
 from tangram_hpc.backends.transport.lane import LaneListener
 
+REPO = Path(__file__).resolve().parent.parent
 NAMES, CABLE = ("tangram1", "tangram2"), "10.213.77"
 HOLD = """set -e
 mount --bind "$1" /etc/hosts
@@ -113,7 +114,7 @@ class Pair:
         """The second host shakes hands with the broker, over TCP alone."""
         return subprocess.run([*self.enter(1), sys.executable, "-c", DIAL, str(self.access)],
                               env=self.environ(1), capture_output=True, text=True, timeout=60,
-                              cwd=Path(__file__).resolve().parent.parent, check=False)
+                              cwd=REPO, check=False)
 
     def end(self) -> None:
         for holder in self.holders:
@@ -178,6 +179,15 @@ def test_a_bind_that_fits_nothing_says_what_there_is(pair: Pair, bind: str, said
 def test_a_job_of_one_node_may_keep_loopback(apart: Pair) -> None:
     with apart.broker(others=False) as told:
         assert [a.startswith("tcp:127.0.") for a in told] == [True]
+
+
+def test_a_local_cluster_needs_no_network_whatever_job_it_is_in(apart: Pair) -> None:
+    code = ("from tangram_hpc import LocalCluster\n"
+            "with LocalCluster(cpus=1) as cluster:\n"
+            "    assert cluster.client.submit(['true'], trusted=True).result(60).ok\n")
+    done = subprocess.run([*apart.enter(0), sys.executable, "-c", code], env=apart.environ(0),
+                          capture_output=True, text=True, timeout=90, cwd=REPO, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("bind", ["", f"{CABLE}.2"])

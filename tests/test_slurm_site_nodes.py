@@ -84,7 +84,7 @@ def limit(site: Site, job: str, minutes: int) -> None:
 
 
 def test_a_session_works_on_when_the_limit_is_extended(nodes: Site) -> None:
-    """Without a word from Slurm the node would be drained after some 16 s and its session closed."""
+    """Unless Slurm were asked again the node would drain after 16 s, and its session be closed."""
     job = ends(nodes, early=36, seconds=22)
     limit(nodes, job, 10)
     nodes.until(lambda: not nodes.state(job), "its end", 90)
@@ -94,10 +94,10 @@ def test_a_session_works_on_when_the_limit_is_extended(nodes: Site) -> None:
 
 @pytest.mark.long
 def test_limits_are_followed_both_ways(nodes: Site) -> None:
-    """From one minute to four, which is learned before the drain; then to three, drained in time."""
+    """From one minute to four, learned before the drain; then to three, drained in time."""
     job = ends(nodes, early=0, seconds=600)
     limit(nodes, job, 4)
-    nodes.until(lambda: said_by_trainer(nodes, job).count("went") > 120, "two minutes' work", 110)
+    nodes.until(lambda: said_by_trainer(nodes, job).count("went") > 120, "a minute's work", 110)
     assert nodes.info(job)["nodes"][0]["state"] == "UP"
     limit(nodes, job, 3)
     nodes.until(lambda: "stopped" in said_by_trainer(nodes, job), "its drain", 120,
