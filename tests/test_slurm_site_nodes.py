@@ -3,6 +3,7 @@ which a node's own name is 127.0.1.1; and time limits that an administrator chan
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 
@@ -57,6 +58,19 @@ def test_steps_that_can_never_fit_end_the_job_with_a_line(nodes: Site) -> None:
     said = nodes.finish("wide", job, 60)
     assert said.count("tangram: error:") == 1 and "cpus_lent=1" in said, said
     assert "threads_per_core=2" in said and "rank " not in said, said
+
+
+@pytest.mark.long
+def test_doctor_dials_back_from_every_node(nodes: Site) -> None:
+    """At the address that a broker would tell, which is not what the node's own name stands for."""
+    job = nodes.cluster.run_as_user(
+        ["sbatch", "--parsable", "-N2", "-n2", "-c4", "--mem=1200", "-t5", "-o", "doctor.out",
+         "--wrap", f"{nodes.venv}/bin/tangram doctor --json > doctor.json"]).stdout.strip()
+    nodes.until(lambda: not nodes.state(job), "doctor's job to end", 240)
+    told = json.loads((nodes.cluster.home / "doctor.json").read_text())
+    found = {c["name"]: c for c in told["checks"] if c["group"] == "Network"}
+    assert [found[name]["state"] for name in ("address", "tcp", "nodes")] == ["ok"] * 3, found
+    assert "127." not in found["address"]["found"], found
 
 
 def ends(site: Site, early: int, seconds: int) -> str:
