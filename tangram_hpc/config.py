@@ -48,8 +48,9 @@ class Config(BaseModel):
                                                   "with `once`: what they are to do, and results")
     kill_wait_s: float = Field(2.0, ge=0, le=600, description="SIGTERM to SIGKILL")
     output_max: int = Field(1 << 20, ge=1024, le=1 << 30, description="bytes kept of each stream")
-    bind: str = Field("", description="address to listen on besides the Unix socket; empty for "
-                                      "the host's own, `none` for no TCP")
+    bind: str = Field("", description="where to listen besides the Unix socket: an address, "
+                                      "an interface or a network of the host; empty: chosen so "
+                                      "that other nodes reach it; `none` for no TCP")
     cpus: int = Field(0, ge=0, le=65536, description="CPUs a worker lends; 0 for all it may use")
     mem_mib: int = Field(0, ge=0, description="memory a worker lends; 0 for what the job has")
     mem_overcommit: float = Field(

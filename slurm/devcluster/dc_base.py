@@ -95,6 +95,8 @@ class Cluster:
     plugins: list[str] = field(default_factory=list)
     cgroups: bool = False
     netns: bool = False
+    threads_per_core: int = 1
+    debian_hosts: bool = False
     ready: bool = False
     daemons: list[dict] = field(default_factory=list)
 

@@ -75,6 +75,11 @@ def plan(o: Namespace) -> Cluster:
         raise ClusterError(f"ask for 1 to {dc_config.MAX_NODES} nodes in all", 2)
     if not 1 <= o.cpus_per_node <= 1024 or not 0 <= o.gpus_per_node <= 64:
         raise ClusterError("--cpus-per-node is 1 to 1024, --gpus-per-node 0 to 64", 2)
+    if o.threads_per_core < 1 or o.cpus_per_node % o.threads_per_core:
+        raise ClusterError(f"--threads-per-core {o.threads_per_core}: --cpus-per-node "
+                           f"{o.cpus_per_node} must be a multiple of it", 2)  # fmt: skip
+    if o.debian_hosts and not o.netns:
+        raise ClusterError("--debian-hosts needs --netns: only then has a node a hosts file", 2)
     if o.cgroups and o.cpus_per_node > (os.cpu_count() or 1):
         raise ClusterError(f"--cgroups binds to real CPUs: give --cpus-per-node {os.cpu_count()} "
                            "or less", 2)  # fmt: skip
@@ -89,6 +94,7 @@ def plan(o: Namespace) -> Cluster:
         trainer_nodes=dc_config.names(name, "t", o.trainer_nodes),
         cpus_per_node=o.cpus_per_node, gpus_per_node=o.gpus_per_node, conf_lines=o.conf_line,
         plugins=[plugin_line(text) for text in o.plugin], cgroups=o.cgroups, netns=o.netns,
+        threads_per_core=o.threads_per_core, debian_hosts=o.debian_hosts,
     )  # fmt: skip
 
 

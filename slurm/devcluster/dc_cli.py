@@ -57,6 +57,8 @@ def add_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--gpu-nodes", type=int, default=2)
     up.add_argument("--trainer-nodes", type=int, default=1)
     up.add_argument("--cpus-per-node", type=int, default=8)
+    up.add_argument("--threads-per-core", type=int, default=1,
+                    help="hyperthreads: so many CPUs are one core, as Slurm's configuration says")
     up.add_argument("--gpus-per-node", type=int, default=4)
     up.add_argument("--user", help="unix user (default: NAMEuser, created when missing)")
     up.add_argument("--users", type=int, default=1, help="so many users: NAMEuser, NAMEuser2, ...")
@@ -67,6 +69,8 @@ def add_up(up: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     up.add_argument("--netns", action="store_true",
                     help="each node in a network namespace, with its own address and host name")
+    up.add_argument("--debian-hosts", action="store_true",
+                    help="with --netns: a node's own name is 127.0.1.1 to itself, as on Debian")
     up.add_argument("--cgroups", action="store_true", help="Slurm tracks and limits by cgroups")
     up.add_argument(
         "--plugin", metavar="'PATH [ARG...]'", action="append", default=[],

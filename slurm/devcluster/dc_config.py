@@ -153,7 +153,8 @@ def node_lines(c: Cluster) -> list[str]:
     kinds = {"cpu": c.cpu_nodes, "gpu": c.gpu_nodes, "trainer": c.trainer_nodes}
     shape = (
         f"CPUs={c.cpus_per_node} Boards=1 SocketsPerBoard=1 "
-        f"CoresPerSocket={c.cpus_per_node} ThreadsPerCore=1 RealMemory=4000"
+        f"CoresPerSocket={c.cpus_per_node // c.threads_per_core} "
+        f"ThreadsPerCore={c.threads_per_core} RealMemory=4000"
     )
     lines = []
     for kind, nodes in kinds.items():

@@ -79,12 +79,20 @@ def plug_in(c: Cluster) -> None:
     ip("link", "add", bridge(c), "type", "bridge")
     ip("addr", "add", f"{host_address(c)}/24", "dev", bridge(c))
     ip("link", "set", bridge(c), "up")
-    hosts = f"{c.prefix}/etc/hosts"
-    names = [f"127.0.0.1 localhost\n{host_address(c)} {os.uname().nodename}"]
-    names += [f"{node_address(c, node)} {node}" for node in c.nodes]
-    Path(hosts).write_text("\n".join(names) + "\n")
     for node in c.nodes:
+        hosts = f"{c.prefix}/etc/hosts-{node}"
+        Path(hosts).write_text(hosts_of(c, node))
         hold(c, node, hosts)
+
+
+def hosts_of(c: Cluster, here: str) -> str:
+    """The hosts file of a node. Debian's and Ubuntu's installers give a machine's own name a
+    loopback address."""
+    names = ["127.0.0.1 localhost", f"{host_address(c)} {os.uname().nodename}"]
+    for node in c.nodes:
+        own = c.debian_hosts and node == here
+        names.append(f"{'127.0.1.1' if own else node_address(c, node)} {node}")
+    return "\n".join(names) + "\n"
 
 
 def hold(c: Cluster, node: str, hosts: str) -> None:

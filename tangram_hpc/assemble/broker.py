@@ -36,7 +36,7 @@ from ..errors import InvalidInput
 from ..rollouts import rollouts_spec
 from ..services import service_spec
 from ..version import VERSION
-from .ways import own_address
+from .ways import own_addresses
 
 _GAP_S = 0.002  # of a busy broker or worker, see there
 
@@ -74,7 +74,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
         user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, endpoints=endpoints,
         services=tuple(service_spec(name, told) for name, told in config.services.items()),
         rollouts=tuple(rollouts_spec(name, told) for name, told in config.rollouts.items()),
-        policy=plan.policy)
+        policy=plan.policy, slurm_query_s=config.slurm_query_s)
     place, clock = slurm_place(environ), SystemClock()
     held = place is not None and place.job == plan.job  # else it is a guest in somebody's job
     slurm = make_slurm(config.slurm, environ, plan.job, config.slurm_query_s, clock) if (
@@ -82,7 +82,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     broker = Broker(scheduler, journal, clock, LoopTimer(loop), settings, ended.set, spool, slurm,
                     plan.scripts, TreeFiles(plan.job))
     key = os.urandom(32)
-    scratch, sockets, addresses = _open_ways(config, environ)
+    scratch, sockets, addresses = _open_ways(plan, environ)
     listeners = [Listener(sock, key, plan.job, lambda link: _converse(broker, link))
                  for sock in sockets]
     try:
@@ -141,7 +141,7 @@ def _converse(broker: Broker, link: SocketLink) -> None:
                 lambda reason: broker.lost(talk, reason))
 
 
-def _open_ways(config: Config, environ: Mapping[str, str]
+def _open_ways(plan: BrokerPlan, environ: Mapping[str, str]
                ) -> tuple[Path, list[socket.socket], list[str]]:
     """A scratch folder, the sockets that are listened on, and their addresses; nothing of it stays
     where one cannot be had.
@@ -149,14 +149,16 @@ def _open_ways(config: Config, environ: Mapping[str, str]
     Raises:
         InvalidInput: names the field.
     """
+    config, embedded = plan.config, plan.lifeline >= 0  # a LocalCluster's workers are all here
     scratch = make_scratch(environ, config.scratch, "broker")
     sockets, addresses = [], [f"unix:{scratch / 'broker.sock'}"]
     try:
         sockets.append(_listen_unix(scratch / "broker.sock"))
-        if config.bind != "none":
-            sockets.append(_listen_tcp(config.bind))
-            host, port = sockets[-1].getsockname()[:2]
-            addresses.append(f"tcp:{host}:{port}")
+        if (own := own_addresses(config.bind, {} if embedded else environ,
+                                 plan.scripts is not None)) is not None:
+            sockets.append(_listen_tcp(own.listen))
+            host = f"[{own.told}]" if ":" in own.told else own.told
+            addresses.append(f"tcp:{host}:{sockets[-1].getsockname()[1]}")
     except InvalidInput:
         for sock in sockets:
             sock.close()
@@ -174,9 +176,9 @@ def _listen_unix(path: Path) -> socket.socket:
                            "with a short name") from None
 
 
-def _listen_tcp(bind: str) -> socket.socket:
+def _listen_tcp(address: str) -> socket.socket:
     try:
-        return listen_tcp(bind or own_address())
+        return listen_tcp(address)
     except OSError as error:
-        raise InvalidInput(f"config field `bind`: cannot listen on {bind or own_address()} "
+        raise InvalidInput(f"config field `bind`: cannot listen on {address} "
                            f"({error.strerror})") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -12,8 +11,9 @@ from pathlib import Path
 
 from ..backends.access import Access, read_access
 from ..backends.rundir import home, job_dir
-from ..backends.slurm.environ import slurm_place
+from ..backends.slurm.environ import other_nodes, slurm_place
 from ..backends.store import FolderStore
+from ..backends.transport.address import Addresses, addresses, rank_address
 from ..backends.transport.channel import SocketChannel
 from ..backends.transport.dial import dial
 from ..client.client import Client
@@ -23,14 +23,28 @@ from ..ports import Dial
 from ..version import VERSION
 
 
-def own_address() -> str:
-    """The address that this host's name stands for; loopback when it stands for none."""
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return "127.0.0.1"
+def own_addresses(bind: str, environ: Mapping[str, str], needed: bool = False
+                  ) -> Addresses | None:
+    """Where a broker listens on this host and what it tells others, by the setting `bind`; None
+    for "none": not at all over TCP. `needed`: nodes of other jobs will come.
+
+    Raises:
+        InvalidInput: nothing can be told to the job's other nodes; names `bind` and the remedy.
+    """
+    if bind == "none":
+        return None
+    return addresses(bind, other_nodes(environ), _names(environ), slurm_place(environ) is not None,
+                     needed)
 
 
+def meeting_address(bind: str, environ: Mapping[str, str]) -> str:
+    """Where the other ranks of this step can meet this one. Raises InvalidInput as above."""
+    return rank_address(bind, other_nodes(environ, step=True), _names(environ))
+
+
+def _names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    place = slurm_place(environ)
+    return (place.node,) if place is not None and place.node else ()
 
 
 def find_access(environ: Mapping[str, str], job: str = "") -> Path:

@@ -74,7 +74,8 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
         ends_at_ns=_ends_at_ns(config.end, place),
         backends=backends.trusted, untrusted=backends.untrusted, devices=devices.summary(),
         allocation=_allocation(place.job, het_group) if place is not None else "",
-        neighbours=affinity.neighbours(cores) if count <= len(real) else ())
+        neighbours=affinity.neighbours(cores) if count <= len(real) else (),
+        end_by_user=bool(config.end))
 
 
 def _allocation(job: str, het_group: int) -> str:

@@ -17,11 +17,13 @@ from pathlib import Path
 
 import msgspec
 
-from ..domain.event import JOURNAL_VERSION, AnyEvent, Event
+from ..domain.event import JOURNAL_VERSION, JOURNAL_VERSIONS, AnyEvent, Event
 from ..errors import InvalidInput
 from ..wire.reading import reader
 
-MAGIC = b"TGJRNL" + bytes([JOURNAL_VERSION, 0])
+_NAME = b"TGJRNL"
+MAGIC = _NAME + bytes([JOURNAL_VERSION, 0])
+_READABLE = tuple(_NAME + bytes([version, 0]) for version in JOURNAL_VERSIONS)
 MODES = ("none", "batch", "always")
 _encoder = msgspec.msgpack.Encoder()
 _read = reader(list[AnyEvent])
@@ -160,9 +162,9 @@ def read_journal(path: Path) -> Iterator[Event]:
                            "name another with -j or set TANGRAM_HOME") from None
     except OSError as error:
         raise InvalidInput(f"journal {path}: {error.strerror}") from None
-    if len(data) < 8 and MAGIC.startswith(data):
+    if len(data) < 8 and any(magic.startswith(data) for magic in _READABLE):
         return  # its writer died before its first word
-    if bytes(data[:8]) != MAGIC:
+    if bytes(data[:8]) not in _READABLE:
         raise InvalidInput(f"journal {path}: not a journal of version {JOURNAL_VERSION}")
     at = 8
     while at + 8 <= len(data):

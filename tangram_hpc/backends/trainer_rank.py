@@ -153,8 +153,8 @@ def wants_master(environ: Mapping[str, str], found: Rank) -> bool:
 
 def meet(environ: Mapping[str, str], found: Rank, folder: Path, address: str,
          patience_s: float = _MEET_S) -> tuple[str, int]:
-    """Where rank 0 can be met: its address, and a port that was free there. It writes them into a
-    file in `folder`, which all nodes see; the others read them.
+    """Where rank 0 can be met: its own `address` (used by rank 0 alone), and a port that was free
+    there. It writes them into a file in `folder`, which all nodes see; the others read them.
 
     Raises:
         BrokerUnreachable: rank 0 has not written it in time.
@@ -196,10 +196,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:  # this host's name stands for an address that it has not
-            probe.bind(("", 0))
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.bind((address, 0))
         port: int = probe.getsockname()[1]
         return port

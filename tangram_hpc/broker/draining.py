@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from ..core.scheduler import Scheduler
 from ..domain import event as ev
+from ..domain.states import NodeState
 from ..ports import Timer
 
 _POLL_S = 0.1
@@ -33,9 +34,16 @@ class Draining:
         policy = self.scheduler.ledger.allocs.policy
         if policy.max_nodes:
             self._happen(ev.AllocationsAllowed(self._now(), policy.closed()))
-        for node in self.scheduler.ledger.up_nodes():
-            self._happen(ev.NodeDraining(self._now(), node.node, reason))
+        for node in self.scheduler.ledger.held_nodes():
+            self._drain_node(node.node, reason)
         self._touch()
+
+    def _drain_node(self, number: int, reason: str) -> None:
+        """Lends no more of a node, also when its allocation's end, for which it may be drained
+        already, turns out to be later."""
+        node = self.scheduler.ledger.nodes[number]
+        if node.state is NodeState.UP or node.for_end:
+            self._happen(ev.NodeDraining(self._now(), number, reason))
 
     def end(self, reason: str, patience_s: float) -> None:
         """As `stop`; a broker that was drained waits for what still runs, but no longer than so."""

@@ -23,12 +23,13 @@ from ..domain.ids import client_of, show
 from ..domain.rollouts import RolloutsSpec
 from ..domain.service import EndpointSpec, ServiceSpec, endpoint_of
 from ..domain.session import SessionSpec
-from ..domain.states import NodeState, SessionState
+from ..domain.states import SessionState
 from ..ports import Buffer, Clock, Journal, Link, Slurm, Spool, Timer, Trees
 from ..wire import message as ms
 from .answers import answer
 from .declaring import Declaring
 from .draining import Draining
+from .ends import Ends
 from .once import Once
 from .sandboxes import Sandboxes
 from .satellites import Satellites, SatelliteScripts
@@ -57,6 +58,7 @@ class Settings:
     rollouts: tuple[RolloutsSpec, ...] = ()
     gap_s: float = 0.0
     policy: AllocPolicy | None = None
+    slurm_query_s: float = 30.0
 
 
 @dataclass(slots=True)
@@ -84,6 +86,7 @@ class Broker(Declaring, Draining, Sandboxes):
         self.satellites = Satellites(
             settings.job, slurm, scripts or SatelliteScripts(), scheduler.ledger, clock, timer,
             self._learn, lambda node, why: self._tell(node, ms.Shutdown(why)))
+        self._ends = Ends(slurm, scheduler.ledger, clock, self._learn, settings.slurm_query_s)
         self._clients: dict[int, Talk] = {}
         self._workers: dict[int, Talk] = {}
         self._payloads: dict[int, Buffer] = {}  # by action, until its result is known
@@ -328,8 +331,7 @@ class Broker(Declaring, Draining, Sandboxes):
                         self._happen(ev.LeaseReturned(now, lease))
             case ms.Leaving(reason=reason):
                 talk.leaving = reason
-                if self.scheduler.ledger.nodes[talk.node].state is NodeState.UP:
-                    self._happen(ev.NodeDraining(now, talk.node, reason))
+                self._drain_node(talk.node, reason)
             case ms.Started(leases=leases):
                 for lease in leases:
                     if self._owns(talk, lease):
@@ -490,6 +492,7 @@ class Broker(Declaring, Draining, Sandboxes):
                 talk.link.close()
                 self.lost(talk, f"silent for {SILENCE_S:.0f} s")
         self.satellites.watch()
+        self._ends.watch()
         self._timer.after(_WATCH_S, self._watch)
 
     def _now(self) -> int:

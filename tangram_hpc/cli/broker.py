@@ -27,7 +27,7 @@ def add(verbs: Any) -> None:
     p.add_argument("--nodes", type=int, default=1, help="how many workers will join")
     p.add_argument("--placer", help="elastic, paper, first-fit, fcfs:K or static:K")
     p.add_argument("--sync", help="journal: none, batch or always")
-    p.add_argument("--bind", help="address to listen on")
+    p.add_argument("--bind", help="address, interface or network to listen on")
     p.add_argument("--idle-release", type=float, metavar="SECONDS",
                    help="give back what has idled for so long: satellites, and components of a het "
                         "job but its first (0: never)")

@@ -10,7 +10,10 @@ import socket
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..backends.transport.address import Addresses
 
 _COLOURS = {"ok": "32", "warn": "33", "fail": "31", "skip": "2"}
 _PLACES = {"machine": "a machine without Slurm: the main job is an embedded run",
@@ -36,7 +39,7 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Looks, prints, and says whether the main job would run."""
-    from ..assemble.ways import own_address
+    from ..assemble.ways import own_addresses
     from ..backends.doctor.checkup import check_up, look_around
     from ..backends.doctor.verdict import hindrances
     from ..config import Config, load_config
@@ -47,8 +50,12 @@ def go(args: argparse.Namespace) -> int:
         config = load_config(os.environ)
     except InvalidInput as error:
         config, wrong = Config.model_validate({}), str(error)
-    address = "" if config.bind == "none" else config.bind or own_address()
-    where = look_around(os.environ, config, address, wrong, args.mpi)
+    own: Addresses | str | None
+    try:
+        own = own_addresses(config.bind, os.environ)
+    except InvalidInput as error:
+        own = str(error)
+    where = look_around(os.environ, config, own, wrong, args.mpi)
     live = sys.stderr.isatty()
     checks = check_up(where, _say if live else _say_nothing)
     if live:

@@ -77,15 +77,17 @@ def go(args: argparse.Namespace) -> int:
 def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
              ) -> tuple[dict[str, str], Path]:
     """The environment of this rank's program, and the access file."""
-    from ..assemble.ways import await_access, find_access, own_address
+    from ..assemble.ways import await_access, find_access, meeting_address
     from ..backends.trainer_rank import affinity_complaint, environment, meet, wants_master
     from ..backends.transport.mpi_crowd import crowded
+    from ..config import load_config
 
     path = Path(args.access) if args.access else find_access(environ, args.job)
     access = await_access(path, _SHARED_FS_S)
     master = None
     if wants_master(environ, found):
-        master = meet(environ, found, Path(access.store).parent, own_address())
+        own = meeting_address(load_config(environ).bind, environ) if found.rank == 0 else ""
+        master = meet(environ, found, Path(access.store).parent, own)
     if found.rank == 0 and found.gateway:
         print(f"tangram: {found.trainers} trainer ranks and the gateway as rank "
               f"{found.size - 1} (--gateway off: all {found.size} are trainers)",

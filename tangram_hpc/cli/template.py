@@ -28,7 +28,7 @@ _PART = re.compile(r"^#\+ ([a-z_]+)\n", re.MULTILINE)
 _CAUTION = re.compile(r"^#! ([a-z_]+)=(\S+): (.+)$", re.MULTILINE)
 _OPEN = re.compile(r"<([A-Z][A-Z_]+)>")
 # keys that stand for whole numbers: of at least 1, and of at least 0
-_COUNT = re.compile(r"(nodes|cpus|ranks|satellites|virtual_cpus)(_|$)")
+_COUNT = re.compile(r"(nodes|cpus|ranks|satellites|virtual_cpus|threads)(_|$)")
 # what is shell text by its nature; every other key is one word in a directive or a command
 _SHELL = ("setup", "trainer", "broker_options", "more")
 _QUOTED = ("scratch", "workload")  # in double quotes: a space, $NAME and $(...) may be there
@@ -53,8 +53,12 @@ def add(verbs: Any) -> None:
     fill.add_argument("--output", type=Path, metavar="FILE", help="file to write (default: stdout)")
     fill.add_argument("--strict", action="store_true", help="keys left open are an error")
     fill.set_defaults(act=_render)
-    check = acts.add_parser("check", help="whether a script has placeholders left (status 2)")
+    check = acts.add_parser("check", help="whether a script has placeholders left, or steps that "
+                                          "do not fit on a node together (status 2)")
     check.add_argument("file", type=Path)
+    check.add_argument("--threads-per-core", type=int, default=0, metavar="N",
+                       help="CPUs of a core of the nodes, as `sinfo -o %%Z` says (default: what "
+                            "the script says): do its two steps fit on a node? (status 2)")
     check.set_defaults(act=_check)
 
 
@@ -85,7 +89,9 @@ class Template:
             values |= {"tasks_trainer": str(tasks), "tasks_node": str(each),
                        "ranks_node": str(-(-int(ranks) // nodes))}
             if lent := values.get("cpus_lent"):
-                values["cpus_node"] = str(int(lent) + each * int(values["cpus_per_rank"] or 1))
+                core, cpus = int(values["threads_per_core"] or 1), int(values["cpus_per_rank"] or 1)
+                values["cpus_node"] = str(step_cpus(1, int(lent), core)
+                                          + step_cpus(each, cpus, core))
         return values
 
     def cautions(self, given: Mapping[str, str]) -> list[str]:
@@ -93,6 +99,38 @@ class Template:
         values = self.values(given)
         return [f"template {self.name}: {m[1]}={m[2]}: {m[3]}" for m in _CAUTION.finditer(self.text)
                 if values.get(m[1]) == m[2]]
+
+
+# ---- CPUs and cores ----------------------------------------------------------------------------
+
+
+def step_cpus(tasks: int, cpus: int, core: int) -> int:
+    """The CPUs that a step with `--exact` holds on a node whose cores are `core` CPUs each: whole
+    cores, which tasks of one CPU share and others do not (seen on Slurm 22.05)."""
+    if cpus == 1:
+        return -(-tasks // core) * core
+    return tasks * -(-cpus // core) * core
+
+
+_SIZES = re.compile(r"^lent_cpus=(\d+) node_ranks=(\d+) rank_cpus=(\d+)", re.MULTILINE)
+_CORE = re.compile(r"^core=(\d+)", re.MULTILINE)
+_NODE = re.compile(r"^#SBATCH --cpus-per-task=(\d+)", re.MULTILINE)
+
+
+def too_wide(text: str, core: int = 0) -> str:
+    """Why the two steps that share each node of a script's job cannot run beside each other where a
+    core is `core` CPUs (0: as the script says); empty where they can, or where no steps share."""
+    sizes, node, said = _SIZES.search(text), _NODE.search(text), _CORE.search(text)
+    if sizes is None or node is None:
+        return ""
+    core = core or int(said[1] if said else 1) or 1
+    lent, ranks, cpus = (int(number) for number in sizes.groups())
+    wide, held = step_cpus(1, lent, core), step_cpus(ranks, cpus, core)
+    if wide + held <= step_cpus(1, int(node[1]), core):  # a job has whole cores as well
+        return ""
+    return (f"a step has whole cores, and where a core is {core} CPUs the {lent} that are lent are "
+            f"{wide} and the {ranks * cpus} of the ranks {held}: more than the job's {node[1]} on "
+            f"each node; render it with `-o threads_per_core={core}`, or with other sizes")
 
 
 # ---- finding ---------------------------------------------------------------------------------
@@ -249,4 +287,9 @@ def _check(args: argparse.Namespace) -> int:
     if still:
         raise InvalidInput(f"script {args.file}: placeholders are left: {', '.join(still)}; fill "
                            "them in with `tangram template render -o KEY=VALUE`")
+    if why := too_wide(text, args.threads_per_core):
+        raise InvalidInput(f"script {args.file}: {why}")
+    if not args.threads_per_core and (why := too_wide(text, 2)):
+        print(f"tangram: warning: script {args.file}: on nodes with hyperthreads it would lend "
+              f"fewer CPUs: {why}", file=sys.stderr)
     return 0

@@ -11,10 +11,10 @@ from typing import Any
 
 from ..domain import event as ev
 from ..domain.decision import AskAllocation, Decision, EndAllocation
-from ..domain.states import AllocState, NodeState
+from ..domain.states import AllocState
 from .alloc_ledger import AllocEntry, Rejections
 from .ledger import Ledger
-from .transitions import ALLOC_MOVES, NODE_MOVES, move
+from .transitions import ALLOC_MOVES, move
 
 
 class AllocFacts:
@@ -26,7 +26,6 @@ class AllocFacts:
     def _of_allocations(self) -> dict[type, Callable[[Any], list[Decision]]]:
         return {
             ev.BrokerStarted: self._broker_started,
-            ev.NodeDraining: self._node_draining,
             ev.AllocationsAllowed: self._allocations_allowed,
             ev.AllocationAsked: self._allocation_asked,
             ev.AllocationQueued: self._allocation_queued,
@@ -123,11 +122,6 @@ class AllocFacts:
             self._tell(event.at, f"satellite {event.alloc} ({entry.shape.name}) ended: "
                                  f"{event.reason}")
         self._forget_alloc(entry, event.ended or event.at)
-        return []
-
-    def _node_draining(self, event: ev.NodeDraining) -> list[Decision]:
-        node = self.ledger.nodes[event.node]
-        node.state = move(NODE_MOVES, node.state, NodeState.DRAINING, event)
         return []
 
     def _alloc_joined(self, event: ev.NodeJoined) -> None:

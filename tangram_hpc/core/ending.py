@@ -7,6 +7,11 @@ the sessions on it move or are closed as they come to rest (`moving`). What an a
 need: its profile on its fewest units, else twice the mean of its class if any of that has ended,
 never more than its timeout; of a class that nobody has seen its timeout, or a second without one. A
 timeout that is longer than the node was ever to be lent says nothing.
+
+A time limit may be changed while the job runs (`scontrol update TimeLimit`); Slurm tells nobody.
+So the driver asks Slurm again at the times that `next_look` names, and hands the answer in as
+`AllocationEndTold`. The last question falls just before the drain, which waits for the answer, but
+not for long: a drain closes idle sessions at once, and taking it back does not open them again.
 """
 
 from __future__ import annotations
@@ -25,6 +30,43 @@ if TYPE_CHECKING:
     from .ledger import Ledger, NodeEntry
 
 
+_SECOND = 10**9
+LOOK_LEAST_NS = 60 * _SECOND  # between two questions while there is time
+LOOK_MOST_NS = 3600 * _SECOND
+LOOK_AHEAD_NS = 5 * _SECOND  # the last question before a drain is asked so long before it
+_HOLD_MOST_NS = 15 * _SECOND
+
+
+def next_look(looked_at: int, lends: int, ends_at: int, gap_ns: int) -> int:
+    """When to ask Slurm again for the end of an allocation.
+
+    Half of what is left until the drain, at least `LOOK_LEAST_NS` and at most `LOOK_MOST_NS` after
+    the last question; then shortly before the drain; then just before it. After that at half of
+    what is left until the end. An hour's job costs ten questions, a day's about thirty.
+
+    Args:
+        looked_at: when Slurm was last asked, or when the node joined (epoch ns).
+        lends: the node's `lends_until`.
+        ends_at: when its allocation ends.
+        gap_ns: least time between two questions that the budget of Slurm calls allows.
+    """
+    last = lends - LOOK_AHEAD_NS
+    before = last - gap_ns - LOOK_AHEAD_NS
+    if looked_at + gap_ns <= before:
+        wait = min(max((lends - looked_at) // 2, LOOK_LEAST_NS), LOOK_MOST_NS)
+        return looked_at + wait if looked_at + wait + gap_ns <= before else before
+    if looked_at < last:
+        return last
+    if looked_at < ends_at:
+        return looked_at + max((ends_at - looked_at) // 2, gap_ns)
+    return looked_at + LOOK_LEAST_NS  # it lives longer than it may: the limit must have moved
+
+
+def hold_until(lends: int, ends_at: int) -> int:
+    """Until when a drain waits for Slurm's answer: at most half of the margin."""
+    return lends + min(_HOLD_MOST_NS, (ends_at - lends) // 2)
+
+
 def lends_until(ends_at: int, joined_at: int, margin_ns: int) -> int:
     """Until when a node lends (epoch ns); 0 for no known end."""
     if not ends_at:
@@ -33,8 +75,8 @@ def lends_until(ends_at: int, joined_at: int, margin_ns: int) -> int:
 
 
 def next_end(ledger: Ledger) -> int:
-    """When the next node lends no more; 0 for never. O(nodes)."""
-    return min((n.lends_until for n in ledger.up_nodes() if n.lends_until), default=0)
+    """When the next node is drained for its end; 0 for never. O(nodes)."""
+    return min((n.drain_at for n in ledger.up_nodes() if n.drain_at), default=0)
 
 
 def ending(ledger: Ledger, now: int) -> list[ev.Event]:
@@ -43,10 +85,10 @@ def ending(ledger: Ledger, now: int) -> list[ev.Event]:
     events: list[ev.Event] = []
     if 0 < ledger.next_end <= now:
         for node in ledger.up_nodes():
-            if 0 < node.lends_until <= now:
+            if 0 < node.drain_at <= now:
                 left = max(0, node.spec.ends_at_ns - now)
                 events.append(ev.NodeDraining(
-                    now, node.node, f"its allocation ends in {left / 1e9:.0f} s"))
+                    now, node.node, f"its allocation ends in {left / 1e9:.0f} s", True))
     for number in ledger.draining:
         node = ledger.nodes[number]
         for session_id in node.sessions:

@@ -60,7 +60,10 @@ class NodeEntry:
     news: int = 0  # grows when somebody comes to wait here, or when units come free
     joined_at: int = 0
     lends_until: int = 0  # 0: its allocation has no known end
+    drain_at: int = 0  # `lends_until`, or later while Slurm is asked whether the end has moved
     draining: str = ""  # why nothing more is lent of it
+    for_end: bool = False  # drained for its allocation's end alone: a later end takes that back
+    said_end: int = 0  # when its allocation ends, as its worker said when it joined
 
     @property
     def room_mib(self) -> int:
@@ -223,7 +226,9 @@ class Ledger:
     starts: int = 0  # of the job's broker
     margin_ns: int = 0  # a node lends no more so long before its allocation ends
     draining: dict[int, None] = field(default_factory=dict)  # nodes that lend no more, not lost
-    next_end: int = 0  # when the next node lends no more; 0: none has a known end
+    next_end: int = 0  # when the next node is drained for its end; 0: none has a known end
+    # by allocation: the end that its workers said, and the one that Slurm has told since
+    told_ends: dict[str, tuple[int, int]] = field(default_factory=dict)
     allocs: AllocLedger = field(default_factory=AllocLedger)
     rollouts: dict[str, RolloutPool] = field(default_factory=dict)
 

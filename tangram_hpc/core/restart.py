@@ -25,6 +25,7 @@ class Restart(NodeFacts, QuotaFacts):
     def _broker_started(self, event: ev.BrokerStarted) -> list[Decision]:
         self.ledger.starts += 1
         self.ledger.complete = False  # its nodes have yet to join
+        self.ledger.told_ends.clear()  # a requeued job ends at another time
         self.dirty = True
         return super()._broker_started(event)
 

@@ -56,6 +56,8 @@ class Scheduler(Restart):
             ev.NodeJoined: self._node_joined,
             ev.NodeLost: self._node_lost,
             ev.NodeDraining: self._node_draining,
+            ev.AllocationEndAsked: self._end_asked,
+            ev.AllocationEndTold: self._end_told,
             ev.NodesComplete: self._nodes_complete,
             ev.ServiceDeclared: self._service_declared,
             ev.EndpointDeclared: self._endpoint_declared,

@@ -19,7 +19,8 @@ from .service import EndpointSpec, ServiceSpec
 from .session import SessionSpec
 from .states import ActionState
 
-JOURNAL_VERSION = 5
+JOURNAL_VERSION = 6
+JOURNAL_VERSIONS = (5, 6)  # that can be read
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", gc=False):
@@ -90,10 +91,28 @@ class NodesComplete(Event, frozen=True, tag="nodes-complete"):
 
 
 class NodeDraining(Event, frozen=True, tag="node-draining"):
-    """Nothing more is lent of a node: it is to be given back."""
+    """Nothing more is lent of a node: it is to be given back. `for_end`: only because its
+    allocation is about to end, so that a later end takes the drain back."""
 
     node: int
     reason: str
+    for_end: bool = False
+
+
+class AllocationEndAsked(Event, frozen=True, tag="allocation-end-asked"):
+    """Slurm is being asked when this allocation ends. No node of it is drained for its end before
+    the answer (`AllocationEndTold`) or before `until`, whichever comes first."""
+
+    allocation: str
+    until: int
+
+
+class AllocationEndTold(Event, frozen=True, tag="allocation-end-told"):
+    """Slurm says that this allocation ends at `ends_at_ns` (epoch): its time limit may have been
+    changed, or is confirmed shortly before its nodes would be drained."""
+
+    allocation: str
+    ends_at_ns: int
 
 
 class AllocationsAllowed(Event, frozen=True, tag="allocations-allowed"):
@@ -409,6 +428,8 @@ AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     RolloutServiceTried,
     ToolReturned,
     TrajectoryEnded,
+    AllocationEndAsked,
+    AllocationEndTold,
 ]
 
 

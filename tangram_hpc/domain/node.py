@@ -27,6 +27,8 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
         devices: what the GPUs that it lends are, for people ("2 x NVIDIA H200 140 GiB (cuda)").
         neighbours: which of its cores share an L3 cache, then which a NUMA domain: the sizes of
             consecutive groups of `cores`; empty where that is not known.
+        end_by_user: whether `ends_at_ns` is its user's word (`tangram worker --end`); the end that
+            Slurm names for the allocation does not replace it then.
     """
 
     name: str
@@ -44,6 +46,11 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     allocation: str = ""
     enforcement: str = ""
     neighbours: tuple[tuple[int, ...], ...] = ()
+    end_by_user: bool = False
+
+    def ending_at(self, ends_at_ns: int) -> NodeSpec:
+        """The same, with this end of its allocation."""
+        return msgspec.structs.replace(self, ends_at_ns=ends_at_ns)
 
     def held_by(self, enforcement: str) -> NodeSpec:
         """The same, with this enforcement."""

@@ -39,8 +39,14 @@ class _Job:
     state: str = "PENDING"
     ready: bool = False  # it has waited
     start: int = 0
+    limit: int = 0  # how long it may run, once it runs
     end: int = 0
     hosts: list[str] = field(default_factory=list)
+
+    @property
+    def ends_at(self) -> int:
+        """When it ended, or when its time limit ends it; 0 while it waits."""
+        return self.end or (self.start + self.limit if self.start else 0)
 
     @property
     def nodes(self) -> int:
@@ -82,7 +88,7 @@ class ModelSlurm:
         """See `ports.Slurm`."""
         self._calls["queries"] += 1
         rows = tuple(JobView(j.number, -1, j.state, name=j.order["job-name"], start_ns=j.start,
-                             end_ns=j.end) for j in self._jobs.values()
+                             end_ns=j.ends_at) for j in self._jobs.values()
                      if j.number in jobs or j.order["job-name"] in names)
         self._soon(lambda: then(rows))
 
@@ -107,6 +113,10 @@ class ModelSlurm:
 
     def close(self) -> None:
         """See `ports.Slurm`."""
+
+    def change_limit(self, job: int, limit_ns: int) -> None:
+        """What `scontrol update TimeLimit` does to a running job: nobody is told."""
+        self._limit(self._jobs[job], limit_ns)
 
     def worker_ended(self, host: str) -> None:
         """A worker has ended by itself: so does its job, with its last one."""
@@ -142,8 +152,7 @@ class ModelSlurm:
     def _run(self, job: _Job) -> None:
         job.state, job.start = "RUNNING", self._agenda.now
         minutes, _, seconds = job.order["time"].partition(":")
-        limit = (int(minutes) * 60 + int(seconds)) * 10**9
-        self._agenda.put(job.start + limit, LATER, lambda: self._end(job, "TIMEOUT"))
+        self._limit(job, (int(minutes) * 60 + int(seconds)) * 10**9)
         gpus = int(job.order.get("gres", "0").rpartition(":")[2])
         for i in range(job.nodes):
             host = f"s{job.number}" if job.nodes == 1 else f"s{job.number}-{i}"
@@ -151,8 +160,17 @@ class ModelSlurm:
             self._join(NodeSpec(
                 host, host, tuple(range(int(job.order["cpus-per-task"]))),
                 int(job.order.get("mem", "65536M")[:-1]), tuple(range(gpus)), job.component,
-                ends_at_ns=job.start + limit, backends=("model",), untrusted=("model",),
+                ends_at_ns=job.ends_at, backends=("model",), untrusted=("model",),
                 allocation=str(job.number)))
+
+    def _limit(self, job: _Job, limit_ns: int) -> None:
+        job.limit = limit_ns
+        at = max(self._agenda.now, job.ends_at)
+        self._agenda.put(at, LATER, lambda: self._end_late(job))
+
+    def _end_late(self, job: _Job) -> None:
+        if not job.end and self._agenda.now >= job.ends_at:
+            self._end(job, "TIMEOUT")
 
     def _end(self, job: _Job, state: str) -> None:
         if job.state not in ("PENDING", "RUNNING"):

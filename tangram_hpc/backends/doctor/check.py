@@ -60,9 +60,18 @@ class SlurmFacts:
 
 @dataclass(frozen=True)
 class Where:
-    """What checks are told. `address`: where the broker would listen, empty for nowhere (setting
-    `bind`); `place`: None outside a job; `wrong`: why the settings cannot be read (then `config`
-    holds the defaults); `mpi`: how srun starts MPI, empty for what the library wants."""
+    """What checks are told.
+
+    Attributes:
+        environ, config: the environment, and the settings (the defaults where `wrong` is set).
+        address: what a broker here would tell others; empty for nothing (setting `bind`).
+        slurm: what Slurm's controller said.
+        place: None outside a job.
+        wrong: why the settings cannot be read.
+        mpi: how srun starts MPI; empty for what the library wants.
+        listen: where a broker would listen, if elsewhere than at `address`.
+        no_address: why a broker here has no address that it could tell others.
+    """
 
     environ: Mapping[str, str]
     config: Config
@@ -71,6 +80,8 @@ class Where:
     place: SlurmPlace | None = None
     wrong: str = ""
     mpi: str = ""
+    listen: str = ""
+    no_address: str = ""
 
     @property
     def kind(self) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from ...config import Config
 from ...errors import TangramError
 from ..slurm.environ import slurm_place
+from ..transport.address import Addresses
 from . import gpu, isolation, limits, mpi, net, rehearsal, slurm, storage
 from .check import Check, Finding, Item, SlurmFacts, Where, fail, skip
 from .guard import guarded
@@ -23,13 +24,17 @@ GROUPS: Mapping[str, tuple[Item, ...]] = {
 }
 
 
-def look_around(environ: Mapping[str, str], config: Config, address: str, wrong: str = "",
-                mpi: str = "") -> Where:
-    """Where this process stands: asks Slurm's controller, where there is one."""
+def look_around(environ: Mapping[str, str], config: Config, own: Addresses | str | None,
+                wrong: str = "", mpi: str = "") -> Where:
+    """Where this process stands: asks Slurm's controller, where there is one. `own`: where a broker
+    here would listen; None: nowhere; a text: why it cannot."""
     facts = guarded(lambda: slurm.ask(environ), SlurmFacts, slurm.ASK_S + 5)
     if facts is None:
         facts = SlurmFacts(configured=True, why=f"no answer in {slurm.ASK_S:g} s")
-    return Where(environ, config, address, facts, slurm_place(environ), wrong, mpi)
+    no_address = own if isinstance(own, str) else ""
+    listen, told = own if isinstance(own, Addresses) else ("", "")
+    return Where(environ, config, told, facts, slurm_place(environ), wrong, mpi, listen,
+                 no_address)
 
 
 def check_up(where: Where, before: Callable[[str, str], None] = lambda group, name: None,

@@ -7,13 +7,11 @@ the check. The key goes to other nodes by the access file only, as a worker gets
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import ipaddress
 import json
 import os
 import socket
 import statistics
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from ...errors import AccessError, BrokerUnreachable
 from ..access import Access, write_access
 from ..rundir import home
 from ..slurm.environ import unsized
+from ..transport import address
 from ..transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from ..transport.dial import dial
 from .check import JOB, LOGIN, Finding, Item, Where, fail, ok, skip, warn
@@ -32,7 +31,6 @@ from .storage import NoFolder, scratch_base, trial_folder
 
 STEP = f"{__package__}.step"
 _STEP_S = 45.0
-_GET_ADDRESS = 0x8915
 _JOB = "doctor"
 _TIMES = 5
 _SKEW_S = 2.0
@@ -40,44 +38,39 @@ T = TypeVar("T")
 
 
 def interfaces(where: Where) -> Finding:
-    """Those that are up, with their addresses of version 4."""
+    """Those that have an address."""
     found = []
-    for _, name in socket.if_nameindex():
+    for name, told in address.interfaces().items():
         try:
             state = Path(f"/sys/class/net/{name}/operstate").read_text().strip()
         except OSError:
             state = "unknown"
-        if address := _address(name):
-            found.append(f"{name} {address}{'' if state in ('up', 'unknown') else f' ({state})'}")
+        shown = f"{name} {'/'.join(told)}"
+        found.append(f"{shown}{'' if state in ('up', 'unknown') else f' ({state})'}")
     return ok(", ".join(found)) if found else warn("none has an address", "ask the site")
 
 
-def _address(name: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            told = fcntl.ioctl(probe, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
-        except OSError:
-            return ""
-    return socket.inet_ntoa(told[20:24])
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(socket.gethostbyname(address)).is_loopback
-    except (OSError, ValueError):
-        return False
-
-
-def address(where: Where) -> Finding:
-    """Where a broker on this node would listen."""
+def own_address(where: Where) -> Finding:
+    """Where a broker on this node would listen, and what it would tell others."""
+    if where.no_address:
+        return fail(where.no_address, "set `bind` as it says, or ask the site which network its "
+                                      "nodes share")
     if not where.address:
         return skip("the setting `bind` is \"none\": the Unix socket only")
-    host = socket.gethostname()
-    text = f"{where.address} ({'by `bind`' if where.config.bind else f'what {host} stands for'})"
-    if where.kind == JOB and _is_loopback(where.address):
+    text = f"{where.address} ({'by `bind`' if where.config.bind else 'chosen'})"
+    if where.listen not in ("", where.address):
+        text += f", listening on {where.listen}"
+    if where.kind == JOB and ipaddress.ip_address(where.address).is_loopback:
         return warn(f"{text}: only this machine can reach it",
-                    "set `bind` to the address of the interface that the nodes share")
+                    "set `bind` to the interface that satellites would come by")
     return ok(text + ("; a job's broker listens on its own node" if where.kind == LOGIN else ""))
+
+
+def _none(where: Where) -> Finding | None:
+    """Why there is nothing to reach over TCP."""
+    if where.no_address:
+        return skip("there is no address to listen on: see `address`")
+    return None if where.address else skip("the setting `bind` is \"none\"")
 
 
 # ---- connecting to ourselves ---------------------------------------------------------------------
@@ -94,20 +87,21 @@ def unix(where: Where) -> Finding:
 
 def tcp(where: Where) -> Finding:
     """The broker's TCP address, through its interface."""
-    if not where.address:
-        return skip("the setting `bind` is \"none\"")
-    return _answered(f"tcp:{where.address}", lambda: listen_tcp(where.address),
-                     "set `bind` to an address of this node (see `interfaces`)")
+    if (none := _none(where)) is not None:
+        return none
+    return _answered(f"tcp:{where.address}", lambda: listen_tcp(where.listen or where.address),
+                     "set `bind` to an address of this node (see `interfaces`)", where.address)
 
 
-def _answered(shown: str, listen: Callable[[], socket.socket], remedy: str) -> Finding:
+def _answered(shown: str, listen: Callable[[], socket.socket], remedy: str, told: str = ""
+              ) -> Finding:
     key = os.urandom(32)
     try:
         sock = listen()
     except OSError as error:
         return fail(f"{shown}: cannot listen: {error.strerror or error}", remedy)
     name = sock.getsockname()
-    to = f"unix:{name}" if isinstance(name, str) else f"tcp:{name[0]}:{name[1]}"
+    to = f"unix:{name}" if isinstance(name, str) else f"tcp:{told or name[0]}:{name[1]}"
     try:
         times = asyncio.run(_served(sock, key, lambda: [_dialled(to, key) for _ in range(_TIMES)]))
     except (AccessError, BrokerUnreachable) as error:
@@ -142,8 +136,8 @@ def nodes(where: Where) -> Finding:
     """One task on each node of the job reads the access file and dials back."""
     if where.kind != JOB:
         return skip("not inside a job")
-    if not where.address:
-        return skip("the setting `bind` is \"none\"")
+    if (none := _none(where)) is not None:
+        return none
     if not where.slurm.conf:
         return skip("the controller does not answer, so no step can be made")
     assert where.place is not None
@@ -152,10 +146,10 @@ def nodes(where: Where) -> Finding:
             else [f"--het-group=0-{len(groups) - 1}"])
     try:
         with trial_folder(home(where.environ)) as folder:
-            sock = listen_tcp(where.address)
-            host, port = sock.getsockname()[:2]
+            sock = listen_tcp(where.listen or where.address)
+            port = sock.getsockname()[1]
             path = folder / "access.json"
-            write_access(path, Access(_JOB, (f"tcp:{host}:{port}",), key, str(folder)))
+            write_access(path, Access(_JOB, (f"tcp:{where.address}:{port}",), key, str(folder)))
             argv = ["--overlap", "--overcommit", *size, "--ntasks-per-node=1",
                     "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none",
                     "--kill-on-bad-exit=0", "--input=none", sys.executable, "-m", STEP, str(path)]
@@ -204,7 +198,7 @@ def _judged(told: Told, count: int, before: float, after: float) -> Finding:
 
 
 CHECKS = (
-    Item("interfaces", interfaces), Item("address", address, 15.0, "the name service hangs"),
+    Item("interfaces", interfaces), Item("address", own_address, 15.0, "the name service hangs"),
     Item("unix socket", unix, 20.0), Item("tcp", tcp, 20.0),
     Item("nodes", nodes, 110.0, "a step hangs: look at `squeue -s`"),
 )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .hostlist import expand
+
 
 @dataclass(frozen=True)
 class SlurmPlace:
@@ -73,6 +75,22 @@ def _nodes(environ: Mapping[str, str]) -> tuple[int, ...]:
     size = _int(environ.get("SLURM_HET_SIZE"))
     groups = tuple(_int(environ.get(f"{name}_HET_GROUP_{n}")) for n in range(size))
     return groups if groups and all(groups) else (_int(environ.get(name)) or 1,)
+
+
+def other_nodes(environ: Mapping[str, str], step: bool = False) -> tuple[str, ...]:
+    """The nodes of this job but ours, by Slurm's names; of a het job those of all components, where
+    Slurm says them. `step`: only those of this step. O(nodes)."""
+    lists = [environ.get("SLURM_STEP_NODELIST", "")] if step else []
+    if not any(lists):
+        size = _int(environ.get("SLURM_HET_SIZE"))
+        lists = [environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{n}", "") for n in range(size)]
+        lists.append(environ.get("SLURM_JOB_NODELIST", ""))
+    own = environ.get("SLURMD_NODENAME", "")
+    try:
+        names = [name for text in lists for name in expand(text)]
+    except ValueError:
+        return ()
+    return tuple(dict.fromkeys(name for name in names if name != own))
 
 
 def _tasks_here(environ: Mapping[str, str]) -> int:

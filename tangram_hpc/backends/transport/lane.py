@@ -17,6 +17,7 @@ from ...errors import AccessError, ProtocolError
 from ...wire import auth
 from ...wire.frame import Buffer
 from ...wire.lane import HEAD, AnyLaneMessage, LaneMessage, pack, sizes, unpack
+from .address import addresses
 from .asyncsock import HANDSHAKE_S, listen_tcp, tune, unproven_max
 from .dial import dial
 
@@ -98,8 +99,9 @@ class LaneListener:
 
     def __init__(self, host: str, key: bytes, job: str, serve: Callable[[LaneLink], None]) -> None:
         self._key, self._job, self._serve = key, job, serve
-        self._sock = listen_tcp(host)
-        address, port = self._sock.getsockname()[:2]
+        listen, address = addresses(host)
+        self._sock = listen_tcp(listen)
+        port = self._sock.getsockname()[1]
         self.address = f"tcp:[{address}]:{port}" if ":" in address else f"tcp:{address}:{port}"
         self._closed = False
         self._links: dict[int, LaneLink] = {}

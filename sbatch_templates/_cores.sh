@@ -1,0 +1,27 @@
+# ---- step sizes: --exact gives a step whole cores, and a core may be several CPUs -------------------
+# A CPU is what Slurm counts: a hardware thread, where cores have several. Slurm lets a step that
+# needs more cores than are left wait for the end of the other one, without a word. So the sizes are
+# rounded here: the ranks come first, and whole cores of what they leave are lent.
+lent_cpus=<CPUS_LENT> node_ranks=<TASKS_NODE> rank_cpus=<CPUS_PER_RANK>  # of each node
+core=<THREADS_PER_CORE>                                 # CPUs of a core, where Slurm does not say it
+topology=$(scontrol -o show node "${SLURMD_NODENAME:-}" 2>/dev/null) || topology=""
+if [[ $topology =~ CoresPerSocket=([1-9][0-9]*)" ".*CPUTot=([1-9][0-9]*)" ".*" "Sockets=([1-9][0-9]*) ]]; then
+    core=$((BASH_REMATCH[2] / (BASH_REMATCH[1] * BASH_REMATCH[3])))
+    core=$((core > 0 ? core : 1))
+fi
+node_cpus=$(tr ',' '\n' <<< "$SLURM_JOB_CPUS_PER_NODE" | sed 's/(.*//' | sort -n | sed -n 1p)
+step_cpus=$((node_ranks * rank_cpus))                   # ranks of one CPU share cores, others do not
+held=$((rank_cpus > 1 ? node_ranks * ((rank_cpus + core - 1) / core * core)
+                      : (node_ranks + core - 1) / core * core))
+free=$(((node_cpus - held) / core * core))
+lend_cpus=$(((lent_cpus + core - 1) / core * core))
+lend_cpus=$((lend_cpus < free ? lend_cpus : free))
+if [ "$lend_cpus" -lt 1 ]; then
+    echo "tangram: error: cpus_lent=$lent_cpus: a step has whole cores, a core of ${SLURMD_NODENAME:-this node} is" \
+        "$core CPUs, and the ranks need $held of the job's $node_cpus CPUs on each node: nothing is left to" \
+        "lend; render the script with \`-o threads_per_core=$core\`, or with fewer CPUs for the ranks" >&2
+    exit 2
+elif [ "$lend_cpus" -ne "$lent_cpus" ] || [ "$held" -ne "$step_cpus" ]; then
+    echo "tangram: a core of ${SLURMD_NODENAME:-this node} is $core CPUs and a step has whole cores: of $node_cpus CPUs on each" \
+        "node $lend_cpus are lent (cpus_lent=$lent_cpus) and the ranks hold $held (they asked for $step_cpus)"
+fi

@@ -1,0 +1,101 @@
+"""Step sizes on nodes whose cores are several CPUs: `--exact` gives a step whole cores, and of two
+steps that do not fit together the second would wait without a word. The rendered script under a
+pretended srun; on a real Slurm in test_slurm_site_nodes.py."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_template import Pretence, pretence  # noqa: F401 - a fixture
+
+from tangram_hpc.cli.template import load, render
+
+# what `scontrol -o show node` says, shortened; Slurm 22.05 to 25.11 have these in this order
+NODE = ('echo "NodeName=$4 Arch=x86_64 CoresPerSocket={cores} CPUAlloc=0 CPUEfctv={cpus} '
+        'CPUTot={cpus} CPULoad=0.5 Gres=(null) RealMemory=4000 AllocMem=0 Sockets=1 Boards=1"')
+
+
+def script(template: str = "single-node", **keys: str) -> str:
+    return render(load(template), {"trainer": "true", **keys})
+
+
+def steps(pretence: Pretence, text: str, node_cpus: str, cores: int, cpus: int  # noqa: F811
+          ) -> tuple[int, list[str], str, str]:
+    """Runs a script on a node of so many cores and CPUs: its status, what the srun of the workers
+    was given, stdout and stderr."""
+    srun = pretence.folder / "bin" / "srun"
+    srun.write_text(srun.read_text().replace(
+        "#!/bin/bash\n", '#!/bin/bash\necho "srun $*" | head -n 1 >> "$LOG"\n', 1))
+    (pretence.folder / "bin" / "scontrol").write_text(
+        f"#!/bin/bash\n{NODE.format(cores=cores, cpus=cpus)}\n")
+    status, out, err = pretence.run("", text, SLURM_JOB_CPUS_PER_NODE=node_cpus,
+                                    SLURMD_NODENAME="n1", SLURM_JOB_NUM_NODES="1")
+    lent = [m[1] for line in pretence.logged() if "worker" in line and line.startswith("srun")
+            and (m := re.search(r"--cpus-per-task=(\d+)", line))]
+    return status, lent, out, err
+
+
+@pytest.mark.parametrize(("lent", "rank_cpus", "node", "takes"), [
+    ("5", "1", "8", "4"),  # of 5 + 3 the ranks hold 4
+    ("5", "1", "12", "6"),  # there is room for what Slurm gives anyway
+    ("4", "1", "8", "4"), ("7", "3", "16", "4"),  # a rank of 3 CPUs has 2 cores
+])
+def test_what_is_lent_is_rounded_to_whole_cores_with_a_line(
+        pretence: Pretence, lent: str, rank_cpus: str, node: str, takes: str) -> None:  # noqa: F811
+    text = script(cpus_lent=lent, ranks="2", cpus_per_rank=rank_cpus)
+    status, found, out, err = steps(pretence, text, node, cores=8, cpus=16)
+    assert (status, found, err) == (0, [takes], "")
+    told = [line for line in out.splitlines() if "a step has whole cores" in line]
+    assert len(told) == 1 and f"{takes} are lent (cpus_lent={lent})" in told[0], out
+
+
+def test_nothing_is_rounded_where_a_core_is_one_cpu(pretence: Pretence) -> None:  # noqa: F811
+    text = script(cpus_lent="5", ranks="2")
+    assert steps(pretence, text, "8", cores=8, cpus=8) == (0, ["5"], "", "")
+
+
+def test_steps_that_cannot_fit_are_refused_with_a_line(pretence: Pretence) -> None:  # noqa: F811
+    """Three ranks of 3 CPUs hold all 12, so that nothing could be lent."""
+    text = script(cpus_lent="1", ranks="2", cpus_per_rank="3")
+    status, found, _, err = steps(pretence, text, "10(x2),12", cores=8, cpus=16)
+    assert (status, found) == (2, []) and err.count("\n") == 1
+    assert "cpus_lent=1" in err and "threads_per_core=2" in err and "tangram broker" not in str(
+        pretence.logged())
+
+
+@pytest.mark.parametrize("template", ["single-node", "homogeneous"])
+def test_a_job_rendered_for_hyperthreads_asks_for_whole_cores(template: str) -> None:
+    keys = {"cpus_lent": "5", "ranks": "2", "nodes": "1"}
+    if template == "single-node":
+        del keys["nodes"]
+    text = script(template, **keys, threads_per_core="2")
+    assert "#SBATCH --cpus-per-task=10 " in text  # 6 + 4
+    assert "#SBATCH --cpus-per-task=8 " in script(template, **keys)
+
+
+@pytest.mark.parametrize(("words", "keys", "status"), [
+    ((), {}, 0), (("--threads-per-core", "2"), {}, 2), (("--threads-per-core", "1"), {}, 0),
+    ((), {"threads_per_core": "2"}, 0), (("--threads-per-core", "4"), {}, 2),
+])
+def test_check_refuses_steps_that_do_not_fit(tmp_path: Path, words: tuple[str, ...],
+                                             keys: dict[str, str], status: int) -> None:
+    """Of 5 and 3 CPUs; without a word about the nodes it is a warning."""
+    job = tmp_path / "job.sbatch"
+    job.write_text(script(cpus_lent="5", ranks="2", **keys))
+    told = subprocess.run([sys.executable, "-m", "tangram_hpc", "template", "check", *words, job],
+                          capture_output=True, text=True, check=False, timeout=60)
+    assert told.returncode == status, told.stderr
+    assert told.stderr.count("\n") == ((not words and not keys) or status == 2)
+    assert "whole cores" in told.stderr or not told.stderr
+
+
+def test_check_is_silent_where_all_fits(tmp_path: Path) -> None:
+    job = tmp_path / "job.sbatch"
+    job.write_text(script())
+    told = subprocess.run([sys.executable, "-m", "tangram_hpc", "template", "check", job],
+                          capture_output=True, text=True, check=False, timeout=60)
+    assert (told.returncode, told.stderr) == (0, "")

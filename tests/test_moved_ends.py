@@ -1,0 +1,381 @@
+"""Time limits that change while a job runs: Slurm is asked again, and nodes are drained by what it
+says then. The real drivers of broker and worker on the simulator's clock; Slurm itself is in
+test_slurm_moved_ends.py."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import World, started
+from test_elastic_sim import AT_ONCE, POLICY, Kept, crowd
+from test_elastic_sim import SMALL as BASE
+
+from tangram_hpc.backends.journal import FileJournal, read_journal
+from tangram_hpc.broker.driver import Broker, Settings
+from tangram_hpc.core.placers.registry import make_placer
+from tangram_hpc.core.scheduler import Scheduler
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Action, Kind
+from tangram_hpc.domain.allocation import AllocPolicy, SatelliteShape
+from tangram_hpc.domain.ids import mint
+from tangram_hpc.domain.node import NodeSpec
+from tangram_hpc.domain.session import SessionSpec
+from tangram_hpc.domain.slurm import JobView, SlurmCalls
+from tangram_hpc.domain.states import ActionState, NodeState, SessionState
+from tangram_hpc.errors import InvalidInput
+from tangram_hpc.ports import SlurmNotNow
+from tangram_hpc.sim.clock import Agenda
+from tangram_hpc.sim.machine import Machine
+from tangram_hpc.sim.network import BEAT, DELIVERY, FLUSH, AgendaTimer, MemoryJournal, Way
+from tangram_hpc.sim.wired import Growth
+from tangram_hpc.sim.workload import WorkAction
+from tangram_hpc.wire import message as ms
+from tangram_hpc.worker.driver import WorkerDriver
+
+S = 10**9
+MARGIN = 60
+
+
+class Limits:
+    """A Slurm port that knows when allocations end: `ends` by `JOB` or `JOB+N`, in seconds. It
+    answers after `late_s` (None: never), and keeps when it was asked."""
+
+    def __init__(self, agenda: Agenda, ends: dict[str, float]) -> None:
+        self.agenda, self.ends, self.asked = agenda, ends, list[float]()
+        self.late_s: float | None = 1.0
+        self.away = False
+
+    def query(self, jobs: Any, then: Callable[[Any], None], names: Any = ()) -> None:
+        self.asked.append(self.agenda.now / S)
+        if self.late_s is not None:
+            self.agenda.put(self.agenda.now + round(self.late_s * S), DELIVERY,
+                            lambda: then(SlurmNotNow("away") if self.away else self.rows(jobs)))
+
+    def rows(self, jobs: Any) -> tuple[JobView, ...]:
+        found = []
+        for name, end in self.ends.items():
+            job, _, component = name.partition("+")
+            if int(job) in jobs:
+                found.append(JobView(int(job), int(component or -1), "RUNNING",
+                                     end_ns=round(end * S)))
+        return tuple(found)
+
+    def calls(self) -> SlurmCalls:
+        return SlurmCalls("limits", queries=len(self.asked))
+
+
+class Job:
+    """A broker, its workers and one client, all real, from second 0 on."""
+
+    def __init__(self, ends: dict[str, float], margin_s: float = MARGIN, **settings: Any) -> None:
+        self.agenda = Agenda()
+        self.work_s = 1.0
+        self.agenda.now = S  # a time of 0 means that nobody knows it
+        self.slurm = Limits(self.agenda, dict(ends))
+        self.scheduler = Scheduler(make_placer("elastic"), round(margin_s * S))
+        self.ledger = self.scheduler.ledger
+        self.events: list[ev.Event] = []
+        self.told: dict[int, ActionState] = {}
+        self.broker = Broker(
+            self.scheduler, MemoryJournal(self.events.append), self.agenda,
+            AgendaTimer(self.agenda, BEAT), Settings("7", "", len(ends), **settings), lambda: None,
+            slurm=self.slurm)  # type: ignore[arg-type]
+        self.broker.start()
+        for name, end in ends.items():
+            self.join(name, end)
+        down, self.up = self.way(), self.way()
+        down.receive = self.heard
+        talk = self.broker.accept(down)
+        self.up.receive = lambda message, payload: self.broker.receive(talk, message, payload)
+        self.up.send(ms.Hello(ms.PROTOCOL_VERSION, "7", "uid"))
+        self.up.flush()
+        self.counter = 0
+        self.until(2)
+
+    def way(self) -> Way:
+        return Way(self.agenda, 0, random.Random(0))
+
+    def join(self, allocation: str, end_s: float, **fields: Any) -> None:
+        down, up = self.way(), self.way()
+        spec = NodeSpec(f"n{allocation}", "h", (0, 1), 1024, allocation=allocation,
+                        ends_at_ns=round(end_s * S), backends=("model",), untrusted=("model",),
+                        **fields)
+        worker = WorkerDriver("7", spec, up, AgendaTimer(self.agenda, FLUSH),
+                              lambda reports, welcome: Machine(self.agenda, reports, self.work),
+                              lambda why: None)
+        down.receive = worker.receive
+        talk = self.broker.accept(down)
+        up.receive = lambda message, payload: self.broker.receive(talk, message, payload)
+        worker.start()
+
+    def work(self, action: int) -> WorkAction:
+        return WorkAction(name="x", resource="cpu", degrees=(1,), work_s=self.work_s)
+
+    def heard(self, message: ms.AnyMessage, payload: memoryview | None) -> None:
+        if isinstance(message, ms.Result):
+            self.told[message.action] = message.outcome.state
+
+    def say(self, message: ms.Message, payload: bytes | None = None) -> None:
+        self.up.send(message, payload)
+        self.up.flush()
+        self.until(self.agenda.now / S + 0.001)
+
+    def id(self) -> int:
+        self.counter += 1
+        return mint(1, self.counter)
+
+    def session(self, **fields: Any) -> int:
+        spec = SessionSpec(self.id(), "s", 10, **fields)
+        self.say(ms.RequestSession(spec))
+        return spec.id
+
+    def submit(self, session: int = 0) -> int:
+        action = Action(self.id(), "x", Kind.EXEC, session=session)
+        self.say(ms.Submit(action), b"")
+        return action.id
+
+    def until(self, seconds: float) -> None:
+        """Lets time pass."""
+        end = round(seconds * S)
+        while (at := self.agenda.next_at()) is not None and at <= end:
+            self.agenda.now = at
+            while (item := self.agenda.take()) is not None:
+                item()
+            self.ledger.check()
+        self.agenda.now = end
+
+    def states(self) -> list[NodeState]:
+        return [node.state for node in self.ledger.nodes.values()]
+
+    def drained(self) -> list[float]:
+        return [e.at / S for e in self.events if isinstance(e, ev.NodeDraining)]
+
+
+def test_a_limit_that_was_extended_drains_nothing() -> None:
+    """Actions of an open session go on past the end that the worker had said, up to the new one."""
+    job = Job({"7": 1000})
+    session = job.session()
+    job.until(400)
+    job.slurm.ends["7"] = 2000  # scontrol update TimeLimit
+    done = []
+    for at in range(900, 1001, 10):
+        job.until(at)
+        done.append(job.submit(session))
+    job.until(1005)
+    assert job.states() == [NodeState.UP] and job.drained() == []
+    assert [job.told.get(action) for action in done] == [ActionState.COMPLETED] * len(done)
+    job.until(1999)
+    assert len(job.drained()) == 1 and 2000 - MARGIN <= job.drained()[0] < 2000 - MARGIN + 2
+
+
+def test_an_extension_in_the_last_seconds_before_the_drain_is_seen() -> None:
+    """The drain waits for the answer to the last question, so no idle session is closed in vain."""
+    job = Job({"7": 1000})
+    job.slurm.late_s = 9.0
+    session = job.session()
+    job.until(930)
+    asked = len(job.slurm.asked)
+    job.slurm.ends["7"] = 2000
+    job.until(1000)
+    assert len(job.slurm.asked) == asked + 1
+    assert job.states() == [NodeState.UP] and job.drained() == []
+    assert job.ledger.sessions[session].state is SessionState.IDLE
+
+
+@pytest.mark.parametrize("late_s", [None, 40.0])
+def test_a_slurm_that_does_not_answer_holds_a_drain_for_seconds_only(late_s: float | None) -> None:
+    job = Job({"7": 1000})
+    job.slurm.late_s = late_s
+    job.until(990)
+    assert len(job.drained()) == 1 and 1000 - MARGIN <= job.drained()[0] <= 1000 - MARGIN / 2
+
+
+def test_a_drain_is_taken_back_when_the_end_moves_during_it() -> None:
+    """What ran goes on, what waits starts here again, and the session that works is kept."""
+    job = Job({"7": 1000})
+    job.work_s = 200.0
+    idle, busy = job.session(), job.session()
+    job.until(930)
+    runs, waits = job.submit(busy), job.submit(busy)
+    job.until(950)
+    assert job.states() == [NodeState.DRAINING] and idle not in job.ledger.sessions
+    job.slurm.ends["7"] = 3000
+    job.until(1000)
+    assert job.states() == [NodeState.UP] and job.ledger.nodes[1].draining == ""
+    assert job.ledger.sessions[busy].state is SessionState.BUSY
+    again = job.session()
+    job.until(1400)
+    assert job.told == {runs: ActionState.COMPLETED, waits: ActionState.COMPLETED}
+    assert job.ledger.sessions[again].state is SessionState.IDLE
+
+
+def test_a_limit_that_was_shortened_drains_in_time() -> None:
+    """An hour's job cut to 40 minutes at its 10th: known at the half, drained at the new margin."""
+    job = Job({"7": 3600})
+    job.until(600)
+    job.slurm.ends["7"] = 2400
+    job.until(2400)
+    assert len(job.drained()) == 1 and 2400 - MARGIN <= job.drained()[0] < 2400 - MARGIN + 2
+
+
+def test_a_limit_cut_to_less_than_the_margin_drains_at_once() -> None:
+    job = Job({"7": 3600})
+    job.until(1760)
+    job.slurm.ends["7"] = 1830
+    job.until(1790)
+    assert job.states() == [NodeState.DRAINED]
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(600, 7), (3600, 10), (86400, 33)])
+def test_a_job_asks_a_handful_of_times(seconds: int, most: int) -> None:
+    """Never two within the budget, once just before the margin, and none per action."""
+    job = Job({"7": seconds})
+    for _ in range(50):
+        job.submit()
+    job.until(seconds)
+    asked = job.slurm.asked
+    assert 2 <= len(asked) <= most, asked
+    assert all(b - a >= 30 for a, b in pairwise(asked)), asked
+    assert any(seconds - MARGIN - 6 <= at < seconds - MARGIN for at in asked), asked
+
+
+def test_each_allocation_has_its_own_end() -> None:
+    """Satellites, and components of a het job; one question for all of them."""
+    job = Job({"7+0": 1000, "7+1": 1000, "12": 1000})
+    job.until(100)
+    job.slurm.ends |= {"7+1": 3000, "12": 2000}
+    job.until(990)
+    assert job.states() == [NodeState.DRAINED, NodeState.UP, NodeState.UP]
+    job.until(1990)
+    assert job.states() == [NodeState.DRAINED, NodeState.UP, NodeState.DRAINED]
+    assert len(job.slurm.asked) <= 30
+
+
+def test_an_end_that_its_user_named_is_not_slurms_to_move() -> None:
+    """`tangram worker --end`."""
+    job = Job({})
+    job.slurm.ends["7"] = 5000
+    job.join("7", 1000, end_by_user=True)
+    job.until(1000)
+    assert job.states() == [NodeState.DRAINED] and job.slurm.asked == []
+
+
+def test_a_second_reason_for_a_drain_stays() -> None:
+    """The broker was told to drain while nodes drained for their end: a later end is no matter."""
+    job = Job({"7": 1000})
+    job.until(960)
+    assert job.states() == [NodeState.DRAINED]
+    job.broker.drain("the job is about to end")
+    job.slurm.ends["7"] = 3000
+    job.until(1100)
+    assert job.states() == [NodeState.DRAINED]
+
+
+def test_a_worker_that_joins_again_says_the_old_end_and_the_new_one_holds() -> None:
+    job = Job({"7": 1000})
+    job.slurm.ends["7"] = 3000
+    job.until(600)
+    job.join("7", 1000)
+    job.until(601)
+    assert [n.spec.ends_at_ns for n in job.ledger.nodes.values()] == [3000 * S] * 2
+    job.join("7", 5000)  # a new start of its job has another end
+    job.until(602)
+    assert job.ledger.nodes[3].spec.ends_at_ns == 5000 * S
+
+
+def test_a_slurm_that_is_away_changes_nothing() -> None:
+    job = Job({"7": 1000})
+    job.slurm.away = True
+    job.until(990)
+    assert len(job.drained()) == 1 and 1000 - MARGIN <= job.drained()[0] <= 1000 - MARGIN / 2
+
+
+def test_a_move_that_has_begun_goes_on_when_the_drain_is_taken_back() -> None:
+    w = World("elastic")
+    w.ledger.margin_ns = 10 * S
+    for number, end in ((1, 100), (2, 1000)):
+        w.happen(ev.NodeJoined(0, number, NodeSpec(
+            f"n{number}", "h", (0, 1), 1024, backends=("model",), untrusted=("model",),
+            ends_at_ns=end * S, allocation=str(number))))
+    w.happen(ev.NodesComplete(0, 2))
+    session = w.session(movable=True)
+    w.plan()
+    w.happen(ev.SessionReady(w.now, session))
+    home = w.ledger.sessions[session].node
+    w.now = (90 if home == 1 else 990) * S
+    w.plan()
+    if home == 1:
+        assert w.ledger.sessions[session].state is SessionState.MOVING
+        w.happen(ev.AllocationEndTold(w.now, "1", 2000 * S))
+        w.happen(ev.SessionPacked(w.now, session, "digest"))
+        w.plan()
+        assert w.ledger.nodes[1].state is NodeState.UP
+        assert w.ledger.sessions[session].state is SessionState.OPENING
+    waits = w.submit()
+    assert started(w.plan()) == [waits]
+
+
+def test_a_replay_of_moved_ends_comes_to_the_same() -> None:
+    job = Job({"7": 1000})
+    job.until(960)
+    job.slurm.ends["7"] = 3000
+    job.until(2000)
+    twin = Scheduler(make_placer("elastic"), MARGIN * S)
+    for event in job.events:
+        twin.handle(event)
+    twin.ledger.check()
+    for ours, theirs in zip(job.ledger.nodes.values(), twin.ledger.nodes.values(), strict=True):
+        assert (ours.state, ours.lends_until, ours.spec) == (
+            theirs.state, theirs.lends_until, theirs.spec)
+    twin.handle(ev.BrokerStarted(2000 * S, "7", "elastic", "none"))
+    assert twin.ledger.told_ends == {}  # a requeued job has another end
+
+
+def test_journals_of_the_version_before_are_read(tmp_path: Path) -> None:
+    """They lack the events of moved ends; nothing else in them is different."""
+    path = tmp_path / "journal"
+    facts = [ev.BrokerStarted(1, "7", "elastic", "none"), ev.NodeDraining(2, 1, "it ends")]
+    journal = FileJournal(path, "none", lambda call: call())
+    journal.append(facts)
+    journal.close()
+    data = bytearray(path.read_bytes())
+    for version, known in ((5, True), (6, True), (4, False), (7, False)):
+        data[6] = version
+        path.write_bytes(data)
+        if known:
+            assert list(read_journal(path)) == facts
+        else:
+            with pytest.raises(InvalidInput, match="not a journal of version"):
+                list(read_journal(path))
+
+
+@pytest.mark.parametrize("limit_s", [3600, 30])
+def test_satellites_limits_move_in_the_simulator_too(limit_s: int) -> None:
+    """A simulation whose satellites' limit of 200 s becomes another one while they run."""
+    shape = SatelliteShape("spare", "cpu", cpus=8, mem_mib=600, time_ns=200 * S)
+    policy = AllocPolicy(**{f: getattr(POLICY, f) for f in POLICY.__struct_fields__}
+                         | {"shapes": (shape,), "idle_ns": 0})
+    world = Kept(crowd(3, 300.0), BASE, make_placer("elastic"), False, seed=1, check=True,
+                 growth=Growth(policy, AT_ONCE))
+    slurm = world.slurm
+    assert slurm is not None
+
+    def change() -> None:
+        for job in slurm.jobs_run():
+            slurm.change_limit(job, limit_s * S)
+
+    world.agenda.put(40 * S, BEAT, change)
+    world.run()
+    assert slurm.jobs_run()
+    told = [e for e in world.kept if isinstance(e, ev.AllocationEndTold)]
+    ends = [e.at / S for e in world.kept if isinstance(e, ev.NodeLost) and "TIMEOUT" in e.reason]
+    drains = [e.at / S for e in world.kept if isinstance(e, ev.NodeDraining) and e.for_end]
+    if limit_s == 3600:
+        assert told and not ends and not drains
+    else:  # it was over before anybody could ask
+        assert 40 in ends
