@@ -19,7 +19,7 @@ from .service import EndpointSpec, ServiceSpec
 from .session import SessionSpec
 from .states import ActionState
 
-JOURNAL_VERSION = 5
+JOURNAL_VERSION = 6
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", gc=False):
