@@ -28,7 +28,7 @@ from tangram_hpc.wire import message as ms
 
 BATCHES = [[ev.LeaseReleased(at, 10 * at + n) for n in range(at % 3 + 1)] for at in range(1, 17)]
 EVENTS = [event for batch in BATCHES for event in batch]
-DONE = Outcome(ActionState.COMPLETED)
+RESULT = ms.Result(1, Outcome(ActionState.COMPLETED), "n", (0,), 1, 0, 0, 0)
 KEPT = {f"step0/{n}": b"kept %d" % n for n in range(6)}
 
 
@@ -45,8 +45,8 @@ def write_journal(path: Path) -> bytes:
 def write_spool(folder: Path) -> bytes:
     """Kept results, each committed by itself; what the one segment holds."""
     spool = FileSpool(folder, 1 << 20)
-    for number, (name, payload) in enumerate(KEPT.items()):
-        spool.keep_result(name, ms.Result(number + 1, DONE, 'n', (0,), 1, 0, 0, 0), payload)
+    for name, payload in KEPT.items():
+        spool.keep_result(name, RESULT, payload)
         spool.commit()
     data = (folder / "0").read_bytes()
     spool.close(remove=False)
@@ -115,7 +115,7 @@ def test_no_flipped_bit_of_a_torn_journal_is_silent(tmp_path: Path) -> None:
 
 
 def test_a_journal_cut_off_anywhere_gives_all_that_was_written_whole(tmp_path: Path) -> None:
-    """What a crash leaves is no damage: each cut gives the commits in front of it, without error."""
+    """What a crash leaves is no damage: a cut gives the commits in front of it, without error."""
     path = tmp_path / "journal"
     whole = write_journal(path)
     wholes = [[e for batch in BATCHES[:n] for e in batch] for n in range(len(BATCHES) + 1)]
@@ -170,7 +170,7 @@ def test_a_result_that_is_damaged_after_the_start_is_not_given_out(tmp_path: Pat
     spool = FileSpool(tmp_path, 1 << 20)
     data = (tmp_path / "0").read_bytes()
     (tmp_path / "0").write_bytes(data.replace(b"kept 3", b"kept 7"))
-    with pytest.raises(InvalidInput, match="damaged at byte .*step0/3"):
+    with pytest.raises(InvalidInput, match=r"damaged at byte .*step0/3"):
         spool.result("step0/3")
     kept = spool.result("step0/4")
     assert kept is not None and kept[1] == b"kept 4"
@@ -187,7 +187,7 @@ def test_files_of_the_format_before_are_still_read(tmp_path: Path) -> None:
     for cut, batches in ((0, BATCHES), (3, BATCHES[:-1])):
         (tmp_path / "journal").write_bytes(journal[: len(journal) - cut])
         assert list(read_journal(tmp_path / "journal")) == [e for b in batches for e in b]
-    spool = b"".join(unguarded(msgspec.msgpack.encode((2, name, ms.Result(1, DONE, 'n', (0,), 1, 0, 0, 0), payload)))
+    spool = b"".join(unguarded(msgspec.msgpack.encode((2, name, RESULT, payload)))
                      for name, payload in KEPT.items())
     assert read_spool(tmp_path / "once", spool) == KEPT
     assert len(read_spool(tmp_path / "once", spool[:-3])) == len(KEPT) - 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -25,6 +24,7 @@ from service_rig import Rig as ServiceRig
 from service_rig import play
 
 from tangram_hpc import LocalCluster
+from tangram_hpc.backends import records, spool
 from tangram_hpc.backends.access import read_access
 from tangram_hpc.backends.journal import FileJournal, read_journal
 from tangram_hpc.backends.sandbox import hostwire
@@ -32,7 +32,6 @@ from tangram_hpc.backends.services import asked, frames, plain
 from tangram_hpc.backends.services.registry import make_backend
 from tangram_hpc.backends.services.torch_request import Reader, Wrong
 from tangram_hpc.backends.services.web import Answer, Web
-from tangram_hpc.backends import records, spool
 from tangram_hpc.backends.spool import FileSpool
 from tangram_hpc.backends.store import FolderStore
 from tangram_hpc.backends.transport.channel import SocketChannel

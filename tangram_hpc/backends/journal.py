@@ -1,7 +1,7 @@
 """The journal's file: events in commit order, written in groups, readable after any crash.
 
-Law: append-only. Layout: 8 bytes magic, then records (see `records`), each a msgpack list of events.
-A torn end is ignored by readers, as the crash came before its commit; a record that is not as it
+Law: append-only. Layout: 8 bytes magic, then records (see `records`), each a msgpack list of
+events. A torn end is ignored by readers, as the crash came before its commit; a record that is not as it
 was written is an error that names the file, the offset and the remedy. Modes: `none` hands the data
 to the kernel (survives the broker's death, not the machine's), `batch` replies only after an
 fdatasync that many commits share, `always` syncs each commit before going on.
