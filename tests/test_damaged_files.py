@@ -206,8 +206,9 @@ def test_a_broker_refuses_damage_in_one_line_whose_remedy_works(tmp_path: Path, 
     try:
         for n in range(3):
             assert first.submit(f"echo {n}", trusted=True, once=f"w{n}").result(60).ok
-        first._children[0].kill()
-        first._children[0].wait(30)
+        for child in first._children:
+            child.kill()
+            child.wait(30)
     finally:
         first.close()
     path = first.folder / what

@@ -1,10 +1,10 @@
 """The journal's file: events in commit order, written in groups, readable after any crash.
 
 Law: append-only. Layout: 8 bytes magic, then records (see `records`), each a msgpack list of
-events. A torn end is ignored by readers, as the crash came before its commit; a record that is not as it
-was written is an error that names the file, the offset and the remedy. Modes: `none` hands the data
-to the kernel (survives the broker's death, not the machine's), `batch` replies only after an
-fdatasync that many commits share, `always` syncs each commit before going on.
+events. A torn end is ignored by readers, as the crash came before its commit; a record that is not
+as it was written is an error that names the file, the offset and the remedy. Modes: `none` hands
+the data to the kernel (survives the broker's death, not the machine's), `batch` replies only after
+an fdatasync that many commits share, `always` syncs each commit before going on.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ _read = reader(list[AnyEvent])
 
 class FileJournal:
     """One writer's journal. `wake` runs a callable on the driver's loop, from any thread; `first`
-    is called before each sync: what must be on the disk before this is."""
+    is called before each sync: what must be on the disk before this is. `superseded` says whether
+    another writer has taken this one's place."""
 
     def __init__(self, path: Path, mode: str, wake: Callable[[Callable[[], None]], object],
-                 first: Callable[[], None] = lambda: None) -> None:
+                 first: Callable[[], None] = lambda: None,
+                 superseded: Callable[[], bool] = lambda: False) -> None:
         assert mode in MODES, mode
+        self.superseded = superseded
         self.mode = mode
         self._wake, self._first = wake, first
         self._pending: list[Event] = []

@@ -2,8 +2,8 @@
 
 Law: append-only segments, a new one for each start of a broker, so that a torn end is never written
 behind. A segment is 8 bytes magic, then records (see `records`), each a msgpack array. A torn end
-of a segment is ignored, as its commit was not over; a record that is not as it was written is an error
-that names the file, the offset and the remedy, at the start as well as when it is read later.
+of a segment is ignored, as its commit was not over; a record that is not as it was written is an
+error that names the file, the offset and the remedy, at the start as well as when it is read later.
 Segments go, oldest first, when nothing in them counts any more. What is committed here is committed
 before the journal says that it happened. Bounded: full means no new names.
 """
