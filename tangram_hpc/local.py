@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .assemble.ways import await_access, connect
-from .backends.rundir import job_dir, local_job_name
+from .backends.rundir import local_job_name, own_dir
 from .backends.slurm.environ import without_slurm
 from .client.client import Client
 from .config import Config, load_config
@@ -71,7 +71,7 @@ class LocalCluster:
         self._environ.update({f"TANGRAM_{k.upper()}": _text(v) for k, v in chosen.items()
                               if v is not None})
         load_config(self._environ)  # as its broker and workers will
-        self.folder = job_dir(self._environ, self.job)
+        self.folder = own_dir(self._environ, self.job)
         self.access = self.folder / "access.json"
         self._workers = workers
         self._children: list[subprocess.Popen[bytes]] = []
@@ -86,7 +86,6 @@ class LocalCluster:
             BrokerUnreachable: a part did not start; its log says why.
         """
         self._lifeline_read, self._lifeline = os.pipe2(os.O_CLOEXEC)
-        self.access.unlink(missing_ok=True)  # of an earlier start of this run
         try:
             broker = self._spawn("broker", "--job", self.job, "--nodes", str(self._workers))
             self._await_broker(broker)
@@ -138,7 +137,7 @@ class LocalCluster:
 
     def _await_broker(self, broker: subprocess.Popen[bytes]) -> None:
         try:
-            await_access(self.access, _START_S, lambda: broker.poll() is None)
+            await_access(self.access, _START_S, lambda: broker.poll() is None, broker.pid)
         except BrokerUnreachable:
             if broker.poll() is None:
                 raise

@@ -67,6 +67,11 @@ class Journal(Protocol):
         (at once for `none`)."""
         ...
 
+    def superseded(self) -> bool:
+        """Whether another broker has taken this one's place; then nothing may be committed, and
+        nobody answered. Asked often; cheap."""
+        ...
+
     def close(self) -> None:
         """Commits and closes."""
         ...

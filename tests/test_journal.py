@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 import threading
-import zlib
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from tangram_hpc.backends.journal import FileJournal, read_journal
+from tangram_hpc.backends.records import framed
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action
 from tangram_hpc.domain.session import SessionSpec
@@ -70,8 +70,7 @@ def test_an_event_that_nobody_knows_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     write(path, [events(1)])
     body = msgspec.msgpack.encode([["SomethingNew", 7]])
-    path.write_bytes(path.read_bytes() + len(body).to_bytes(4, "little")
-                     + zlib.crc32(body).to_bytes(4, "little") + body)
+    path.write_bytes(path.read_bytes() + framed(body))
     with pytest.raises(InvalidInput, match="this release cannot read it"):
         list(read_journal(path))
 

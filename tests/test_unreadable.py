@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -25,6 +24,7 @@ from service_rig import Rig as ServiceRig
 from service_rig import play
 
 from tangram_hpc import LocalCluster
+from tangram_hpc.backends import records, spool
 from tangram_hpc.backends.access import read_access
 from tangram_hpc.backends.journal import FileJournal, read_journal
 from tangram_hpc.backends.sandbox import hostwire
@@ -594,16 +594,12 @@ def _label() -> Any:
 # ---- files -------------------------------------------------------------------------------------
 
 
-def record(body: bytes) -> bytes:
-    return (len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body)
-
-
 @HARMS
 def test_a_journal_is_one_line(tmp_path: Path, harm: Any) -> None:
     path = tmp_path / "journal"
     FileJournal(path, "none", lambda call: call()).close()
     body = harm(msgspec.msgpack.encode(ev.ActionSubmitted(1, Action(1, WORD.decode()))))
-    path.write_bytes(path.read_bytes() + record(b"\x91" + body))
+    path.write_bytes(path.read_bytes() + records.framed(b"\x91" + body))
     with pytest.raises(InvalidInput, match="this release cannot read it"):
         list(read_journal(path))
 
@@ -611,6 +607,6 @@ def test_a_journal_is_one_line(tmp_path: Path, harm: Any) -> None:
 @HARMS
 def test_a_spool_is_one_line(tmp_path: Path, harm: Any) -> None:
     body = harm(msgspec.msgpack.encode((1, WORD.decode(), None, None)))
-    (tmp_path / "0").write_bytes(record(body))
+    (tmp_path / "0").write_bytes(spool.MAGIC + records.framed(body))
     with pytest.raises(InvalidInput, match="move the folder away"):
         FileSpool(tmp_path, 1 << 20)

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..backends.access import Access, mark_ended, write_access
+from ..backends.claim import BEAT_S, Claim
 from ..backends.clock import SystemClock
 from ..backends.cmlfq_file import TreeFiles
 from ..backends.journal import FileJournal, journals, next_journal, read_journals
 from ..backends.loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
-from ..backends.rundir import make_job_dir, make_scratch
+from ..backends.rundir import make_scratch
+from ..backends.slurm.budgeted import BudgetedSlurm
 from ..backends.slurm.choice import make_slurm
 from ..backends.slurm.environ import slurm_place
 from ..backends.slurm.remark import leave_remark
@@ -32,10 +34,11 @@ from ..core.placers.registry import make_placer
 from ..core.scheduler import Scheduler
 from ..domain.allocation import AllocPolicy
 from ..endpoints import endpoint_spec
-from ..errors import InvalidInput
+from ..errors import InvalidInput, TangramError
 from ..rollouts import rollouts_spec
 from ..services import service_spec
 from ..version import VERSION
+from .folder import take_folder
 from .ways import own_addresses
 
 _GAP_S = 0.002  # of a busy broker or worker, see there
@@ -62,12 +65,14 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     endpoints = tuple(endpoint_spec(name, table) for name, table in config.endpoints.items())
     seldom_collect()
     die_on_broken_law(loop, "broker")
-    folder = make_job_dir(environ, plan.job)
+    claim = await take_folder(environ, plan.job)
+    folder = claim.folder
     scheduler = Scheduler(make_placer(config.placer), round(config.end_margin_s * 1e9))
     _apply_earlier(scheduler, folder)
     spool = FileSpool(folder / "once", config.once_mib << 20)
     ended = asyncio.Event()
-    journal = FileJournal(next_journal(folder), config.sync, loop.call_soon_threadsafe, spool.sync)
+    journal = FileJournal(next_journal(folder), config.sync, loop.call_soon_threadsafe, spool.sync,
+                          claim.superseded)
     settings = Settings(
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
@@ -93,32 +98,61 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
     access = folder / "access.json"
+    _check_place(claim, plan.job)
     write_access(access, Access(plan.job, tuple(addresses), key, settings.store,
                                 socket.gethostname(), os.getpid()))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, broker.end, f"signal {number.name}",
                                 config.end_margin_s / 4)
     loop.add_signal_handler(signal.SIGUSR1, broker.drain, "the job is about to end")
+    _hold(LoopTimer(loop), claim, broker)
     if plan.lifeline >= 0:
         watch_lifeline(loop, plan.lifeline, lambda: broker.stop("its parent ended"))
     await ended.wait()
     for listener in listeners:
         listener.close()
-    mark_ended(access, plan.job, time.strftime("%Y-%m-%dT%H:%M:%S"))
+    try:
+        _check_place(claim, plan.job)  # else nothing in the folder is ours any more
+    except TangramError:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
     shutil.rmtree(scratch, ignore_errors=True)
     if broker.over or not spool.names():  # else the job may be requeued, and go on with them
         shutil.rmtree(folder / "store", ignore_errors=True)
     spool.close(remove=broker.over)
+    mark_ended(access, plan.job, time.strftime("%Y-%m-%dT%H:%M:%S"))
+    claim.lock.release()  # the next broker may begin, and nothing is written or removed any more
     await asyncio.sleep(0.05)  # the last frames leave
     if slurm is not None:
-        for _ in range(100):
-            if not broker.satellites.cancelling:
-                break
-            await asyncio.sleep(0.1)
-        if config.job_comment and plan.job.isdigit() and (
-                why := await leave_remark(slurm, int(plan.job), folder)):
-            print(f"tangram: broker: no summary in the job's Comment: {why}", file=sys.stderr)
-        await slurm.closed()
+        await _leave_slurm(slurm, broker, plan, folder)
+
+
+async def _leave_slurm(slurm: BudgetedSlurm, broker: Broker, plan: BrokerPlan,
+                       folder: Path) -> None:
+    """Waits until the satellites are cancelled, leaves the job's summary, and closes the port."""
+    for _ in range(100):
+        if not broker.satellites.cancelling:
+            break
+        await asyncio.sleep(0.1)
+    if plan.config.job_comment and plan.job.isdigit() and (
+            why := await leave_remark(slurm, int(plan.job), folder)):
+        print(f"tangram: broker: no summary in the job's Comment: {why}", file=sys.stderr)
+    await slurm.closed()
+
+
+def _check_place(claim: Claim, job: str) -> None:
+    """Raises TangramError where another broker has taken this one's place; says who it is."""
+    if claim.superseded(now=True):
+        raise TangramError(f"job {job}: another broker serves it now ({claim.successor()}); this "
+                           "one has stopped and answers nobody")
+
+
+def _hold(timer: LoopTimer, claim: Claim, broker: Broker) -> None:
+    """Shows every `BEAT_S` that this broker lives, and looks whether it has been superseded while
+    it had nothing to commit."""
+    claim.beat()
+    if not broker.superseded() and not broker.ended:
+        timer.after(BEAT_S, lambda: _hold(timer, claim, broker))
 
 
 def _apply_earlier(scheduler: Scheduler, folder: Path) -> None:

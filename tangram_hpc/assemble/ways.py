@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,8 +110,10 @@ def _fallback(path: str) -> Dial:
     return again
 
 
-def await_access(path: Path, timeout_s: float, alive: Callable[[], bool] = lambda: True) -> Access:
-    """The access file's content as soon as it is there.
+def await_access(path: Path, timeout_s: float, alive: Callable[[], bool] = lambda: True,
+                 pid: int = 0) -> Access:
+    """The access file's content as soon as it is there; with `pid`, as soon as the broker with that
+    pid on this host has written it: an earlier one may have left its own.
 
     Raises:
         BrokerUnreachable: it did not appear in time, or `alive` says that it never will.
@@ -117,7 +121,10 @@ def await_access(path: Path, timeout_s: float, alive: Callable[[], bool] = lambd
     deadline = time.monotonic() + timeout_s
     while True:
         if _is_there(path):
-            return read_access(path)
+            with suppress(*((AccessError,) if pid else ())):
+                found = read_access(path)
+                if not pid or (found.pid, found.host) == (pid, socket.gethostname()):
+                    return found
         if not alive() or time.monotonic() > deadline:
             raise BrokerUnreachable(f"access file {path}: the broker did not write it within "
                                     f"{timeout_s:.0f} s")

@@ -1,29 +1,28 @@
 """The journal's file: events in commit order, written in groups, readable after any crash.
 
-Law: append-only. Layout: 8 bytes magic, then records of u32 length, u32 crc32, msgpack list of
-events. A torn last record is ignored by readers (the crash came before its commit); a damaged one
-in the middle is an error. Modes: `none` hands the data to the kernel (survives the broker's death,
-not the machine's), `batch` replies only after an fdatasync that many commits share, `always` syncs
-each commit before going on.
+Law: append-only. Layout: 8 bytes magic, then records (see `records`), each a msgpack list of
+events. A torn end is ignored by readers, as the crash came before its commit; a record that is not
+as it was written is an error that names the file, the offset and the remedy. Modes: `none` hands
+the data to the kernel (survives the broker's death, not the machine's), `batch` replies only after
+an fdatasync that many commits share, `always` syncs each commit before going on.
 """
 
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
-from ..domain.event import JOURNAL_VERSION, JOURNAL_VERSIONS, AnyEvent, Event
+from ..domain.event import JOURNAL_VERSION, AnyEvent, Event
 from ..errors import InvalidInput
 from ..wire.reading import reader
+from .records import framed, read_records, read_unguarded
 
-_NAME = b"TGJRNL"
-MAGIC = _NAME + bytes([JOURNAL_VERSION, 0])
-_READABLE = tuple(_NAME + bytes([version, 0]) for version in JOURNAL_VERSIONS)
+MAGIC = b"TGJRNL" + bytes([JOURNAL_VERSION, 0])
+_READ_TOO = 5  # the version before: its records had no checksum over their length
 MODES = ("none", "batch", "always")
 _encoder = msgspec.msgpack.Encoder()
 _read = reader(list[AnyEvent])
@@ -31,11 +30,14 @@ _read = reader(list[AnyEvent])
 
 class FileJournal:
     """One writer's journal. `wake` runs a callable on the driver's loop, from any thread; `first`
-    is called before each sync: what must be on the disk before this is."""
+    is called before each sync: what must be on the disk before this is. `superseded` says whether
+    another writer has taken this one's place."""
 
     def __init__(self, path: Path, mode: str, wake: Callable[[Callable[[], None]], object],
-                 first: Callable[[], None] = lambda: None) -> None:
+                 first: Callable[[], None] = lambda: None,
+                 superseded: Callable[[], bool] = lambda: False) -> None:
         assert mode in MODES, mode
+        self.superseded = superseded
         self.mode = mode
         self._wake, self._first = wake, first
         self._pending: list[Event] = []
@@ -59,8 +61,7 @@ class FileJournal:
         if self._pending:
             body = _encoder.encode(self._pending)
             self._pending = []
-            _write_all(self._fd, len(body).to_bytes(4, "little")
-                       + zlib.crc32(body).to_bytes(4, "little") + body)
+            _write_all(self._fd, framed(body))
         if self.mode == "batch":
             self._waiting.append(then)
             self._start_sync()
@@ -162,25 +163,25 @@ def read_journal(path: Path) -> Iterator[Event]:
                            "name another with -j or set TANGRAM_HOME") from None
     except OSError as error:
         raise InvalidInput(f"journal {path}: {error.strerror}") from None
-    if len(data) < 8 and any(magic.startswith(data) for magic in _READABLE):
+    magic = bytes(data[:8])
+    if len(magic) < 8 and MAGIC.startswith(magic):
         return  # its writer died before its first word
-    if bytes(data[:8]) not in _READABLE:
-        raise InvalidInput(f"journal {path}: not a journal of version {JOURNAL_VERSION}")
-    at = 8
-    while at + 8 <= len(data):
-        size = int.from_bytes(data[at : at + 4], "little")
-        body = data[at + 8 : at + 8 + size]
-        last = at + 8 + size >= len(data)
-        if len(body) < size or not size:
-            return  # torn: the writer died inside this record
-        if zlib.crc32(body) != int.from_bytes(data[at + 4 : at + 8], "little"):
-            if last:
-                return
-            raise InvalidInput(f"journal {path}: damaged at byte {at}")
+    older = magic == MAGIC[:6] + bytes([_READ_TOO, 0])
+    if magic != MAGIC and not older:
+        raise InvalidInput(f"journal {path}: not a journal of version {JOURNAL_VERSION} or "
+                           f"{_READ_TOO}, by its first 8 bytes. {_remedy(path)}")
+    read = read_unguarded if older else read_records
+    for _, body in read(data, 8, f"journal {path}", _remedy(path)):
         try:
-            events = _read(body)
+            yield from _read(body)
         except msgspec.DecodeError as error:
             raise InvalidInput(f"journal {path}: this release cannot read it ({error}); use the "
                                "one that wrote it") from None
-        yield from events
-        at += 8 + size
+
+
+def _remedy(path: Path) -> str:
+    """What a person can do about a journal that is damaged."""
+    folder = path.parent
+    return (f"Put back a copy of the file; or begin anew without the job's journals: `mkdir "
+            f"{folder}/damaged && mv {folder}/journal* {folder}/damaged/` (results that are kept "
+            "for `once` names stay)")

@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import InvalidInput
+
 
 class LoopTimer:
     """Fills `ports.Timer` with a running asyncio loop."""
@@ -37,7 +39,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str) -> None:
     """An exception that nobody expected ends the process at once: going on with a state that broke
     its law could lose or repeat actions; the journal has all that was promised. A disk that takes
-    no more is nobody's broken law: one line, and the same end."""
+    no more, or a file that is damaged, is nobody's broken law: one line, and the same end."""
 
     def die(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -46,6 +48,9 @@ def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str) -> None:
                   "scratch); make room and start the job again: its journal has what was promised",
                   file=sys.stderr, flush=True)
             os._exit(1)
+        if isinstance(error, InvalidInput):  # a kept result that is damaged, such as a disk does
+            print(f"tangram: {who}: error: {error}", file=sys.stderr, flush=True)
+            os._exit(error.exit_status)
         print(f"tangram: {who}: broken: {context.get('message')}", file=sys.stderr)
         if error is not None:
             traceback.print_exception(type(error), error, error.__traceback__)

@@ -1,14 +1,19 @@
 """Where a job's files lie: one private folder a job, below `$TANGRAM_HOME` (default `~/.tangram`).
 
-Law: `jobs/JOB/` holds `access.json`, `journal` (one a start), `once/`, `store/` and logs, mode
+Law: a job's folder holds `access.json`, `journal` (one a start), `once/`, `store/` and logs, mode
 0700; sockets and sandboxes lie in a node-local scratch folder instead, since a shared file system
 carries neither well. The folder of a job that has ended keeps its journal, so that accounting
 outlives it.
+
+The folder of a Slurm job is `jobs/JOB@CLUSTER`, since clusters that share a home number their jobs
+alike; the link `jobs/JOB` leads to the one that started last, for scripts. The folder of any other
+run is `jobs/NAME`. What belonged to a stranger with the same id is moved to `...~1`, `...~2`.
 """
 
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import shutil
 import stat
@@ -19,6 +24,7 @@ from pathlib import Path
 
 from ..errors import InvalidInput
 from .sandbox import scratch
+from .slurm.environ import slurm_place
 
 KEPT_LOCAL_RUNS = 50
 _OURS = ("tangram-worker-", "tangram-broker-")
@@ -33,16 +39,46 @@ def home(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("HOME") or os.path.expanduser("~")) / ".tangram"
 
 
-def job_dir(environ: Mapping[str, str], job: str) -> Path:
-    """The folder of one job."""
+def own_dir(environ: Mapping[str, str], job: str) -> Path:
+    """The folder in which a broker of this job writes, as its environment says who it is."""
     if not job or "/" in job or job.startswith("."):
         raise InvalidInput(f"job: {job!r} is not a job id")
-    return home(environ) / "jobs" / job
+    place = slurm_place(environ)
+    cluster = place.cluster if place is not None and place.job == job else ""
+    return home(environ) / "jobs" / (f"{job}@{cluster.replace('/', '_')}" if cluster else job)
+
+
+def job_dir(environ: Mapping[str, str], job: str) -> Path:
+    """The folder of a job that is named by its id, or by `ID@CLUSTER`: of this cluster, else of the
+    job that runs, else of the one that started last. It need not exist."""
+    named = own_dir(environ, job)
+    here = named.with_name(f"{job}@{environ.get('SLURM_CLUSTER_NAME', '')}")
+    for folder in (named, here):
+        if folder.is_dir() and not folder.is_symlink():
+            return folder
+    link = named.with_name(job)
+    last = link.resolve() if link.is_symlink() else link
+    if last.is_dir() and _listens(last):
+        return last
+    others = [p for p in named.parent.glob(f"{glob.escape(job)}@*") if "~" not in p.name]
+    alive = [p for p in others if _listens(p)]
+    if len(alive) > 1:
+        raise InvalidInput(f"job: {job} runs on several clusters; name one of "
+                           f"{', '.join(sorted(p.name for p in alive))}")
+    return alive[0] if alive else last if last.is_dir() or len(others) != 1 else others[0]
+
+
+def _listens(folder: Path) -> bool:
+    """Whether a broker serves there and has not said that it ended."""
+    try:
+        return '"ended": ""' in (folder / "access.json").read_text()
+    except (OSError, ValueError):
+        return False
 
 
 def make_job_dir(environ: Mapping[str, str], job: str) -> Path:
-    """The folder of one job, made with mode 0700 and noted as the last run."""
-    folder = job_dir(environ, job)
+    """The folder in which a broker of this job writes, made with mode 0700."""
+    folder = own_dir(environ, job)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(folder, 0o700)
@@ -51,6 +87,30 @@ def make_job_dir(environ: Mapping[str, str], job: str) -> Path:
         raise InvalidInput(f"TANGRAM_HOME {home(environ)}: cannot make {folder} "
                            f"({error.strerror})") from None
     return folder
+
+
+def move_away(folder: Path) -> Path:
+    """Renames a folder to the first free of `...~1`, `...~2`; returns where it is now."""
+    number = 1
+    while (there := folder.with_name(f"{folder.name}~{number}")).exists():
+        number += 1
+    folder.rename(there)
+    return there
+
+
+def link_last(folder: Path, job: str) -> Path | None:
+    """Lets `jobs/JOB` lead to this folder. Returns where a folder of that very name, which a
+    release
+    before this one made, was moved to; None where there was none."""
+    link, moved = folder.with_name(job), None
+    if link == folder:
+        return None
+    if link.is_dir() and not link.is_symlink():
+        moved = move_away(link)
+    draft = folder.with_name(f".{job}.{os.getpid()}")
+    draft.symlink_to(folder.name)
+    os.replace(draft, link)
+    return moved
 
 
 def last_job(environ: Mapping[str, str]) -> str:
@@ -64,7 +124,9 @@ def last_job(environ: Mapping[str, str]) -> str:
     if begun is None:
         raise InvalidInput(f"TANGRAM_HOME {home(environ)}: no job has run here; name one with -j "
                            "or set TANGRAM_HOME")
-    return begun.parent.name
+    folder = begun.parent
+    link = folder.with_name(folder.name.partition("@")[0])
+    return link.name if link.is_symlink() and link.samefile(folder) else folder.name
 
 
 def local_job_name() -> str:

@@ -1,9 +1,11 @@
 """The spool: what actions with a name of their own are to do, and what came of them.
 
-Law: append-only segments of records (u32 length, u32 crc32, msgpack), a new one for each start of a
-broker, so that a torn end is never written behind. A record that its crc does not vouch for ends
-its segment. Segments go, oldest first, when nothing in them counts any more. What is committed here
-is committed before the journal says that it happened. Bounded: full means no new names.
+Law: append-only segments, a new one for each start of a broker, so that a torn end is never written
+behind. A segment is 8 bytes magic, then records (see `records`), each a msgpack array. A torn end
+of a segment is ignored, as its commit was not over; a record that is not as it was written is an
+error that names the file, the offset and the remedy, at the start as well as when it is read later.
+Segments go, oldest first, when nothing in them counts any more. What is committed here is committed
+before the journal says that it happened. Bounded: full means no new names.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +23,11 @@ from ..errors import InvalidInput
 from ..wire.frame import Buffer
 from ..wire.message import Result
 from ..wire.reading import reader
+from .records import HEAD, Damaged, framed, read_records, read_unguarded
 
+MAGIC = b"TGSPOL\x01\0"
+# A segment of the format before begins with the length of a record, which was less than this.
+_LENGTH_MAX = 1 << 28
 SEGMENT = 64 << 20
 CALL, RESULT, GONE = 1, 2, 3
 
@@ -35,7 +41,7 @@ class _Record(msgspec.Struct, array_like=True, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _read = reader(_Record)
-_Place = tuple[int, int, int, int]  # segment, offset, size of the body, kind
+_Place = tuple[int, int, int, int, int]  # segment; of the body: offset, size, crc32; kind
 
 
 class FileSpool:
@@ -98,7 +104,7 @@ class FileSpool:
 
     def has_result(self, once: str) -> bool:
         """See `ports.Spool.has_result`."""
-        return self._places.get(once, (0, 0, 0, 0))[3] == RESULT
+        return self._places.get(once, (0, 0, 0, 0, 0))[4] == RESULT
 
     def names(self) -> list[str]:
         """See `ports.Spool.names`."""
@@ -156,18 +162,19 @@ class FileSpool:
                 os.close(self._fd)
             self._fd = os.open(self._path(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL
                                | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.write(self._fd, MAGIC)
         self._number = number
-        self._live[number] = self._sizes[number] = 0
+        self._live[number], self._sizes[number] = 0, len(MAGIC)
         self._sweep()
 
     def _add(self, record: _Record) -> None:
         body = _encoder.encode(record)
-        self._pending.append(len(body).to_bytes(4, "little")
-                             + zlib.crc32(body).to_bytes(4, "little") + body)
+        frame = framed(body)
+        self._pending.append(frame)
         at = self._sizes[self._number]
-        self._sizes[self._number] = at + 8 + len(body)
+        self._sizes[self._number] = at + len(frame)
         self._fresh[record.once] = record
-        self._settle(record, (self._number, at, len(body), record.kind))
+        self._settle(record, (self._number, at + HEAD, len(body), zlib.crc32(body), record.kind))
 
     def _settle(self, record: _Record, place: _Place) -> None:
         old = self._places.pop(record.once, None)
@@ -179,14 +186,18 @@ class FileSpool:
 
     def _find(self, once: str, kind: int) -> _Record | None:
         place = self._places.get(once)
-        if place is None or place[3] != kind:
+        if place is None or place[4] != kind:
             return None
         if once in self._fresh:
             return self._fresh[once]
-        number, at, size, _ = place
+        number, at, size, check, _ = place
         if number not in self._readers:
             self._readers[number] = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
-        record: _Record = _read(os.pread(self._readers[number], size, at + 8))
+        body = os.pread(self._readers[number], size, at)
+        if zlib.crc32(body) != check:
+            raise Damaged(f"spool {self._path(number)}: damaged at byte {at}: what was kept for "
+                          f"{once!r} is not as it was written. {self._remedy()}")
+        record: _Record = _read(body)
         return record
 
     def _sweep(self) -> None:
@@ -202,19 +213,21 @@ class FileSpool:
     def _index(self, number: int) -> None:
         data = self._path(number).read_bytes()
         self._live[number], self._sizes[number] = 0, len(data)
-        for at, body in _bodies(data):
+        where = f"spool {self._path(number)}"
+        if len(data) < len(MAGIC) and MAGIC.startswith(data):
+            return  # its writer died before its first word
+        if data.startswith(MAGIC):
+            found = read_records(data, len(MAGIC), where, self._remedy())
+        elif int.from_bytes(data[:4], "little") < _LENGTH_MAX:
+            found = read_unguarded(data, 0, where, self._remedy())
+        else:
+            raise Damaged(f"{where}: damaged at byte 0: it does not begin as a segment does. "
+                          f"{self._remedy()}")
+        for at, body in found:
             record: _Record = _read(body)
-            self._settle(record, (number, at, len(body), record.kind))
+            self._settle(record, (number, at, len(body), zlib.crc32(body), record.kind))
 
-
-def _bodies(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Offset and body of each whole record."""
-    at = 0
-    while at + 8 <= len(data):
-        size = int.from_bytes(data[at : at + 4], "little")
-        body = data[at + 8 : at + 8 + size]
-        if not size or len(body) < size or zlib.crc32(body) != int.from_bytes(
-                data[at + 4 : at + 8], "little"):
-            return
-        yield at, body
-        at += 8 + size
+    def _remedy(self) -> str:
+        """What a person can do about a spool that is damaged."""
+        return (f"Put back a copy of the file; or begin anew without what was kept: `mv "
+                f"{self._folder} {self._folder}.damaged` (`once` names then run again)")

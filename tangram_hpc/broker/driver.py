@@ -131,6 +131,8 @@ class Broker(Declaring, Draining, Sandboxes):
         if self.ended:
             return
         self._beat()
+        if self.superseded():
+            return
         self.ended = True
         self.satellites.stop()
         self._close_trees()
@@ -443,7 +445,7 @@ class Broker(Declaring, Draining, Sandboxes):
             self._timer.after(0, self._beat)
 
     def _beat(self) -> None:
-        if self.ended:
+        if self.ended or self.superseded():
             return
         self._beat_due = True
         while events := self.scheduler.plan(self._now()):
@@ -464,7 +466,7 @@ class Broker(Declaring, Draining, Sandboxes):
 
     def _send(self, replies: list[tuple[int, ms.Message, Buffer | None]]) -> None:
         touched: dict[int, Link] = {}
-        for client, message, payload in replies:
+        for client, message, payload in () if self.superseded() else replies:
             talk = self._clients.get(client)
             if talk is not None:
                 talk.link.send(message, payload)

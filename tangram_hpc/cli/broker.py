@@ -64,7 +64,7 @@ def go(args: argparse.Namespace) -> int:
 
 def _scripts(told: Elastic, job: str, environ: Mapping[str, str]) -> SatelliteScripts:
     """The template `satellite`, filled in for each kind of satellite."""
-    from ..backends.rundir import job_dir
+    from ..backends.rundir import own_dir
     from ..broker.satellites import SatelliteScripts
     from .template import load, render
 
@@ -83,4 +83,4 @@ def _scripts(told: Elastic, job: str, environ: Mapping[str, str]) -> SatelliteSc
         scripts[s.name] = render(template, keys)
     handed = {f"TANGRAM_{k}": environ[f"TANGRAM_{k}"] for k in _HANDED_ON
               if f"TANGRAM_{k}" in environ}
-    return SatelliteScripts(scripts, handed, str(job_dir(environ, job) / "%x-%j.out"))
+    return SatelliteScripts(scripts, handed, str(own_dir(environ, job) / "%x-%j.out"))

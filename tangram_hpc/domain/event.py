@@ -20,7 +20,6 @@ from .session import SessionSpec
 from .states import ActionState
 
 JOURNAL_VERSION = 6
-JOURNAL_VERSIONS = (5, 6)  # that can be read
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", gc=False):

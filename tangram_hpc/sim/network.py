@@ -86,5 +86,9 @@ class MemoryJournal:
         """See `ports.Journal`."""
         then()
 
+    def superseded(self) -> bool:
+        """See `ports.Journal`."""
+        return False
+
     def close(self) -> None:
         """See `ports.Journal`."""

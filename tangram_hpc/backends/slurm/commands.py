@@ -27,6 +27,7 @@ _FIELDS = ("JobID", "UserID", "HetJobID", "HetJobOffset", "State", "Reason", "Na
            "NodeList", "StartTime", "EndTime", "RestartCnt", "Comment")
 _CUT, _END = "\x1f", "\x1e"  # in no name or comment
 _FORMAT = ",".join(f"{field}:0{_CUT}" for field in _FIELDS) + _END  # 0: never cut off
+_EPOCH = {"SLURM_TIME_FORMAT": "%s"}
 _NOTHING = ("", "(null)", "None", "N/A", "Unknown", "NONE")
 
 
@@ -94,6 +95,25 @@ class Commands:
                                 f"comment={new}"])
         if "nothing modified" in told.lower():
             raise SlurmNever(f"comment: accounting has no job {job}, or not yet")
+
+    async def submitted(self, job: str) -> int:
+        """When a job of the queue was submitted, in epoch seconds; of one that was requeued, when
+        it was requeued last. 0: there is no such job."""
+        told = await self._run(["squeue", "-h", "-a", "-t", "all", "-j", job, "-O",
+                                f"JobID:0{_CUT},SubmitTime:0{_CUT}"], b"", _EPOCH)
+        rows = [line.split(_CUT) for line in told.split("\n")]
+        return max((_number(row[1].strip()) for row in rows if row[0].strip() == job), default=0)
+
+    async def accounted(self, job: str) -> list[int]:
+        """The submit times of all starts of all jobs that have, or had, this id, in epoch seconds;
+        empty where accounting does not say."""
+        try:
+            told = await self._run(["sacct", "-n", "-X", "-P", "--duplicates", "-j", job, "-S",
+                                    "1970-01-02", "-o", "JobIDRaw,Submit"], b"", _EPOCH)
+        except (SlurmNever, SlurmNotNow):
+            return []
+        rows = [line.split("|") for line in told.splitlines()]
+        return [_number(row[1]) for row in rows if len(row) == 2 and row[0] == job]
 
     async def close(self) -> None:
         """See `filling.Filling.close`: whoever is cancelled has ended its command."""

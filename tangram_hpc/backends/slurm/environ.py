@@ -16,7 +16,8 @@ from .hostlist import expand
 class SlurmPlace:
     """Where this process runs; zeros and empty strings for what Slurm did not say. `nodes`: how
     many each component of the job has; one number where it is no het job. `tasks_here`: of this
-    step on this node; `bound`: to CPUs of its own."""
+    step on this node; `bound`: to CPUs of its own. `restarts`: how often the job was requeued
+    before."""
 
     job: str
     node: str
@@ -28,6 +29,8 @@ class SlurmPlace:
     nodes: tuple[int, ...] = ()
     tasks_here: int = 0
     bound: bool = False
+    cluster: str = ""
+    restarts: int = 0
 
 
 def slurm_place(environ: Mapping[str, str]) -> SlurmPlace | None:
@@ -48,6 +51,8 @@ def slurm_place(environ: Mapping[str, str]) -> SlurmPlace | None:
         nodes=_nodes(environ),
         tasks_here=_tasks_here(environ),
         bound=environ.get("SLURM_CPU_BIND_TYPE", "").startswith(("mask", "map", "rank")),
+        cluster=environ.get("SLURM_CLUSTER_NAME", ""),
+        restarts=_int(environ.get("SLURM_RESTART_COUNT")),
     )
 
 

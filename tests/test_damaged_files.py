@@ -1,0 +1,226 @@
+"""Guards: a damaged journal or spool is told loudly, and only a torn end is dropped without a word.
+
+A flipped bit anywhere must not lose a promised event or a kept result silently; a file that was cut
+off, as a crash leaves it, must still give everything that was written whole.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tangram_hpc import LocalCluster
+from tangram_hpc.backends.journal import FileJournal, read_journal
+from tangram_hpc.backends.spool import FileSpool
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.errors import InvalidInput
+from tangram_hpc.wire import message as ms
+
+BATCHES = [[ev.LeaseReleased(at, 10 * at + n) for n in range(at % 3 + 1)] for at in range(1, 17)]
+EVENTS = [event for batch in BATCHES for event in batch]
+RESULT = ms.Result(1, Outcome(ActionState.COMPLETED), "n", (0,), 1, 0, 0, 0)
+KEPT = {f"step0/{n}": b"kept %d" % n for n in range(6)}
+
+
+def write_journal(path: Path) -> bytes:
+    """Commits of one to three events."""
+    journal = FileJournal(path, "none", lambda call: call())
+    for batch in BATCHES:
+        journal.append(batch)
+        journal.commit(lambda: None)
+    journal.close()
+    return path.read_bytes()
+
+
+def write_spool(folder: Path) -> bytes:
+    """Kept results, each committed by itself; what the one segment holds."""
+    spool = FileSpool(folder, 1 << 20)
+    for name, payload in KEPT.items():
+        spool.keep_result(name, RESULT, payload)
+        spool.commit()
+    data = (folder / "0").read_bytes()
+    spool.close(remove=False)
+    return data
+
+
+def read_spool(folder: Path, data: bytes) -> dict[str, bytes | None]:
+    """What a broker's next start finds in a spool whose one segment is `data`."""
+    folder.mkdir(exist_ok=True)  # a spool that ends with nothing in it removes its folder
+    (folder / "0").write_bytes(data)
+    return found_in(folder)
+
+
+def found_in(folder: Path) -> dict[str, bytes | None]:
+    """What a broker's next start finds in a spool with one segment."""
+    (folder / "1").unlink(missing_ok=True)  # of the start before
+    spool = FileSpool(folder, 1 << 20)
+    found = {name: result[1] for name in spool.names()
+             if (result := spool.result(name)) is not None}
+    spool.close(remove=False)
+    return found
+
+
+def flips(path: Path) -> Iterator[int]:
+    """The number of each bit of a file, which is flipped in the file just then."""
+    data = path.read_bytes()
+    fd = os.open(path, os.O_WRONLY)
+    for bit in range(8 * len(data)):
+        at = bit // 8
+        os.pwrite(fd, bytes([data[at] ^ 1 << bit % 8]), at)
+        yield bit
+        os.pwrite(fd, data[at : at + 1], at)
+    os.close(fd)
+
+
+def test_no_flipped_bit_of_a_journal_is_silent(tmp_path: Path) -> None:
+    """Every single bit, lengths and the last record included: all events, or a loud error."""
+    path = tmp_path / "journal"
+    silent = []
+    write_journal(path)
+    for bit in flips(path):
+        try:
+            if list(read_journal(path)) != EVENTS:
+                silent.append(bit)
+        except InvalidInput as error:
+            assert str(path) in str(error)
+    assert silent == [], f"{len(silent)} flips lost events without a word, such as {silent[:5]}"
+
+
+def test_no_flipped_bit_of_a_torn_journal_is_silent(tmp_path: Path) -> None:
+    """A torn end does not hide damage in front of it."""
+    path = tmp_path / "journal"
+    torn = write_journal(path)[:-5]
+    path.write_bytes(torn)
+    whole = list(read_journal(path))
+    assert whole == [event for batch in BATCHES[:-1] for event in batch]
+    last = torn.rindex(msgspec.msgpack.encode(BATCHES[-1])[:8])
+    silent = []
+    for bit in flips(path):
+        try:
+            if list(read_journal(path)) != whole and bit // 8 < last:
+                silent.append(bit)
+        except InvalidInput:
+            pass
+    assert silent == []
+
+
+def test_a_journal_cut_off_anywhere_gives_all_that_was_written_whole(tmp_path: Path) -> None:
+    """What a crash leaves is no damage: a cut gives the commits in front of it, without error."""
+    path = tmp_path / "journal"
+    whole = write_journal(path)
+    wholes = [[e for batch in BATCHES[:n] for e in batch] for n in range(len(BATCHES) + 1)]
+    seen = []
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        seen.append(wholes.index(list(read_journal(path))))
+    assert seen == sorted(seen) and set(seen) == set(range(len(BATCHES) + 1))
+    assert seen[-1] == len(BATCHES) and seen[-2] == len(BATCHES) - 1
+
+
+def test_an_end_that_a_power_loss_left_as_zeros_is_torn(tmp_path: Path) -> None:
+    """Some file systems grow a file before they write its last blocks."""
+    path = tmp_path / "journal"
+    whole = write_journal(path)
+    for cut in range(len(whole) - 60, len(whole)):
+        path.write_bytes(whole[:cut] + bytes(len(whole) - cut))
+        found = list(read_journal(path))
+        path.write_bytes(whole[:cut] + bytes(5000))
+        assert list(read_journal(path)) == found
+        path.write_bytes(whole[:cut])
+        assert list(read_journal(path)) == found
+
+
+def test_no_flipped_bit_of_a_spool_is_silent(tmp_path: Path) -> None:
+    """Every single bit: all kept results as they were, or a loud error."""
+    folder, silent = tmp_path / "once", []
+    write_spool(folder)
+    for bit in flips(folder / "0"):
+        try:
+            if found_in(folder) != KEPT:
+                silent.append(bit)
+        except InvalidInput as error:
+            assert str(folder) in str(error)
+    assert silent == [], f"{len(silent)} flips lost results without a word, such as {silent[:5]}"
+
+
+def test_a_spool_cut_off_anywhere_gives_all_that_was_written_whole(tmp_path: Path) -> None:
+    """Each cut gives the results in front of it, without error."""
+    folder = tmp_path / "once"
+    whole, names, seen = write_spool(folder), list(KEPT), []
+    for cut in range(len(whole) + 1):
+        found = read_spool(folder, whole[:cut])
+        assert found == {name: KEPT[name] for name in names[: len(found)]}
+        seen.append(len(found))
+    assert seen == sorted(seen) and set(seen) == set(range(len(KEPT) + 1))
+
+
+def test_a_result_that_is_damaged_after_the_start_is_not_given_out(tmp_path: Path) -> None:
+    """The file is read again when a name is asked for; its checksum is looked at then, too."""
+    write_spool(tmp_path)
+    spool = FileSpool(tmp_path, 1 << 20)
+    data = (tmp_path / "0").read_bytes()
+    (tmp_path / "0").write_bytes(data.replace(b"kept 3", b"kept 7"))
+    with pytest.raises(InvalidInput, match=r"damaged at byte .*step0/3"):
+        spool.result("step0/3")
+    kept = spool.result("step0/4")
+    assert kept is not None and kept[1] == b"kept 4"
+
+
+def unguarded(body: bytes) -> bytes:
+    """A record as journals of version 5, and spools of that time, have them."""
+    return len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
+
+
+def test_files_of_the_format_before_are_still_read(tmp_path: Path) -> None:
+    """A journal of version 5 and a spool without magic, torn ends included."""
+    journal = b"TGJRNL\x05\0" + b"".join(unguarded(msgspec.msgpack.encode(b)) for b in BATCHES)
+    for cut, batches in ((0, BATCHES), (3, BATCHES[:-1])):
+        (tmp_path / "journal").write_bytes(journal[: len(journal) - cut])
+        assert list(read_journal(tmp_path / "journal")) == [e for b in batches for e in b]
+    spool = b"".join(unguarded(msgspec.msgpack.encode((2, name, RESULT, payload)))
+                     for name, payload in KEPT.items())
+    assert read_spool(tmp_path / "once", spool) == KEPT
+    assert len(read_spool(tmp_path / "once", spool[:-3])) == len(KEPT) - 1
+
+
+def broker(home: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "tangram_hpc", "broker", "--job", "hurt"],
+                          env={**os.environ, "TANGRAM_HOME": str(home)}, text=True,
+                          capture_output=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("what", ["journal", "once/0"])
+def test_a_broker_refuses_damage_in_one_line_whose_remedy_works(tmp_path: Path, what: str) -> None:
+    """A flipped length; then the command of the line is run as it is printed, and work goes on."""
+    first = LocalCluster(cpus=1, mem_mib=512, home=tmp_path, job="hurt").start()
+    try:
+        for n in range(3):
+            assert first.submit(f"echo {n}", trusted=True, once=f"w{n}").result(60).ok
+        for child in first._children:
+            child.kill()
+            child.wait(30)
+    finally:
+        first.close()
+    path = first.folder / what
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1  # in the length of the first record
+    path.write_bytes(data)
+    told = broker(tmp_path)
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1), told.stderr
+    assert f"{path}: damaged at byte 8" in told.stderr
+    remedy = re.search("`(m.*)` \\((results|`once` names)", told.stderr)
+    assert remedy is not None, told.stderr
+    subprocess.run(remedy[1], shell=True, check=True)
+    with LocalCluster(cpus=1, mem_mib=512, home=tmp_path, job="hurt") as again:
+        done = again.submit("echo again", trusted=True, once="w1").result(60)
+        assert done.text == ("1\n" if what == "journal" else "again\n")
