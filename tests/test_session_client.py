@@ -104,7 +104,7 @@ def test_an_idle_session_ends_and_a_renewed_or_working_one_does_not(cluster: Loc
         time.sleep(0.1)
     assert "idle" in left.closed.result()
     assert not renewed.closed.done() and not works.closed.done()
-    with pytest.raises(tangram_hpc.SessionLost, match="closed"):
+    with pytest.raises(tangram_hpc.SessionLost, match="ended: idle for 2 s"):
         left.exec(["true"]).result(30)
     assert renewed.exec(["true"]).result().ok
     assert action.result(30).text == "done\n" and not works.closed.done()

@@ -181,7 +181,8 @@ class Client(RolloutCalls, Quotas, Opening):
             self._put(ms.Shutdown(reason))
 
     def close(self) -> None:
-        """Says goodbye; what is still open is cancelled, its futures too."""
+        """Says goodbye; the broker cancels what is still open, and its futures raise
+        `ClientClosed`."""
         with self._lock:
             if self._closing:
                 return
@@ -212,11 +213,10 @@ class Client(RolloutCalls, Quotas, Opening):
         if len(payload) > ms.INLINE_MAX:
             payload = pl.encode(pl.Stored(self._store.put(payload), len(payload)))
         with self._lock:
-            if self._closing or self._failure is not None:
-                raise self._failure or BrokerUnreachable("the client is closed")
+            self._check_open()
             future = Future(action.id, self._cancel)
             self._pending[action.id] = Pending(action, payload, future, trusted,
-                                               time.monotonic_ns(), on_output)
+                                               time.monotonic_ns(), on_output, session=session)
             self._put(ms.Submit(action), payload)
         return future
 
@@ -256,8 +256,7 @@ class Client(RolloutCalls, Quotas, Opening):
             try:
                 self._send_outbox(channel)
                 if self._closing:
-                    self._fail(BrokerUnreachable("the client was closed"))
-                    return
+                    return self._fail(self._closed())
                 for message, payload in channel.wait(_PING_S, self._awaits()):
                     self._receive(message, payload)
                 if self._acks and (len(self._acks) >= _ACK_AFTER or not self._pending):
@@ -269,8 +268,7 @@ class Client(RolloutCalls, Quotas, Opening):
                         self._outbox.put(ms.Ping(0))
             except ChannelLost as error:
                 if self._closing:
-                    self._fail(BrokerUnreachable("the client was closed"))
-                    return
+                    return self._fail(self._closed())
                 channel.close()
                 channel = self._open(first=False, because=str(error))
 
@@ -416,19 +414,19 @@ class Client(RolloutCalls, Quotas, Opening):
             session._down(message.text, never=not message.lost)
 
     def _fail(self, error: TangramError) -> None:
-        """Ends everything that is open with this error."""
+        """Ends everything that is open with this error; what its caller cancelled, as cancelled."""
         with self._lock:
             self._failure = error
             open_now, self._pending = list(self._pending.values()), {}
             sessions, self._sessions = list(self._sessions.values()), {}
             answers, self._answers = list(self._answers.values()), {}
         for pending in open_now:
-            if self._closing:
+            if pending.cancelled:
                 pending.future.end_cancelled()
             else:
                 pending.future.set_exception(error)
         for session in sessions:
-            session._down(str(error))
+            session._down(str(error), error=error)
         for answer in answers:
             answer.set_exception(error)
 

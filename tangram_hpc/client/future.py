@@ -233,4 +233,6 @@ async def as_completed_async(futures: Iterable[Future]) -> AsyncIterator[Future]
     while waiting:
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for each in done:
+            if not each.cancelled():
+                each.exception()  # else asyncio logs that nobody has looked at it
             yield waiting.pop(each)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ..domain.action import Action, Kind
+from ..domain.ids import show
 from ..domain.outcome import Outcome
 from ..domain.states import ActionState
 from ..errors import (
@@ -32,6 +33,7 @@ from ..wire import message as ms
 from ..wire import payload as pl
 from ..wire.value import decode_value
 from .future import ExecResult, Future
+from .session import Session
 from .turn import Turn
 
 _log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class Pending(msgspec.Struct, gc=False):
     on_output: Callable[[int, bytes], None] | None = None
     cancelled: bool = False
     turn: Turn | None = None  # of a grant
+    session: Session | None = None  # that it was submitted to
 
 
 class Streams:
@@ -136,7 +139,8 @@ def _failure(pending: Pending, outcome: Outcome, told: Any) -> ActionFailed:
         full.used_mib = outcome.maxrss_kib / 1024
         return full
     if action.session and state in (ActionState.CANCELLED, ActionState.NODE_FAIL):
-        return SessionLost(text, told)
+        of = f"session {show(action.session)}"
+        return SessionLost(text if of in text else f"{text} ({of} is lost with it)", told)
     return ActionFailed(text, told)
 
 
@@ -161,7 +165,12 @@ def _said(error: BaseException) -> str:
 
 
 def refuse(pending: Pending, rejected: ms.Rejected) -> None:
-    """Ends the future of an action that the broker did not take."""
-    error: TangramError = (SessionLost(rejected.text) if rejected.lost
-                           else InfeasibleRequest(rejected.text))
+    """Ends the future of an action that the broker did not take. The broker forgets why a session
+    ended; its client still knows."""
+    if rejected.lost:
+        session = pending.session
+        why = session.why_ended if session is not None and session.why_ended else rejected.text
+        error: TangramError = SessionLost(f"{_name(pending)}: {why}")
+    else:
+        error = InfeasibleRequest(rejected.text)
     pending.future.set_exception(error)

@@ -77,6 +77,13 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
             return own
         return 128 + self.signal if self.signal else self.exit_code or 1
 
+    def explained_by(self, why: Outcome | None) -> Outcome:
+        """The same, if it was cancelled: for the reason why somebody ended it. A worker that closes
+        a session knows only that it was told to."""
+        if why is None or self.state is not ActionState.CANCELLED or not why.reason:
+            return self
+        return msgspec.structs.replace(self, reason=why.reason)
+
     def returning(self, payload: bytes | None) -> Outcome:
         """The same, giving so much back."""
         return msgspec.structs.replace(self, returned=len(payload)) if payload else self
