@@ -182,6 +182,11 @@ class Future(concurrent.futures.Future[Any]):
         """Whether it has ended."""
         return self._state in (FINISHED, CANCELLED, CANCELLED_AND_NOTIFIED)
 
+    def end_in_child(self, error: Exception) -> None:
+        """See `forked.end_copy`."""
+        if not self.done():
+            self._made, self._exception, self._state = None, error, FINISHED
+
     @property
     def details(self) -> Details | None:
         """How it was served, once that is known."""

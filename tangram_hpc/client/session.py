@@ -11,7 +11,7 @@ import asyncio
 import concurrent.futures
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -130,6 +130,10 @@ class Session:
 
     def _file(self, call: pl.FileCall, what: str) -> Future:
         return self._client._send_action(Kind.FILE, Options(), self, what, call)
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInput("a session cannot be sent to another process; call "
+                           f"{self._client._again} there for a client with sessions of its own")
 
     def __enter__(self) -> Session:
         try:
