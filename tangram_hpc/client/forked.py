@@ -45,8 +45,8 @@ os.register_at_fork(after_in_child=_in_child)
 def not_ours(what: str, owner: int, remedy: str) -> ClientClosed:
     """The error of who uses what process `owner` made and a fork copied into this one."""
     return ClientClosed(
-        f"this {what} belongs to process {owner}, and process {os.getpid()} is a fork of that; in "
-        f"process {os.getpid()} call {remedy} for a client of its own")
+        f"this {what} belongs to process {owner}, from which process {os.getpid()} was forked; "
+        f"call {remedy} in process {os.getpid()} for a client of its own")
 
 
 def end_copy(future: concurrent.futures.Future[Any], error: Exception) -> None:

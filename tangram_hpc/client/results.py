@@ -100,13 +100,14 @@ def _value(pending: Pending, result: ms.Result, payload: memoryview | None, stor
     told = pl.decode(payload) if payload is not None else None
     if isinstance(told, pl.Stored):
         told = pl.decode(store.get(told.digest))
-    if pending.action.kind is not Kind.EXEC and outcome.state not in _OWN_ENDS:
+    command = pending.action.kind is Kind.EXEC
+    if not command and outcome.state not in _OWN_ENDS:
         raise _failure(pending, outcome, told)  # whatever a runner said while it was ended
     if isinstance(told, pl.ErrorReturn):
         kind = UntrustedResult if told.kind == "UntrustedResult" else RemoteError
         text = told.text if kind is UntrustedResult else f"{told.kind}: {told.text}"
         raise kind(f"{_name(pending)}: {text}" + (f"\n{told.trace}" if told.trace else ""), told)
-    if pending.action.kind is Kind.EXEC and outcome.state in _RESULTS:
+    if command and outcome.state in _RESULTS:
         told = told if isinstance(told, pl.ExecReturn) else pl.ExecReturn()
         return ExecResult(outcome.state, outcome.exit_status, outcome.signal, told.stdout,
                           told.stderr, told.cut, outcome.reason, outcome.cpu_ns / 1e9,

@@ -10,8 +10,8 @@ TEXT_MAX = 4096  # characters of a text that is told
 # Exit statuses of the ends that a command does not choose itself. 124 is that of coreutils'
 # `timeout`, 137 that of a process that the kernel's OOM killer ended, 130 that of one that was
 # interrupted; 1 stands for work that never came to an end of its own.
-_STATUSES = {ActionState.COMPLETED: 0, ActionState.TIMEOUT: 124, ActionState.OUT_OF_MEMORY: 137,
-             ActionState.CANCELLED: 130, ActionState.NODE_FAIL: 1, ActionState.PREEMPTED: 1}
+_STATUSES = {ActionState.TIMEOUT: 124, ActionState.OUT_OF_MEMORY: 137, ActionState.CANCELLED: 130,
+             ActionState.NODE_FAIL: 1, ActionState.PREEMPTED: 1}
 
 
 def too_long(limit_s: float) -> str:
@@ -72,6 +72,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
         The other states have a status of their own, whatever the processes did when they were
         ended: a command that answers SIGTERM with `exit 0` has still run out of time.
         """
+        if self.state is ActionState.COMPLETED:
+            return 0
         own = _STATUSES.get(self.state)
         if own is not None:
             return own
