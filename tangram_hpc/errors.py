@@ -49,8 +49,9 @@ class ProtocolError(TangramError):
     """The peer sent something that is not in the protocol, or another version of it."""
 
 
-class SessionLost(TangramError):
-    """The session's sandbox is gone (its node failed, or it was closed)."""
+class ClientClosed(BrokerUnreachable):
+    """This client asks nothing of the broker any more: its own process closed it, or it is the copy
+    of another process's client that a fork left here."""
 
 
 class ActionFailed(TangramError):
@@ -59,6 +60,41 @@ class ActionFailed(TangramError):
     def __init__(self, message: str, result: Any = None) -> None:
         super().__init__(message)
         self.result = result
+
+
+class SessionLost(ActionFailed):
+    """The session is gone: its node failed, it was idle for too long, its node was drained, or its
+    client closed it. Raised by what waited or ran in it, and by the session's own opening."""
+
+
+class ActionTimeout(ActionFailed, TimeoutError):
+    """An action ran longer than its `timeout`, and was ended.
+
+    A `TimeoutError` as well, so that `except TimeoutError` finds it. `Future.result(timeout=...)`
+    raises a plain `TimeoutError` when only the caller's own wait was too short; `Future.done()`
+    tells the two apart.
+
+    Attributes:
+        name: the action's name.
+        limit_s: the run time that it was given, in seconds; 0 when nobody said.
+        used_s: the run time that it took, in seconds.
+    """
+
+    name, limit_s, used_s = "", 0.0, 0.0
+
+
+class ActionOutOfMemory(ActionFailed, MemoryError):
+    """An action took more memory than it may have, and was ended.
+
+    Attributes:
+        name: the action's name.
+        limit_mib: the memory that it asked for, in MiB; 0 when it named none, and its session's or
+            its node's was the limit.
+        used_mib: the largest resident set that was seen of one of its processes, in MiB; a sudden
+            growth is not always seen.
+    """
+
+    name, limit_mib, used_mib = "", 0, 0.0
 
 
 class RemoteError(ActionFailed):

@@ -15,14 +15,16 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from .assemble.ways import await_access, connect
 from .backends.rundir import local_job_name, own_dir
 from .backends.slurm.environ import without_slurm
 from .client.client import Client
+from .client.forked import not_ours
 from .config import Config, load_config
 from .errors import BrokerUnreachable, InvalidInput
 
@@ -75,7 +77,8 @@ class LocalCluster:
         self.access = self.folder / "access.json"
         self._workers = workers
         self._children: list[subprocess.Popen[bytes]] = []
-        self._lifeline = -1
+        self._lifeline = self._lifeline_read = -1
+        self._owner = 0  # the process that started it; 0 before its start
         self._spawning = threading.Lock()  # and closing
         self.client: Client | None = None
 
@@ -84,7 +87,12 @@ class LocalCluster:
 
         Raises:
             BrokerUnreachable: a part did not start; its log says why.
+            ClientClosed: another process started it, and this one is a fork of that.
         """
+        if self._is_copy():
+            raise not_ours("LocalCluster", self._owner, self._again())
+        self._owner = os.getpid()
+        _clusters.add(self)
         self._lifeline_read, self._lifeline = os.pipe2(os.O_CLOEXEC)
         try:
             broker = self._spawn("broker", "--job", self.job, "--nodes", str(self._workers))
@@ -92,6 +100,7 @@ class LocalCluster:
             self._spawn_workers()
             self.client = connect(self.access)
             self._await_workers()
+            _export(self)
             threading.Thread(target=self._keep, args=(broker,), name="tangram-workers",
                              daemon=True).start()
         except BaseException:
@@ -100,16 +109,17 @@ class LocalCluster:
         return self
 
     def close(self) -> None:
-        """Ends it in order; the journal stays for `tangram acct`."""
+        """Ends it in order; the journal stays for `tangram acct`. In the child of a fork it does
+        nothing: all of it is the parent's."""
+        if self._is_copy():
+            return
+        _take_back(self)
         if self.client is not None:
             self.client.close()
         with self._spawning:
             for child in self._children[:1]:
                 child.terminate()  # the broker tells the workers
-            if self._lifeline >= 0:
-                os.close(self._lifeline)
-                os.close(self._lifeline_read)
-                self._lifeline = -1
+            self._cut_lifeline()
         for child in self._children:
             try:
                 child.wait(15)
@@ -118,11 +128,38 @@ class LocalCluster:
                 child.wait()
         self._children = []
 
+    def _cut_lifeline(self) -> None:
+        """Closes this process's ends of the pipe that its parts live by."""
+        ends = self._lifeline, self._lifeline_read
+        self._lifeline = self._lifeline_read = -1  # first: a fork meanwhile must not close others
+        for fd in ends:
+            if fd >= 0:
+                os.close(fd)
+
+    def _is_copy(self) -> bool:
+        """Whether this is the child of a fork, and all of this the parent's."""
+        return self._owner not in (0, os.getpid())
+
+    def _again(self) -> str:
+        return f"tangram_hpc.connect({str(self.access.absolute())!r})"
+
+    def _disown(self) -> None:
+        """Right after a fork, in the child: its parts live as long as the parent does, and not as
+        long as this process."""
+        self._spawning = threading.Lock()
+        self._cut_lifeline()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInput("a LocalCluster cannot be sent to another process; call "
+                           f"{self._again()} there for a client of its own")
+
     def __enter__(self) -> LocalCluster:
         return self.start()
 
     def __exit__(self, *exc: object) -> None:
         client = self.client
+        if self._is_copy():
+            return
         if client is not None and client._failure is None and self._children and exc[0] is None:
             client.shutdown_broker("its run is over")  # nothing is kept for another start
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -203,6 +240,43 @@ class LocalCluster:
                                      pass_fds=[self._lifeline_read])
         self._children.append(child)
         return child
+
+
+# ---- forks, and processes that this one starts -------------------------------------------------
+
+
+_clusters: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for cluster in _clusters:
+        cluster._disown()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+# clusters that run in this process, each with what TANGRAM_ACCESS was before its start
+_shown: list[tuple[LocalCluster, str | None]] = []
+
+
+def _export(cluster: LocalCluster) -> None:
+    """`tangram_hpc.connect()` and the commands find this cluster from now on, in this process and
+    in those that it starts."""
+    _shown.append((cluster, os.environ.get("TANGRAM_ACCESS")))
+    os.environ["TANGRAM_ACCESS"] = str(cluster.access.absolute())
+
+
+def _take_back(cluster: LocalCluster) -> None:
+    """They find what they found before its start; what somebody else has set meanwhile stays."""
+    at = next((n for n, (one, _) in enumerate(_shown) if one is cluster), -1)
+    if at < 0:
+        return
+    before, ours = _shown.pop(at)[1], str(cluster.access.absolute())
+    if at < len(_shown) and _shown[at][1] == ours:  # the next one began when this one was found
+        _shown[at] = (_shown[at][0], before)
+    elif os.environ.get("TANGRAM_ACCESS") == ours:
+        os.environ.pop("TANGRAM_ACCESS")
+        os.environ.update({} if before is None else {"TANGRAM_ACCESS": before})
 
 
 def _text(value: Any) -> str:

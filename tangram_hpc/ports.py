@@ -454,5 +454,10 @@ class Channel(Protocol):
         """Ends the conversation."""
         ...
 
+    def abandon(self) -> None:
+        """In the child of a fork: lets go of this process's copies of what the parent speaks by,
+        and sends nothing. No other call follows."""
+        ...
+
 
 Dial = Callable[[], Channel]

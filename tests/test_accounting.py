@@ -87,7 +87,7 @@ def test_out_of_memory_is_a_word_of_its_own_and_grants_add_up_in_reply_and_recor
     assert reply.grants[0] == (0, 4) and reply.grants[1:] == ((100, 1), (150, 3))
     record = fold(w.events).records[a]
     shown = {f.name: f.text(record) for f in FIELDS}
-    assert (shown["State"], shown["ExitCode"]) == ("OUT_OF_MEMORY", "0:9")
+    assert (shown["State"], shown["ExitCode"]) == ("OUT_OF_MEMORY", "137:9")
     told = as_json(record)
     assert [(at - record.start_ns, len(cores)) for at, cores in told["grants"]] == list(
         reply.grants)

@@ -162,7 +162,7 @@ def test_random_histories_keep_the_laws_and_lose_nothing(placer: str, seed: int)
                 w.happen(ev.LeaseReleased(w.now, lease.lease))
             else:
                 w.happen(ev.LeaseFinished(w.now, lease.lease, Outcome(
-                    doomed or ActionState.COMPLETED), rng.random() < .8))
+                    doomed.state if doomed else ActionState.COMPLETED), rng.random() < .8))
         w.plan()
     while w.ledger.leases:
         for lease in [x for x in w.ledger.leases.values() if x.begun]:

@@ -151,6 +151,36 @@ def test_a_client_left_open_at_the_end_hurts_nobody(cluster: LocalCluster) -> No
 
 
 @mpi
+@pytest.mark.parametrize("first", ["", "from mpi4py import MPI\n"], ids=["ours", "mpi4pys"])
+def test_processes_that_a_rank_starts_use_the_socket(cluster: LocalCluster, first: str) -> None:
+    """A child of a fork must not touch MPI, at its exit either, whoever finalises MPI; a program
+    that a rank starts is no rank."""
+    done = world(cluster, first + PARENT + """
+    import os, subprocess, sys
+    def own():
+        with tangram_hpc.connect() as mine:
+            return mine.via, mine.submit(["echo", "own"]).result(60).text
+    pid = os.fork()
+    if not pid:
+        try:
+            c.submit(["true"])
+        except tangram_hpc.BrokerUnreachable as error:
+            assert "was forked" in str(error)
+        assert own() == ("socket", "own\\n")
+        sys.exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    told = subprocess.run([sys.executable, "-c", "import tangram_hpc\\n"
+        "with tangram_hpc.connect() as c: print(c.via)"], capture_output=True, text=True)
+    assert told.stdout == "socket\\n", told.stderr
+    assert c.via == "mpi" and c.submit(["echo", "1"]).result(60).text == "1\\n"
+    assert comm.allreduce(1) == 2
+    print("fine")
+""")
+    assert (done.returncode, done.stdout.count("fine")) == (0, 2), done.stderr
+    assert lines_of_ours(done) == []
+
+
+@mpi
 @pytest.mark.parametrize(("ranks", "gateways", "env", "said"), [
     (2, 1, {"TANGRAM_WORLD_SIZE": "5"}, "has 3 ranks, but 5 were launched (TANGRAM_WORLD_SIZE)"),
     (2, 0, {}, "of 2 ranks has 0 gateways"),

@@ -105,7 +105,7 @@ def test_a_worker_node_loses_its_power(trial: Trial) -> None:
     assert tally(ledger)["plain"]["ends"].keys() == {"result COMPLETED"}
     assert tally(ledger)["plain"]["again"] > 0
     assert tally(ledger)["session"]["ends"].keys() <= {"result COMPLETED", "error SessionLost",
-                                                       "cancelled", "error ActionFailed"}
+                                                       "error ActionFailed"}
 
 
 def back(trial: Trial, node: str) -> None:

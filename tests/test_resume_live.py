@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tangram_hpc import InfeasibleRequest, InvalidInput, LocalCluster, Profile
+from tangram_hpc import (
+    BrokerUnreachable,
+    InfeasibleRequest,
+    InvalidInput,
+    LocalCluster,
+    Profile,
+)
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.backends.journal import FileJournal, journals, read_journals
 from tangram_hpc.client.future import Future
@@ -66,7 +72,7 @@ def test_a_broker_that_is_killed_in_mid_run(tmp_path: Path) -> None:
         first.close()
     for child in first._children:
         assert child.poll() is not None
-    assert plain.cancelled()
+    assert isinstance(plain.exception(0), BrokerUnreachable)
     before = Counter(effects.read_text().split())
 
     with LocalCluster(cpus=CPUS, mem_mib=1024, home=home, job="cut") as again:

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ..domain.ids import show
+from ..domain.states import ActionState
 from ..errors import InvalidInput
 from .record import ActionRecord
 
@@ -45,7 +46,13 @@ def job_id(r: ActionRecord) -> str:
 
 
 def _exit_code(r: ActionRecord) -> str:
-    return f"{r.outcome.exit_code}:{r.outcome.signal}" if r.outcome else "0:0"
+    """`code:signal` as sacct shows it, where a failure by a signal has code 0. Unlike sacct's it is
+    never `0:0` for an action that ended in another state than COMPLETED."""
+    o = r.outcome
+    if o is None:
+        return "0:0"
+    by_signal = o.state is ActionState.FAILED and o.signal
+    return f"{0 if by_signal else o.exit_status}:{o.signal}"
 
 
 def _tres(cpus: int, mem: int, gpus: int) -> str:
@@ -177,7 +184,7 @@ def as_json(r: ActionRecord) -> dict[str, Any]:
         "session": show(r.action.session),
         "rank": r.rank, "node": r.node.name if r.node else "",
         "host": r.node.host if r.node else "", "component": r.node.component if r.node else "",
-        "state": r.state.value, "exit_code": o.exit_code if o else 0,
+        "state": r.state.value, "exit_code": o.exit_status if o else 0,
         "signal": o.signal if o else 0, "reason": o.reason if o else "",
         "submit_ns": r.submit_ns, "start_ns": r.start_ns, "end_ns": r.end_ns,
         "planned_ns": r.planned_ns, "elapsed_ns": r.elapsed_ns,

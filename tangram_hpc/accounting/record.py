@@ -14,6 +14,7 @@ from ..domain.ids import client_of
 from ..domain.node import NodeSpec
 from ..domain.outcome import Outcome
 from ..domain.rollouts import Routed
+from ..domain.session import why_ended
 from ..domain.states import ENDED, ActionState
 from .starts import without_gaps
 
@@ -99,7 +100,7 @@ class Fold:
         self._by_lease: dict[int, ActionRecord] = {}
         self._ahead: dict[int, ev.LeaseGranted] = {}  # by the lease that each begins after
         self._before: dict[int, int] = {}  # and the other way round
-        self._doomed: dict[int, ActionState] = {}  # actions that end so when their lease does
+        self._doomed: dict[int, Outcome] = {}  # actions that end so when their lease does
         self._stopped: str | None = None  # why the broker ended, and was not started again
         self.last_ns = 0
 
@@ -145,10 +146,11 @@ class Fold:
             case ev.LeaseReturned():
                 self._returned(event)
             case ev.SessionClosing():
-                for lease in self._before:
-                    if self._by_lease[lease].action.session == event.session:
-                        doomed = self._by_lease[lease].action.id
-                        self._doomed.setdefault(doomed, ActionState.CANCELLED)
+                end = Outcome(ActionState.CANCELLED,
+                              reason=why_ended(event.session, event.reason))
+                for record in self._by_lease.values():
+                    if record.action.session == event.session:
+                        self._doomed.setdefault(record.action.id, end)
 
     def close(self) -> None:
         """The job is over, or this is all there is: amounts still held end with the last event."""
@@ -186,7 +188,7 @@ class Fold:
             record.state, record.end_ns = event.state, event.at
             record.outcome = Outcome(event.state, reason=event.reason)
         elif record is not None and record.state not in ENDED:
-            self._doomed[event.action] = event.state
+            self._doomed[event.action] = Outcome(event.state, reason=event.reason)
 
     def _granted(self, event: ev.LeaseGranted) -> None:
         record = self.records[event.action]
@@ -221,9 +223,9 @@ class Fold:
         record = self._by_lease.pop(event.lease)
         self._off(event.lease, event.at)
         doomed = self._doomed.pop(record.action.id, None)
-        record.state = doomed or ActionState.PENDING
+        record.state = ActionState.PENDING
         if doomed is not None:
-            record.end_ns, record.outcome = event.at, Outcome(doomed)
+            record.end_ns, record.outcome, record.state = event.at, doomed, doomed.state
 
     def _finished(self, event: ev.LeaseFinished) -> None:
         record = self._by_lease.pop(event.lease, None)
@@ -231,13 +233,14 @@ class Fold:
             return
         if event.clean:
             self._off(event.lease, event.at)
-        record.end_ns, record.outcome, record.state = event.at, event.outcome, event.outcome.state
+        doomed = self._doomed.pop(record.action.id, None)
+        record.outcome = event.outcome.explained_by(doomed)
+        record.end_ns, record.state = event.at, event.outcome.state
         if event.outcome.batch > 1 and record.start_ns:  # it began with the first of its batch
             record.start_ns = max(record.submit_ns, min(record.start_ns,
                                                         event.at - event.outcome.exec_ns))
         self.usage.lent_ns += record.cpu_held_ns
         self.usage.burnt_ns += event.outcome.cpu_ns
-        doomed = self._doomed.pop(record.action.id, None)
         again = (doomed is None and event.outcome.state is ActionState.NODE_FAIL
                  and not record.action.session and record.attempt < record.action.attempts_max)
         sent_back = (doomed is None and record.state is ActionState.PREEMPTED

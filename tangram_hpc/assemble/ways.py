@@ -24,6 +24,8 @@ from ..errors import AccessError, BrokerUnreachable
 from ..ports import Dial
 from ..version import VERSION
 
+_rank_pid = 0  # of this process, once it has met its MPI world; a child of a fork has another
+
 
 def own_addresses(bind: str, environ: Mapping[str, str], needed: bool = False
                   ) -> Addresses | None:
@@ -89,14 +91,17 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
         WrongWorld: the MPI world is not the one that was launched.
     """
     environ = os.environ
-    if access is None and not job and not address and environ.get("TANGRAM_GATEWAY"):
+    in_world = environ.get("TANGRAM_GATEWAY") or _rank_pid == os.getpid()
+    if access is None and not job and not address and in_world:
         return _connect_over_mpi(environ, name)
     path = Path(access) if access is not None else find_access(environ, job)
     known = read_access(path)
     if address:
         known = replace(known, addresses=(address,))
     try:
-        return Client([socket_dial(known)], known.job, FolderStore, name)
+        at = f", address={address!r}" if address else ""
+        return Client([socket_dial(known)], known.job, FolderStore, name,
+                      again=f"tangram_hpc.connect({str(path.absolute())!r}{at})")
     except BrokerUnreachable as error:
         raise AccessError(f"access file {path}: {error}; the job has ended without a word, or this "
                           "host cannot reach it") from None
@@ -143,13 +148,19 @@ def _connect_over_mpi(environ: Mapping[str, str], name: str) -> Client:
     """A client through the world's gateway; over the socket when that way is lost."""
     from ..backends.transport import mpi
 
+    global _rank_pid
     world = mpi.meet(environ, mpi.Card("trainer", VERSION))
+    _rank_pid = os.getpid()
+    # processes that this rank starts are not ranks: `connect()` finds the broker's socket there
+    os.environ["TANGRAM_ACCESS"] = world.access
+    os.environ.pop("TANGRAM_GATEWAY", None)
     dials = [_fallback(world.access)]
     if world.usable:
         spin_us = load_config(environ).gateway_spin_us
         dials.insert(0, lambda: world.dial(spin_us))
     elif world.rank == 0:
         print("tangram: MPI lacks MPI_THREAD_MULTIPLE: using the broker's socket", file=sys.stderr)
-    client = Client(dials, world.job, FolderStore, name, world.rank, world.size)
+    client = Client(dials, world.job, FolderStore, name, world.rank, world.size,
+                    again=f"tangram_hpc.connect({world.access!r})")
     mpi.leave_after(client)
     return client

@@ -39,7 +39,7 @@ def explain(scheduler: Scheduler, now: int, argument: str) -> dict[str, Any]:
     } | turn_told(scheduler, entry, now)
     if entry.state in ENDED:
         assert entry.outcome is not None
-        return told | {"exit_code": entry.outcome.exit_code, "signal": entry.outcome.signal,
+        return told | {"exit_code": entry.outcome.exit_status, "signal": entry.outcome.signal,
                        "exec_s": entry.outcome.exec_ns / 1e9, "why": entry.outcome.reason}
     if entry.state is ActionState.PENDING:
         return told | _waits(scheduler, entry, now)

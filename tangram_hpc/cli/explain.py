@@ -90,7 +90,7 @@ def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
         "session": show(record.action.session), "attempt": record.attempt,
         "node": record.node.name if record.node is not None else "", "units": record.cpus,
         "queue_s": record.planned_ns / 1e9, "exec_s": done.exec_ns / 1e9 if done else 0.0,
-        "exit_code": done.exit_code if done else 0, "signal": done.signal if done else 0,
+        "exit_code": done.exit_status if done else 0, "signal": done.signal if done else 0,
         "why": done.reason if done else "the job ended before it did",
     }
 

@@ -8,8 +8,6 @@ import signal
 import sys
 from typing import Any
 
-_OWN_STATUS = {"TIMEOUT": 124, "OUT_OF_MEMORY": 137}
-
 
 def add(verbs: Any) -> None:
     """Adds the verb."""
@@ -61,20 +59,14 @@ def go(args: argparse.Namespace) -> int:
             result = _patient(future)
         except ActionFailed as error:
             print(f"tangram: error: {error}", file=sys.stderr)
-            return 1
+            return future.details.exit_code if future.details is not None else error.exit_status
         if result is None:
             print(f"tangram: action {future.id} was cancelled", file=sys.stderr)
             return 128 + signal.SIGINT
     if result.reason:
         print(f"tangram: action {future.id}: {result.state.value}: {result.reason}",
               file=sys.stderr)
-    return status_of(result)
-
-
-def status_of(result: Any) -> int:
-    """The exit status for a command's result, as a shell would have it."""
-    own = _OWN_STATUS.get(result.state.value)
-    return own or (128 + result.signal if result.signal else result.exit_code)
+    return int(result.exit_code)
 
 
 def _patient(future: Any) -> Any:

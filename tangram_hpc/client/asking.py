@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import BrokerUnreachable, TangramError
+from ..errors import BrokerUnreachable, ClientClosed, TangramError
 from ..wire import message as ms
 from .request import packed
 
@@ -26,6 +26,17 @@ class Asking:
     _answers: dict[int, concurrent.futures.Future[Any]]
     _mint: Callable[[], int]
     _put: Callable[..., None]
+
+    def _closed(self) -> ClientClosed:
+        return ClientClosed(f"job {self.job}: this client was closed; call tangram_hpc.connect() "
+                            "for another one")
+
+    def _check_open(self) -> None:
+        """Raises what ended this client, if anything has; lock held."""
+        if self._failure is not None:
+            raise self._failure
+        if self._closing:
+            raise self._closed()
 
     def ask(self, what: str, argument: str = "", timeout_s: float = 10.0) -> Any:
         """The broker's answer to a question (`info`, `nodes`, `pending`; `explain` with an
@@ -43,8 +54,7 @@ class Asking:
         """What Answer says to a question; what Rejected says is raised as InvalidInput."""
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._lock:
-            if self._closing or self._failure is not None:
-                raise self._failure or BrokerUnreachable("the client is closed")
+            self._check_open()
             request = self._mint()
             asked = question(request)
             packed(asked, "the question")

@@ -14,9 +14,8 @@ import os
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from ..core.pace import Pace
 from ..domain.action import Kind, Profile
@@ -26,6 +25,7 @@ from ..ports import Channel, ChannelLost, Dial, Store
 from ..wire import message as ms
 from ..wire import payload as pl
 from ..wire.frame import Buffer, Outbox
+from .forked import end_copy, not_ours, watch
 from .future import Future
 from .opening import Opening
 from .quotas import Quotas
@@ -54,15 +54,17 @@ class Client(RolloutCalls, Quotas, Opening):
     Args:
         dials: ways to the broker, best first; each returns a fresh Channel or raises a
             TangramError. After a loss they are tried again until the broker's grace is over.
+        again: how another process gets a client of its own, as Python; in errors.
         make_store: the job's store from its name in the Welcome.
     """
 
     def __init__(self, dials: Sequence[Dial], job: str, make_store: Callable[[str], Store],
-                 name: str = "", rank: int = -1, size: int = 0, connect_s: float = 30.0) -> None:
+                 name: str = "", rank: int = -1, size: int = 0, connect_s: float = 30.0,
+                 again: str = "tangram_hpc.connect()") -> None:
         self.job, self.name, self.rank, self.size = job, name, rank, size
         self.welcome: ms.Welcome | None = None
         self._dials, self._make_store = list(dials), make_store
-        self._uid = uuid.uuid4().hex
+        self._uid, self._owner, self._again = uuid.uuid4().hex, os.getpid(), again
         self._lock = threading.Lock()
         self._outbox = Outbox()
         self._woken = False
@@ -78,11 +80,11 @@ class Client(RolloutCalls, Quotas, Opening):
         self._failure: TangramError | None = None
         self._channel: Channel | None = None
         self._ready = threading.Event()
+        watch(self)
         self._thread = threading.Thread(target=self._run, name="tangram-client", daemon=True)
         self._thread.start()
         self._await_welcome(connect_s)
         self._book = FunctionBook(lambda data: self._store.put(data))
-        _CLIENTS.add(self)
 
     def _await_welcome(self, connect_s: float) -> None:
         if not self._ready.wait(connect_s):
@@ -136,6 +138,8 @@ class Client(RolloutCalls, Quotas, Opening):
         Raises:
             InvalidInput: an argument is wrong; names it.
         """
+        if self._failure is not None:  # before a function or a payload goes to the store
+            raise self._failure
         _usable(session, kwargs, on_output)
         options = Options(cpus, mem, gpus, timeout, name, retries, resizable, component, profile,
                           trusted, endpoint, once, _trajectory(trajectory, session))
@@ -178,10 +182,12 @@ class Client(RolloutCalls, Quotas, Opening):
     def shutdown_broker(self, reason: str = "") -> None:
         """Asks the broker to end in order; what still runs is killed."""
         with self._lock:
+            self._check_open()
             self._put(ms.Shutdown(reason))
 
     def close(self) -> None:
-        """Says goodbye; what is still open is cancelled, its futures too."""
+        """Says goodbye; the broker cancels what is still open, and its futures raise
+        `ClientClosed`."""
         with self._lock:
             if self._closing:
                 return
@@ -194,6 +200,30 @@ class Client(RolloutCalls, Quotas, Opening):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInput("a client cannot be sent to another process; call "
+                           f"{self._again} there for a client of its own")
+
+    def _disown(self) -> None:
+        """In the child of a fork (see `forked`): this is a copy of another process's client."""
+        error = not_ours("client", self._owner, self._again)
+        self._lock, self._closing, self._failure = threading.Lock(), True, error
+        if self._channel is not None:
+            self._channel.abandon()
+        self._channel, self._outbox = None, Outbox()
+        pending, self._pending = self._pending, {}
+        sessions, self._sessions = self._sessions, {}
+        answers, self._answers = self._answers, {}
+        for one in pending.values():
+            end_copy(one.future, error)
+            if one.turn is not None:
+                one.turn.disown(error)
+        for session in sessions.values():
+            end_copy(session.opened, error)
+            end_copy(session.closed, error)
+        for answer in answers.values():
+            end_copy(answer, error)
 
     @property
     def via(self) -> str:
@@ -212,11 +242,10 @@ class Client(RolloutCalls, Quotas, Opening):
         if len(payload) > ms.INLINE_MAX:
             payload = pl.encode(pl.Stored(self._store.put(payload), len(payload)))
         with self._lock:
-            if self._closing or self._failure is not None:
-                raise self._failure or BrokerUnreachable("the client is closed")
+            self._check_open()
             future = Future(action.id, self._cancel)
             self._pending[action.id] = Pending(action, payload, future, trusted,
-                                               time.monotonic_ns(), on_output)
+                                               time.monotonic_ns(), on_output, session=session)
             self._put(ms.Submit(action), payload)
         return future
 
@@ -256,8 +285,7 @@ class Client(RolloutCalls, Quotas, Opening):
             try:
                 self._send_outbox(channel)
                 if self._closing:
-                    self._fail(BrokerUnreachable("the client was closed"))
-                    return
+                    return self._fail(self._closed())
                 for message, payload in channel.wait(_PING_S, self._awaits()):
                     self._receive(message, payload)
                 if self._acks and (len(self._acks) >= _ACK_AFTER or not self._pending):
@@ -269,8 +297,7 @@ class Client(RolloutCalls, Quotas, Opening):
                         self._outbox.put(ms.Ping(0))
             except ChannelLost as error:
                 if self._closing:
-                    self._fail(BrokerUnreachable("the client was closed"))
-                    return
+                    return self._fail(self._closed())
                 channel.close()
                 channel = self._open(first=False, because=str(error))
 
@@ -416,37 +443,21 @@ class Client(RolloutCalls, Quotas, Opening):
             session._down(message.text, never=not message.lost)
 
     def _fail(self, error: TangramError) -> None:
-        """Ends everything that is open with this error."""
+        """Ends everything that is open with this error; what its caller cancelled, as cancelled."""
         with self._lock:
             self._failure = error
             open_now, self._pending = list(self._pending.values()), {}
             sessions, self._sessions = list(self._sessions.values()), {}
             answers, self._answers = list(self._answers.values()), {}
         for pending in open_now:
-            if self._closing:
+            if pending.cancelled:
                 pending.future.end_cancelled()
             else:
                 pending.future.set_exception(error)
         for session in sessions:
-            session._down(str(error))
+            session._down(str(error), error=error)
         for answer in answers:
             answer.set_exception(error)
-
-
-_CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    """In the child of a fork our thread is missing, and may have held the lock: what is asked of
-    a client there would never be answered, and is refused instead."""
-    for client in _CLIENTS:
-        client._lock, client._closing = threading.Lock(), True
-        client._failure = BrokerUnreachable(
-            "the client belongs to the process that was forked; call tangram_hpc.connect() in "
-            "each process of its own, or start them by `spawn`")
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 class _Forgotten(BrokerUnreachable):

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, SupportsFloat
 
 from ..domain.states import ActionState
-from ..errors import ActionFailed, InvalidInput, Throttled, Transient
+from ..errors import ActionTimeout, InvalidInput, Throttled, Transient
 from .turn import Turn
 from .verdict import understood
 
@@ -115,13 +115,14 @@ class Endpoint:
                 `key` tells nothing: say it by `Client.tool_returned`.
 
         Raises:
-            ActionFailed: no attempt succeeded within the timeout.
+            ActionTimeout: no attempt succeeded within the timeout.
             InfeasibleRequest: no such endpoint is declared.
             what the attempt raised, when it is not to be repeated.
         """
         if not isinstance(timeout, SupportsFloat) or not float(timeout) > 0:
             raise InvalidInput(f"timeout: {timeout!r} is not a number of seconds > 0")
-        call = _Call(self._rng, attempt, timeout, idempotent, cost, trajectory != "")
+        call = _Call(name or self.name, self._rng, attempt, timeout, idempotent, cost,
+                     trajectory != "")
 
         def turn() -> Turn:
             return self._client._take_turn(self.name, name, trajectory)
@@ -161,9 +162,9 @@ class Endpoint:
 class _Call:
     """One call on its way through its attempts."""
 
-    def __init__(self, rng: random.Random, attempt: Attempt, timeout_s: float, idempotent: bool,
-                 cost: Cost, told: bool) -> None:
-        self._rng, self._attempt, self._timeout_s = rng, attempt, timeout_s
+    def __init__(self, name: str, rng: random.Random, attempt: Attempt, timeout_s: float,
+                 idempotent: bool, cost: Cost, told: bool) -> None:
+        self._name, self._rng, self._attempt, self._timeout_s = name, rng, attempt, timeout_s
         self._idempotent, self._cost, self._told = idempotent, cost, told
         self._deadline, self._failed, self._tries = 0.0, "", 0
 
@@ -183,7 +184,10 @@ class _Call:
             reason = f"not served within its timeout of {self._timeout_s:g} s"
             reason += f"; last: {self._failed}" if self._failed else ""
             turn.end(ActionState.TIMEOUT, reason)
-            raise ActionFailed(f"action {turn.future.id}: TIMEOUT: {reason}") from None
+            late = ActionTimeout(f"action {turn.future.id}: TIMEOUT: {reason}")
+            late.name, late.limit_s = self._name, float(self._timeout_s)
+            late.used_s = late.limit_s + asyncio.get_running_loop().time() - self._deadline
+            raise late from None
         except BaseException as error:
             _end(turn, error, 0.0)
             raise

@@ -23,7 +23,7 @@ import msgspec
 from ..domain.ids import show
 from ..domain.rollouts import Routed
 from ..domain.states import ActionState
-from ..errors import ActionFailed
+from ..errors import ActionFailed, ActionOutOfMemory, ActionTimeout
 from ..wire.message import Result
 
 
@@ -31,9 +31,10 @@ from ..wire.message import Result
 class Details:
     """How an action was served. Times in seconds: `queue_s` submitted -> granted and `held_s`
     granted -> finished by the broker's clock, `exec_s` run time on the node, `act_s` submit ->
-    result as the client saw it. `grants`: (ns since it was granted, units from then on). Of a call
-    of a service also `restore_s`, what bringing it to its GPUs took (whoever ran with the call that
-    brought it waited for that in the queue), and `batch`, how many ran as one with it."""
+    result as the client saw it. `exit_code`: as of `ExecResult`, for actions of every kind.
+    `grants`: (ns since it was granted, units from then on). Of a call of a service also
+    `restore_s`, what bringing it to its GPUs took (whoever ran with the call that brought it
+    waited for that in the queue), and `batch`, how many ran as one with it."""
 
     id: str
     state: ActionState
@@ -52,6 +53,7 @@ class Details:
     grants: tuple[tuple[int, int], ...] = ()
     restore_s: float = 0.0
     batch: int = 1
+    exit_code: int = 0
 
     @property
     def system_s(self) -> float:
@@ -59,12 +61,17 @@ class Details:
         return max(0.0, self.act_s - self.queue_s - self.restore_s - self.exec_s)
 
 
+_FAILURES = {ActionState.TIMEOUT: ActionTimeout, ActionState.OUT_OF_MEMORY: ActionOutOfMemory}
+
+
 class ExecResult(msgspec.Struct, frozen=True, gc=False):
-    """A command's end.
+    """A command's end. It is true in a condition if the command completed (`if result:`).
 
     Attributes:
         state: COMPLETED (exit code 0), FAILED, TIMEOUT or OUT_OF_MEMORY.
-        exit_code, signal: as it ended; the exit code is 0 when a signal ended it.
+        exit_code: 0 if it completed, and only then: a failed command's own exit code, 128 + N after
+            signal N, 1 when neither is known; 124 for TIMEOUT and 137 for OUT_OF_MEMORY.
+        signal: the signal that ended it, 0 for none.
         stdout, stderr: the output that was kept.
         cut: bytes of each stream that were dropped.
         reason: one line that says why, when the state alone does not.
@@ -92,6 +99,9 @@ class ExecResult(msgspec.Struct, frozen=True, gc=False):
         """Whether it ended with exit code 0."""
         return self.state is ActionState.COMPLETED
 
+    def __bool__(self) -> bool:
+        return self.state is ActionState.COMPLETED
+
     @property
     def text(self) -> str:
         """stdout as text; bytes that are not UTF-8 are replaced."""
@@ -106,13 +116,15 @@ class ExecResult(msgspec.Struct, frozen=True, gc=False):
         """Itself if `ok`.
 
         Raises:
-            ActionFailed: it is not; the message holds the reason and the end of stderr.
+            ActionTimeout, ActionOutOfMemory: it was ended for that.
+            ActionFailed: it failed; the message holds the reason and the end of stderr.
         """
         if self.ok:
             return self
         tail = self.stderr.decode(errors="replace")[-400:].strip()
         end = f"signal {self.signal}" if self.signal else f"exit code {self.exit_code}"
-        raise ActionFailed(f"{self.state.value} ({end}) {self.reason} {tail}".strip(), self)
+        kind = _FAILURES.get(self.state, ActionFailed)
+        raise kind(f"{self.state.value} ({end}) {self.reason} {tail}".strip(), self)
 
 
 _gate = threading.Lock()  # whether a future ends first, or somebody begins to wait for it
@@ -170,6 +182,11 @@ class Future(concurrent.futures.Future[Any]):
         """Whether it has ended."""
         return self._state in (FINISHED, CANCELLED, CANCELLED_AND_NOTIFIED)
 
+    def end_in_child(self, error: Exception) -> None:
+        """See `forked.end_copy`."""
+        if not self.done():
+            self._made, self._exception, self._state = None, error, FINISHED
+
     @property
     def details(self) -> Details | None:
         """How it was served, once that is known."""
@@ -180,7 +197,7 @@ class Future(concurrent.futures.Future[Any]):
         return Details(show(r.action), o.state, r.node, r.cores, r.attempt, r.queue_ns / 1e9,
                        r.held_ns / 1e9, o.exec_ns / 1e9, act_ns / 1e9, o.cpu_ns / 1e9,
                        o.maxrss_kib, o.isolation, o.enforcement, o.reason, r.grants,
-                       o.restore_ns / 1e9, o.batch)
+                       o.restore_ns / 1e9, o.batch, o.exit_status)
 
     @property
     def route(self) -> Routed | None:
@@ -221,4 +238,6 @@ async def as_completed_async(futures: Iterable[Future]) -> AsyncIterator[Future]
     while waiting:
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for each in done:
+            if not each.cancelled():
+                each.exception()  # else asyncio logs that nobody has looked at it
             yield waiting.pop(each)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from ..domain.session import SessionSpec
-from ..errors import BrokerUnreachable, TangramError
 from ..wire import message as ms
 from .asking import Asking
 from .request import environment, raw_files, session_spec, trajectory_name
@@ -27,8 +26,6 @@ class Opening(Asking):
 
     _sessions: dict[int, Session]
     _opening: set[int]
-    _closing: bool
-    _failure: TangramError | None
 
     def session(self, *, mem: int | str = 0, disk: int | str = 0, backend: str = "",
                 image: str = "", network: bool = False, trusted: bool = False,
@@ -73,8 +70,7 @@ class Opening(Asking):
         raw, env = raw_files(files), environment(env)
         of = trajectory_name(trajectory) if trajectory != "" else ""
         with self._lock:
-            if self._closing or self._failure is not None:
-                raise self._failure or BrokerUnreachable("the client is closed")
+            self._check_open()
             spec = msgspec.structs.replace(spec, id=self._mint())
             session = Session(cast("Client", self), spec, env, of)
             self._sessions[spec.id] = session

@@ -13,7 +13,6 @@ from typing import Any
 from ..core.pace import Pace
 from ..domain.action import Action, Kind
 from ..endpoints import endpoint_spec
-from ..errors import BrokerUnreachable, TangramError
 from ..wire import message as ms
 from .asking import Asking
 from .endpoint import Endpoint
@@ -28,8 +27,6 @@ class Quotas(Asking):
 
     _paces: dict[str, Pace]
     _pending: dict[int, Pending]
-    _closing: bool
-    _failure: TangramError | None
     _cancel: Callable[[int], None]
 
     def register_endpoint(self, name: str, *, concurrency: int = 64, rate: float = 0.0,
@@ -77,8 +74,7 @@ class Quotas(Asking):
         future = Future(action.id, self._cancel)
         turn = Turn(future, self._say_done, lambda grant: self._pause_s(endpoint, grant))
         with self._lock:
-            if self._closing or self._failure is not None:
-                raise self._failure or BrokerUnreachable("the client is closed")
+            self._check_open()
             self._pending[action.id] = Pending(action, b"", future, False, time.monotonic_ns(),
                                                turn=turn)
             self._put(ms.Submit(action), b"")

@@ -14,9 +14,13 @@ from typing import Any
 import msgspec
 
 from ..domain.action import Action, Kind
+from ..domain.ids import show
+from ..domain.outcome import Outcome
 from ..domain.states import ActionState
 from ..errors import (
     ActionFailed,
+    ActionOutOfMemory,
+    ActionTimeout,
     InfeasibleRequest,
     ProtocolError,
     RemoteError,
@@ -29,11 +33,13 @@ from ..wire import message as ms
 from ..wire import payload as pl
 from ..wire.value import decode_value
 from .future import ExecResult, Future
+from .session import Session
 from .turn import Turn
 
 _log = logging.getLogger(__name__)
 _RESULTS = (ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT,
             ActionState.OUT_OF_MEMORY)
+_OWN_ENDS = (ActionState.COMPLETED, ActionState.FAILED)  # that the work came to by itself
 
 
 class Pending(msgspec.Struct, gc=False):
@@ -47,6 +53,7 @@ class Pending(msgspec.Struct, gc=False):
     on_output: Callable[[int, bytes], None] | None = None
     cancelled: bool = False
     turn: Turn | None = None  # of a grant
+    session: Session | None = None  # that it was submitted to
 
 
 class Streams:
@@ -65,11 +72,12 @@ class Streams:
 
 def conclude(pending: Pending, result: ms.Result, payload: memoryview | None, store: Store
              ) -> None:
-    """Ends the future with what the result says."""
+    """Ends the future with what the result says. It ends as cancelled only where its own caller
+    cancelled it: a `CancelledError` that is awaited cancels the task that awaits."""
     act_ns = time.monotonic_ns() - pending.submitted_ns
     future, outcome = pending.future, result.outcome
     future.told = result, act_ns
-    if outcome.state is ActionState.CANCELLED:
+    if outcome.state is ActionState.CANCELLED and pending.cancelled:
         future.end_cancelled()
         return
     try:
@@ -92,19 +100,21 @@ def _value(pending: Pending, result: ms.Result, payload: memoryview | None, stor
     told = pl.decode(payload) if payload is not None else None
     if isinstance(told, pl.Stored):
         told = pl.decode(store.get(told.digest))
+    command = pending.action.kind is Kind.EXEC
+    if not command and outcome.state not in _OWN_ENDS:
+        raise _failure(pending, outcome, told)  # whatever a runner said while it was ended
     if isinstance(told, pl.ErrorReturn):
         kind = UntrustedResult if told.kind == "UntrustedResult" else RemoteError
         text = told.text if kind is UntrustedResult else f"{told.kind}: {told.text}"
         raise kind(f"{_name(pending)}: {text}" + (f"\n{told.trace}" if told.trace else ""), told)
-    if pending.action.kind is Kind.EXEC and outcome.state in _RESULTS:
+    if command and outcome.state in _RESULTS:
         told = told if isinstance(told, pl.ExecReturn) else pl.ExecReturn()
-        return ExecResult(outcome.state, outcome.exit_code, outcome.signal, told.stdout,
+        return ExecResult(outcome.state, outcome.exit_status, outcome.signal, told.stdout,
                           told.stderr, told.cut, outcome.reason, outcome.cpu_ns / 1e9,
                           outcome.maxrss_kib, result.grants, outcome.isolation,
                           outcome.enforcement)
     if outcome.state is not ActionState.COMPLETED:
-        raise ActionFailed(f"{_name(pending)}: {outcome.state.value}"
-                           + (f": {outcome.reason}" if outcome.reason else ""), told)
+        raise _failure(pending, outcome, told)
     if isinstance(told, pl.FileReturn):
         return told.data
     if isinstance(told, pl.FileList):
@@ -112,6 +122,27 @@ def _value(pending: Pending, result: ms.Result, payload: memoryview | None, stor
     if isinstance(told, pl.ValueReturn):
         return _returned(told, pending)
     return None
+
+
+def _failure(pending: Pending, outcome: Outcome, told: Any) -> ActionFailed:
+    """The exception of an action that did not complete and has no result of its own."""
+    action, state = pending.action, outcome.state
+    text = f"{_name(pending)}: {state.value}: {outcome.reason or 'nothing more is known'}"
+    if state is ActionState.TIMEOUT:
+        late = ActionTimeout(f"{text} (it ran for {outcome.exec_ns / 1e9:.3g} s)", told)
+        late.name, late.limit_s = action.name, action.timeout_ns / 1e9
+        late.used_s = outcome.exec_ns / 1e9
+        return late
+    if state is ActionState.OUT_OF_MEMORY:
+        asked = f" (it asked for {action.mem_mib} MiB)" if action.mem_mib else ""
+        full = ActionOutOfMemory(text + asked, told)
+        full.name, full.limit_mib = action.name, action.mem_mib
+        full.used_mib = outcome.maxrss_kib / 1024
+        return full
+    if action.session and state in (ActionState.CANCELLED, ActionState.NODE_FAIL):
+        of = f"session {show(action.session)}"
+        return SessionLost(text if of in text else f"{text} ({of} is lost with it)", told)
+    return ActionFailed(text, told)
 
 
 def _returned(told: pl.ValueReturn, pending: Pending) -> Any:
@@ -135,7 +166,12 @@ def _said(error: BaseException) -> str:
 
 
 def refuse(pending: Pending, rejected: ms.Rejected) -> None:
-    """Ends the future of an action that the broker did not take."""
-    error: TangramError = (SessionLost(rejected.text) if rejected.lost
-                           else InfeasibleRequest(rejected.text))
+    """Ends the future of an action that the broker did not take. The broker forgets why a session
+    ended; its client still knows."""
+    if rejected.lost:
+        session = pending.session
+        why = session.why_ended if session is not None and session.why_ended else rejected.text
+        error: TangramError = SessionLost(f"{_name(pending)}: {why}")
+    else:
+        error = InfeasibleRequest(rejected.text)
     pending.future.set_exception(error)

@@ -11,14 +11,14 @@ import asyncio
 import concurrent.futures
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from ..domain.action import Kind
 from ..domain.ids import show
-from ..domain.session import SessionSpec
-from ..errors import InfeasibleRequest, InvalidInput, SessionLost
+from ..domain.session import SessionSpec, why_ended
+from ..errors import InfeasibleRequest, InvalidInput, SessionLost, TangramError
 from ..wire import message as ms
 from ..wire import payload as pl
 from .future import Future
@@ -38,6 +38,7 @@ class Session:
         self.spec, self.env, self.trajectory = spec, env, trajectory
         self.first: list[Future] = []  # the files it was opened with, being written
         self.node = ""
+        self.why_ended = ""  # one line, once it has ended
         self.wait_s = 0.0  # how long it waited for admission
         self.opened: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.closed: concurrent.futures.Future[str] = concurrent.futures.Future()
@@ -130,6 +131,10 @@ class Session:
     def _file(self, call: pl.FileCall, what: str) -> Future:
         return self._client._send_action(Kind.FILE, Options(), self, what, call)
 
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInput("a session cannot be sent to another process; call "
+                           f"{self._client._again} there for a client with sessions of its own")
+
     def __enter__(self) -> Session:
         try:
             self.opened.result()
@@ -164,10 +169,12 @@ class Session:
             self.wait_s = message.wait_ns / 1e9
             self.opened.set_result(None)
 
-    def _down(self, reason: str, never: bool = False) -> None:
+    def _down(self, reason: str, never: bool = False, error: TangramError | None = None) -> None:
+        """It has ended; `error`: what its opening raises when that is not of the session itself."""
+        self.why_ended = why_ended(self.spec.id, reason)
         if not self.opened.done():
-            kind = InfeasibleRequest if never else SessionLost
-            self.opened.set_exception(kind(reason or f"session {self.id} was closed"))
+            own = InfeasibleRequest(reason) if never else SessionLost(self.why_ended)
+            self.opened.set_exception(error or own)
         if not self.closed.done():
             self.closed.set_result(reason)
 

@@ -20,6 +20,7 @@ from ..domain.service import pushed_by
 from ..domain.states import ActionState
 from ..errors import BrokerUnreachable, InvalidInput
 from ..wire import message as ms
+from .forked import end_copy
 from .future import Future
 
 _COST_MAX = 1e12
@@ -56,6 +57,10 @@ class Turn:
         problem = None if future.cancelled() else future.exception()
         with suppress(concurrent.futures.InvalidStateError):
             self._next.set_exception(problem or BrokerUnreachable("the client was closed"))
+
+    def disown(self, error: Exception) -> None:
+        """In the child of a fork: the grant is the parent's."""
+        end_copy(self._next, error)
 
     # ---- the caller's side -------------------------------------------------------------------
 

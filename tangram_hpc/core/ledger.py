@@ -126,7 +126,7 @@ class ActionEntry:
     state: ActionState = ActionState.PENDING
     lease: int = 0
     attempt: int = 0
-    doomed: ActionState | None = None  # how it shall end when its lease does
+    doomed: Outcome | None = None  # how, and why, it shall end when its lease does
     outcome: Outcome | None = None
     route: Routed | None = None  # of a turn that was dealt
 

@@ -261,7 +261,7 @@ class Scheduler(Restart):
             queue_ns = event.at - entry.submitted_at
             return self._end(entry, event.at, Reply(event.action, outcome, 0, (), entry.attempt,
                                                     queue_ns, 0))
-        entry.doomed = event.state
+        entry.doomed = Outcome(event.state, reason=event.reason)
         self.ledger.clients[client_of(event.action)].loose.pop(event.action, None)
         lease = self.ledger.leases[entry.lease]
         return [KillLease(lease.node, lease.lease, event.state, event.reason)]
@@ -405,6 +405,8 @@ class Scheduler(Restart):
         began_at = lease.granted_at if begun else event.at
         if lease.ahead:
             began_at = max(entry.submitted_at, min(began_at, event.at - outcome.exec_ns))
+        if entry.doomed is not None:
+            outcome = outcome.explained_by(entry.doomed)
         reply = Reply(lease.action, outcome, lease.node, lease.cores, entry.attempt,
                       began_at - entry.submitted_at, event.at - began_at,
                       tuple((max(0, at - began_at), units) for at, units in lease.grants))
@@ -427,9 +429,9 @@ class Scheduler(Restart):
         session = self.ledger.sessions.get(lease.session)
         if entry.doomed is not None:
             self._release(lease, event.at)
-            outcome = Outcome(entry.doomed)
-            return self._end(entry, event.at, Reply(lease.action, outcome, 0, (), entry.attempt,
-                                                    event.at - entry.submitted_at, 0))
+            return self._end(entry, event.at, Reply(
+                lease.action, entry.doomed, 0, (), entry.attempt,
+                event.at - entry.submitted_at, 0))
         entry.state = move(ACTION_MOVES, entry.state, ActionState.PENDING, event)
         entry.lease, entry.attempt = 0, entry.attempt - 1
         if session is None:

@@ -16,6 +16,8 @@ from ..domain.decision import (
     PackSession,
 )
 from ..domain.ids import client_of, show
+from ..domain.outcome import Outcome
+from ..domain.session import why_ended
 from ..domain.states import ActionState, SessionState
 from .ledger import ActionEntry, ClientEntry, Ledger, NodeEntry, SessionEntry
 from .session_life import OPEN_SESSION
@@ -109,10 +111,11 @@ class SessionFacts:
         session.closing = event.reason
         session.state = move(SESSION_MOVES, session.state, SessionState.CLOSING, event)
         self._rest(session, event.at)
+        end = Outcome(ActionState.CANCELLED, reason=why_ended(event.session, event.reason))
         for lease in session.leases:
             entry = self.ledger.actions.get(self.ledger.leases[lease].action)
             if entry is not None:  # else it has ended, and only what it left is being killed
-                entry.doomed = entry.doomed or ActionState.CANCELLED
+                entry.doomed = entry.doomed or end
         return [CloseSession(session.node, event.session)]
 
     def _session_closed(self, event: ev.SessionClosed) -> list[Decision]:
@@ -190,7 +193,7 @@ class SessionFacts:
         session = self.ledger.sessions.get(session_id)
         if session is None:
             return []
-        why = f"session {show(session_id)} ended" + (f": {reason}" if reason else "")
+        why = why_ended(session_id, reason or session.closing)
         return [ev.ActionCancelled(now, action, why) for action in session.waiting]
 
     def _promote(self, session: SessionEntry) -> None:

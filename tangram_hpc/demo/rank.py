@@ -94,7 +94,7 @@ async def _run(session: tangram_hpc.Session, kind: str, argv: Any, files: Any, r
                trajectory: str, admission_s: float, opening_s: float) -> int:
     future = session.submit(list(argv), files=dict(files), name=kind, timeout=RUN_TIMEOUT_S)
     result = await future
-    if result.exit_code not in (0, 1) or result.signal:
+    if result.exit_code not in (0, 1) or (result.reason and not result.ok):
         raise tangram_hpc.ActionFailed(f"{trajectory} {kind}: the sandbox failed: {result}")
     told = future.details
     assert told is not None

@@ -7,6 +7,11 @@ import msgspec
 from .states import ActionState
 
 TEXT_MAX = 4096  # characters of a text that is told
+# Exit statuses of the ends that a command does not choose itself. 124 is that of coreutils'
+# `timeout`, 137 that of a process that the kernel's OOM killer ended, 130 that of one that was
+# interrupted; 1 stands for work that never came to an end of its own.
+_STATUSES = {ActionState.TIMEOUT: 124, ActionState.OUT_OF_MEMORY: 137, ActionState.CANCELLED: 130,
+             ActionState.NODE_FAIL: 1, ActionState.PREEMPTED: 1}
 
 
 def too_long(limit_s: float) -> str:
@@ -19,8 +24,9 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         state: one of the ended states.
-        exit_code: the command's exit code; 0 when a signal ended it.
-        signal: the signal that ended it, 0 for none. With `exit_code` this is sacct's ExitCode.
+        exit_code: the code that the command itself ended with, as its node saw it; 0 when a signal
+            ended it or nothing is known. People are shown `exit_status` instead.
+        signal: the signal that ended it, 0 for none.
         exec_ns: run time on the node, by the node's monotonic clock.
         cpu_ns: user + system time of the action's processes that were waited for.
         maxrss_kib: largest resident set of any one of its processes.
@@ -57,6 +63,28 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pushed: int = 0
     retry_after_ns: int = 0
     returned: int = 0
+
+    @property
+    def exit_status(self) -> int:
+        """The end as one number, which is 0 for COMPLETED and for no other state.
+
+        A command that FAILED has its exit code, 128 + N after signal N, or 1 when neither is known.
+        The other states have a status of their own, whatever the processes did when they were
+        ended: a command that answers SIGTERM with `exit 0` has still run out of time.
+        """
+        if self.state is ActionState.COMPLETED:
+            return 0
+        own = _STATUSES.get(self.state)
+        if own is not None:
+            return own
+        return 128 + self.signal if self.signal else self.exit_code or 1
+
+    def explained_by(self, why: Outcome | None) -> Outcome:
+        """The same, if it was cancelled: for the reason why somebody ended it. A worker that closes
+        a session knows only that it was told to."""
+        if why is None or self.state is not ActionState.CANCELLED or not why.reason:
+            return self
+        return msgspec.structs.replace(self, reason=why.reason)
 
     def returning(self, payload: bytes | None) -> Outcome:
         """The same, giving so much back."""

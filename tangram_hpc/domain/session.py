@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from .ids import show
+
 # Between a session's actions, what they left running is stopped, has a small share of one core, or
 # ("end") was killed with the action that left it.
 BACKGROUNDS = ("stop", "share", "end")
@@ -57,3 +59,10 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     def moved(self, files: str) -> SessionSpec:
         """The same, to begin elsewhere with these files: it is nobody's fork any more."""
         return msgspec.structs.replace(self, origin=0, files=files)
+
+
+def why_ended(session: int, reason: str) -> str:
+    """The reason of an action that ended with its session; `reason` is empty where the session's
+    own client closed it."""
+    return f"session {show(session)} " + (f"ended: {reason}" if reason else
+                                          "was closed by its client")

@@ -151,7 +151,7 @@ class Rollouts:
     def _returned(self, live: Live, told: Any) -> None:
         """The tool's return: the next turn, if there is one."""
         live.tool_s += time.monotonic() - live.asked_at
-        live.trajectory.returned(told.signal or told.exit_code or 0, told.stdout)
+        live.trajectory.returned(told.exit_code, told.stdout)
         if live.trajectory.over:
             self._over(live)
         else:

@@ -228,7 +228,7 @@ class Sessions:
         """The worker ends, and has ended every host."""
         sessions, self._open = list(self._open), {}
         for session in sessions:
-            self._reports.session_down(session, "")
+            self._reports.session_down(session, "its worker was closed")
 
     # ---- whose turn it is ----
 

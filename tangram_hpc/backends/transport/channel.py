@@ -78,6 +78,14 @@ class SocketChannel:
             pass  # the peer is gone
         self._sock.close()
 
+    def abandon(self) -> None:
+        """See `Channel.abandon`. The broker sees the parent's end only when no process holds the
+        socket any more, so a child that lives on must not keep it."""
+        if not self._closed:
+            self._closed, self._wake_lock = True, threading.Lock()
+            for fd in (self._wake_in, self._wake_out, self._sock.detach()):
+                os.close(fd)
+
     def _receive(self) -> Iterator[Parcel]:
         try:
             data = self._sock.recv(RECEIVE)

@@ -83,7 +83,8 @@ class World:
         self.dead = ""  # why nothing may be sent to the gateway any more
         self._crowded = is_crowded  # ranks of this node share its cores
         self._mpi, self._own_finalize = MPI, own_finalize
-        self._opened = 0
+        self._opened, self._owner = 0, os.getpid()
+        self._ending = False  # the handlers of this process's exit run, ours among them
         self._channel: MpiChannel | None = None
 
     def dial(self, spin_us: int) -> MpiChannel:
@@ -102,6 +103,11 @@ class World:
         self._channel = MpiChannel(self.wire, self.gateway, self._opened, spin_ns, self.lose)
         return self._channel
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a copy in the child of a fork."""
+        return os.getpid() != self._owner
+
     def spin_us(self, at_most: int) -> int:
         """How long a wait of ours spins before it sleeps: not at all where ranks share cores."""
         return 0 if self._crowded else at_most
@@ -113,6 +119,8 @@ class World:
     def leave(self) -> None:
         """At a trainer's end: tells the gateway, waits for its word (asleep, as long as it beats),
         and finalises MPI when all can. The client must be closed."""
+        if self.forked:  # in the child of a fork MPI is not to be touched
+            return self._leave_child()
         failed = hasattr(sys, "last_value")  # an exception ends this program
         if self._mpi.Is_finalized():
             return
@@ -120,11 +128,17 @@ class World:
             self.lose("it did not let us finalise")
         self.finalize(not self.dead)
 
+    def _leave_child(self) -> None:
+        """mpi4py would finalise MPI at this process's exit too, where it was to do so itself."""
+        if not self._own_finalize:
+            self.finalize(False)
+
     def finalize(self, can: bool) -> None:
         """Finalises MPI, or makes sure that nothing does."""
         if can and not self._mpi.Is_finalized():
             self._mpi.Finalize()
-        elif not self._own_finalize:  # mpi4py would, and hang: end now, after the other handlers
+        elif not self._own_finalize and not self._ending:
+            self._ending = True  # mpi4py would, and hang: end now, after the other handlers
             atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
@@ -240,6 +254,9 @@ def trainers() -> Any:
     Raises:
         WrongWorld: `connect()` has not met a gateway in this process.
     """
+    if _met is not None and _met.forked:
+        raise WrongWorld("tangram_hpc.comm: this process is a fork of an MPI rank, and MPI is that "
+                         "rank's alone")
     if _met is None:
         raise WrongWorld("tangram_hpc.comm: there is none before connect() has met a gateway; "
                          "in a world without one use mpi4py.MPI.COMM_WORLD")

@@ -134,6 +134,10 @@ class MpiChannel:
         except ChannelLost as error:
             self._die(str(error))
 
+    def abandon(self) -> None:
+        """See `Channel.abandon`: MPI is the parent's alone."""
+        self.closed = self._lost = True
+
     def _in_doubt(self) -> bool:
         return time.monotonic() - self._heard > relay.DOUBT_S
 
