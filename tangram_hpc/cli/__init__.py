@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from .. import __version__
 from ..errors import TangramError
@@ -27,6 +28,18 @@ _CONFIG = ("settings to read besides the site's and your own (default: TANGRAM_C
            "tangram.toml of the current directory is read only when it is named)")
 
 
+class _Verb(argparse.ArgumentParser):
+    """A verb's own parser: words that it does not know are told with its usage, not with that of
+    `tangram` itself, to which argparse hands them."""
+
+    def parse_known_args(self, *given: Any, **named: Any) -> Any:
+        """As argparse's, but nothing is left over."""
+        args, unknown = super().parse_known_args(*given, **named)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return args, unknown
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of all verbs."""
     top = argparse.ArgumentParser(
@@ -34,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Every verb has its own --help.")
     top.add_argument("--config", default="", metavar="FILE", help=_CONFIG)
     top.add_argument("--version", action="version", version=f"tangram_hpc {__version__}")
-    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Verb)
     for verb in VERBS:
         module = importlib.import_module(f".{verb}", __name__)
         module.add(verbs)
