@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -26,9 +27,8 @@ intr 1 2 3
 """
 
 
-def spin(seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+def spin(cpu_s: float) -> None:
+    while time.process_time() < cpu_s:
         pass
 
 
@@ -58,18 +58,17 @@ def test_other_work_is_told_from_ours() -> None:
     mine.start()
     mine.join()
     end = conditions.now(cpus)
-    assert end.ours - begin.ours > 0.3  # of one second, whatever else the machine does
+    assert end.ours - begin.ours > 0.9
     assert end.busy - begin.busy >= end.ours - begin.ours - 0.1  # ticks of both are 10 ms
 
     begin = conditions.now(cpus)
     # its parent ends at once, so that nobody here ever waits for it
     started = subprocess.run(
-        [sys.executable, "-c", "import os, sys, time\nif os.fork(): os._exit(0)\n"
-         "os.setsid(); os.close(1); end = time.process_time() + 1\n"
-         "while time.process_time() < end: pass"], check=True, stdout=subprocess.PIPE)
-    assert started.returncode == 0
-    deadline = time.monotonic() + 60  # it is over when the CPUs were busy for its second
-    while conditions.now(cpus).busy - begin.busy < 1.0 and time.monotonic() < deadline:
+        [sys.executable, "-c", "import os, sys, time\npid = os.fork()\n"
+         "if pid: print(pid, flush=True); os._exit(0)\n"
+         "os.setsid(); os.close(1)\nwhile time.process_time() < 1: pass"],
+        check=True, stdout=subprocess.PIPE, text=True)
+    while Path(f"/proc/{started.stdout.strip()}").exists():
         time.sleep(0.05)
     end = conditions.now(cpus)
     assert (end.busy - begin.busy) - (end.ours - begin.ours) > 0.5
