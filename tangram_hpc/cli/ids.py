@@ -1,9 +1,9 @@
 """How a person names a job or an action: the ids of `tangram acct`, and sacct's forms.
 
 `tangram acct` prints `JOB.CLIENT.COUNTER`, so whatever takes a job takes that too and means its
-job, and whatever takes an action finds the job in it. Of Slurm's own ids, a component (`4711+1`) and
-a step (`4711.0`, `4711.batch`, `4711+1.extern`) name their job: its broker is the job's, and actions
-are no steps. An array task (`209_1`) has a number of its own, which only Slurm knows.
+job, and whatever takes an action finds the job in it. Of Slurm's own ids, a component (`4711+1`)
+and a step (`4711.0`, `4711.batch`, `4711+1.extern`) name their job: its broker is the job's, and
+actions are no steps. An array task (`209_1`) has a number of its own, which only Slurm knows.
 
 The functions are `type=` of argparse's arguments, so that a wrong id is told with the verb's usage.
 """
