@@ -24,7 +24,7 @@ from ..accounting.record import fold
 from ..backends.cpu import affinity
 from ..backends.journal import read_journals
 from ..config import Config
-from ..errors import MissingExtra, TangramError
+from ..errors import MissingExtra, TangramError, how_to_install
 from ..local import LocalCluster
 from . import conditions
 from .policy import GROUP
@@ -139,5 +139,5 @@ def mpiexec() -> str:
     beside = Path(sys.executable).with_name("mpiexec")
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
-        raise MissingExtra("mpiexec is not here; install it with pip install 'tangram-hpc[demo]'")
+        raise MissingExtra(f"mpiexec is not here; install it with {how_to_install('demo')}")
     return found
