@@ -56,13 +56,20 @@ class Held:
 
 @pytest.fixture(scope="module")
 def held(site: Site) -> Iterator[Held]:
-    home = site.cluster.home
-    with site.held("documented", ranks=1, template="single-node", partition="trainer",
-                   cpus_lent="8", gateway="off", mpi="none", nodes=1) as job:
+    stop = site.cluster.home / "documented.stop"
+    job = site.sbatch("documented", f"python trainer_hold.py {stop.name}", "trainer_hold.py",
+                      ranks=1, template="single-node", partition="trainer", cpus_lent="8",
+                      mem="1200", gateway="off", mpi="none")
+    try:
+        site.until(lambda: len(site.info(job).get("nodes", [])) == 1, "the worker to join", 90,
+                   lambda: site.output("documented", job))
         told = site.tangram("run", "-j", job, "-J", "mine", "--", "true")
         assert told.returncode == 0, told.stderr
         action = next(r["action"] for r in site.acct(job) if r["name"] == "mine")
-        yield Held(site, job, action, home)
+        yield Held(site, job, action, site.cluster.home)
+    finally:
+        stop.touch()
+        site.finish("documented", job)
 
 
 def reader(held: Held, text: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
