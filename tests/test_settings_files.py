@@ -103,7 +103,7 @@ def test_the_users_own_file_is_read(home: Path) -> None:
 
 def refused(home: Path) -> str:
     """The line with which a verb that reads settings ends."""
-    told = run(home, "-m", "tangram_hpc", "plan", "--model", "qwen3-14b", "--gpus", "4",
+    told = run(home, "-m", "tangram_hpc", "plan", "--model", "qwen3-14b", "--gpus", "48",
                TANGRAM_CONFIG="tangram.toml")
     assert (told.returncode, told.stderr.count("\n")) == (2, 1), told.stderr
     return told.stderr
