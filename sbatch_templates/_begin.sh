@@ -19,6 +19,11 @@ fi
 trap 'echo "tangram: error: setup: \`$BASH_COMMAND\` ended with status $?" >&2' ERR
 <SETUP>
 trap - ERR
+settings="<CONFIG>"
+if [ -n "$settings" ]; then
+    TANGRAM_CONFIG=$(realpath -- "$settings")           # as seen from where the job was submitted
+    export TANGRAM_CONFIG
+fi
 umask 077
 export SLURM_EXPORT_ENV=ALL                             # whatever --export the job was submitted with
 unset SLURM_NTASKS_PER_NODE                             # of the job; each step has its own

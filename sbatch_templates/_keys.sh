@@ -12,3 +12,5 @@
 #: qos=                      (optional) QOS
 #: setup=                    (optional) shell command that makes `tangram` and your program callable,
 #:                           such as "module load python && source ~/tangram/bin/activate"
+#: config=                  (optional) settings file, such as tangram.toml: the folder's own is not read
+#:                           unless it is named here or by TANGRAM_CONFIG

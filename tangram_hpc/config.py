@@ -1,8 +1,19 @@
 """Everything a person may set, with its default, its bounds and where it came from.
 
-Law: defaults < config file < `TANGRAM_*` environment < command line. An unknown key is an error
-with a suggestion; every error is one line that names the field, the source and the remedy. The file
-is TOML: `$TANGRAM_CONFIG`, or `tangram.toml` where the command is started.
+A later source wins over an earlier one, key by key (a table such as `[elastic]` is one key):
+
+1. the defaults below;
+2. the site's file, `/etc/tangram/tangram.toml`;
+3. the user's file, `$XDG_CONFIG_HOME/tangram/tangram.toml` (default `~/.config`);
+4. the file that is named by `--config FILE` or `TANGRAM_CONFIG`;
+5. `TANGRAM_*` in the environment;
+6. the command line.
+
+Settings are code: they say which code is trusted, where secrets go and what batch scripts run.
+So the site's and the user's file are refused where another account could have written them
+(`ownership.py`), and `tangram.toml` of the current directory, which may be somebody's repository,
+is read only when it is named. An unknown key is an error with a suggestion; every error is one line
+that names the field, the source and the remedy.
 """
 
 from __future__ import annotations
@@ -11,6 +22,7 @@ import difflib
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from .core.placers.registry import NAMES as PLACERS
 from .core.placers.registry import make_placer
 from .errors import InvalidInput
+from .ownership import read_trusted
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,6 +39,9 @@ else:
     import tomli as tomllib
 
 ENV_PREFIX = "TANGRAM_"
+FILE = "tangram.toml"
+SITE_FILE = Path("/etc/tangram") / FILE
+_KIND = "config file"
 
 
 class Config(BaseModel):
@@ -127,20 +143,42 @@ class Config(BaseModel):
 _NOT_SETTINGS = {"ACCESS", "CONFIG", "HOME", "JOB", "GATEWAY", "WORLD_SIZE", "RUN_DIR", "DEMO"}
 
 
-def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None,
-                folder: Path | None = None) -> Config:
-    """The settings in force.
+@dataclass(frozen=True)
+class Gathered:
+    """What all sources say together, before it is checked."""
+
+    values: dict[str, Any]
+    origin: dict[str, str]
+    """Where each of the values came from, in words; fields that are absent have their default."""
+    files: tuple[Path, ...]
+    """The files that were read, the later ones winning."""
+    ignored: Path | None
+    """`tangram.toml` of the current directory, where nothing named it; it was not read."""
+
+
+def gather(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Gathered:
+    """Reads all sources; `overrides` are the command line's.
 
     Raises:
-        InvalidInput: a field is unknown or wrong; one line.
+        InvalidInput: a file is refused, cannot be read or is no TOML; one line.
     """
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
+    files: list[Path] = []
+
+    def take(path: Path, told: Mapping[str, Any]) -> None:
+        files.append(path)
+        values.update(told)
+        origin.update(dict.fromkeys(told, str(path)))
+
+    home = Path(environ.get("HOME") or Path.home()).absolute()
+    for path in (SITE_FILE, user_file(environ)):
+        text = read_trusted(path, home, _KIND)
+        if text is not None:
+            take(path, _parsed(text, path, _KIND))
     named = environ.get("TANGRAM_CONFIG")
-    path = Path(named) if named else (folder or Path.cwd()) / "tangram.toml"
-    if named or path.exists():
-        for key, value in read_toml(path).items():
-            values[key], origin[key] = value, str(path)
+    if named:
+        take(Path(named), read_toml(Path(named)))
     for name, text in environ.items():
         key = name.removeprefix(ENV_PREFIX)
         if name.startswith(ENV_PREFIX) and key not in _NOT_SETTINGS:
@@ -150,26 +188,74 @@ def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None 
     for key, value in (overrides or {}).items():
         if value is not None:
             values[key], origin[key] = value, f"--{key.replace('_', '-')}"
-    return _checked(values, origin)
+    here = Path(FILE)
+    unnamed = not named and here.exists() and not any(here.samefile(file) for file in files)
+    return Gathered(values, origin, tuple(files), here.absolute() if unnamed else None)
 
 
-def read_toml(path: Path, what: str = "config file") -> dict[str, Any]:
+def user_file(environ: Mapping[str, str]) -> Path:
+    """Where the user's own settings lie, by the XDG base directories; it need not exist."""
+    base = environ.get("XDG_CONFIG_HOME", "")
+    if not base.startswith("/"):  # unset, or relative, which the standard tells to ignore
+        base = str(Path(environ.get("HOME") or Path.home()).absolute() / ".config")
+    return Path(base) / "tangram" / FILE
+
+
+def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None, *,
+                say: bool = True) -> Config:
+    """The settings in force.
+
+    Args:
+        environ: the environment.
+        overrides: what the command line says; None values are left out.
+        say: whether a `tangram.toml` of the current directory that is not read is told on stderr;
+            False where another process of the same job tells it.
+
+    Raises:
+        InvalidInput: a field is unknown or wrong, or a file is refused; one line.
+    """
+    found = gather(environ, overrides)
+    if say and found.ignored is not None:
+        print(f"tangram: warning: {ignored_line(found.ignored, environ)}", file=sys.stderr)
+    return checked(found)
+
+
+def ignored_line(path: Path, environ: Mapping[str, str]) -> str:
+    """What to tell of a file in the current directory that is not read: why, and the remedy."""
+    return (f"{path} is not read: settings that lie in the current directory count only when they "
+            f"are named. If they are yours, say `--config {FILE}` or TANGRAM_CONFIG={path} (in a "
+            f"batch script `tangram template render -o config={FILE}`), or move them to "
+            f"{user_file(environ)}")
+
+
+def read_toml(path: Path, what: str = _KIND) -> dict[str, Any]:
     """A TOML file; `what` names its kind in an error.
 
     Raises:
         InvalidInput: it cannot be read or is no TOML; one line.
     """
     try:
-        return tomllib.loads(path.read_text())
+        return _parsed(path.read_text(), path, what)
     except OSError as error:
         raise InvalidInput(f"{what} {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InvalidInput(f"{what} {path}: not a text file") from None
+
+
+def _parsed(text: str, path: Path, what: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"{what} {path}: {error}") from None
 
 
-def _checked(values: dict[str, Any], origin: dict[str, str]) -> Config:
+def checked(found: Gathered) -> Config:
+    """The settings as they are in force.
+
+    Raises:
+        InvalidInput: a field is unknown or wrong; names it, its source and the remedy.
+    """
+    values, origin = found.values, found.origin
     try:
         config = Config(**values)
         make_placer(config.placer)

@@ -7,6 +7,7 @@ A broken law of our own is an AssertionError, not one of these.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 
@@ -125,3 +126,15 @@ class Transient(TangramError):
 
 class UntrustedResult(ActionFailed):
     """A result can only travel as a pickle and the caller did not say `trusted=True`."""
+
+
+def how_to_install(extra: str) -> str:
+    """The command that adds an extra, such as `torch` or `torch,mpi`.
+
+    The package is on no registry: it is installed from a checkout, whose folder is named where this
+    process runs from one.
+    """
+    checkout = Path(__file__).resolve().parents[1]
+    if (checkout / "pyproject.toml").is_file():
+        return f"pip install '{checkout}[{extra}]'"
+    return f"pip install 'CHECKOUT[{extra}]' with the folder of tangram_hpc's source for CHECKOUT"

@@ -64,7 +64,7 @@ def test_the_broker_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Monke
                                        capsys: pytest.CaptureFixture) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tangram.toml").write_text("[elastic]\nmax_nodes = 2\n")
-    assert main(["broker", "--job", "1"]) == 2
+    assert main(["broker", "--job", "1", "--config", "tangram.toml"]) == 2
     assert "elastic.max_core_hours" in capsys.readouterr().err
 
 

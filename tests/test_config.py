@@ -17,10 +17,10 @@ from tangram_hpc.wire.message import WorkerWelcome
 def test_precedence(tmp_path: Path) -> None:
     file = tmp_path / "tangram.toml"
     file.write_text('placer = "fcfs:2"\ngrace_s = 5\nsync = "batch"\n')
-    environ = {"TANGRAM_GRACE_S": "7", "TANGRAM_HOME": "x"}
-    config = load_config(environ, {"sync": "always", "placer": None}, tmp_path)
+    environ = {"TANGRAM_GRACE_S": "7", "TANGRAM_HOME": "x", "TANGRAM_CONFIG": str(file)}
+    config = load_config(environ, {"sync": "always", "placer": None})
     assert (config.placer, config.grace_s, config.sync) == ("fcfs:2", 7.0, "always")
-    assert load_config({}, folder=tmp_path / "none").placer == "elastic"
+    assert load_config({}).placer == "elastic"
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,17 @@ def test_precedence(tmp_path: Path) -> None:
 )
 def test_wrong_fields_are_one_line(tmp_path: Path, text: str, environ: dict[str, str], told: str
                                    ) -> None:
-    (tmp_path / "tangram.toml").write_text(text)
+    file = tmp_path / "tangram.toml"
+    file.write_text(text)
     with pytest.raises(InvalidInput, match=told) as error:
-        load_config(environ, folder=tmp_path)
+        load_config({**environ, "TANGRAM_CONFIG": str(file)})
     assert "\n" not in str(error.value)
 
 
 def test_lists_come_from_the_environment_as_text(tmp_path: Path) -> None:
-    (tmp_path / "tangram.toml").write_text('read_paths = ["/a", "/b"]\nmem_overcommit = 1.5\n')
-    config = load_config({}, folder=tmp_path)
+    file = tmp_path / "tangram.toml"
+    file.write_text('read_paths = ["/a", "/b"]\nmem_overcommit = 1.5\n')
+    config = load_config({"TANGRAM_CONFIG": str(file)})
     assert (config.read_paths, config.mem_overcommit) == (("/a", "/b"), 1.5)
     for text in ("/c:/d", "/c,/d", "/c,/d,"):
         assert load_config({"TANGRAM_READ_PATHS": text}).read_paths == ("/c", "/d")

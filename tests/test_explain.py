@@ -155,9 +155,10 @@ def test_on_a_cluster(tmp_path: Path) -> None:
         assert "expected start: in " in tangram(waits.id).stdout
         assert "expected end: in " in tangram(long.id).stdout
         assert "exit code 0" in tangram(done.id).stdout
-        for wrong in ("9.99", "x"):
+        for wrong, lines in (("9.99", 1), ("x", 2)):  # no id at all: the verb's usage, and one line
             told_wrong = tangram(wrong)
-            assert told_wrong.returncode == 2 and told_wrong.stderr.count("\n") == 1, told_wrong
+            assert told_wrong.returncode == 2, told_wrong
+            assert told_wrong.stderr.count("\n") == lines, told_wrong
         long.cancel()
         waits.result()
     assert "exit code 0" in tangram(waits.id, "-j", c.job).stdout

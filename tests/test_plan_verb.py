@@ -55,10 +55,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     """Runs the verb in a folder of its own with a small model file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TANGRAM_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
     (tmp_path / "m.toml").write_text(MODEL)
 
     def go(*words: str, gpus: int = 8, model: str = "m.toml") -> tuple[int, str, str]:
-        status = main(["plan", "--model", model, "--gpus", str(gpus), *words])
+        named = ["--config", "tangram.toml"] if (tmp_path / "tangram.toml").exists() else []
+        status = main(["plan", *named, "--model", model, "--gpus", str(gpus), *words])
         told = capsys.readouterr()
         return status, told.out, told.err
 
@@ -164,7 +166,7 @@ def test_settings_have_the_defaults_of_the_core() -> None:
 
 def test_settings_come_from_the_config_file(run: Run, tmp_path: Path) -> None:
     (tmp_path / "tangram.toml").write_text("[planner]\ngranularity = 4\nmin_rollout = 3\n")
-    table = load_config({}, folder=tmp_path).planner
+    table = load_config({"TANGRAM_CONFIG": "tangram.toml"}).planner
     assert planner_settings(table) == PlannerSettings(granularity=4, min_rollout=3)
     told = json.loads(run("--json")[1])
     assert [s["train_gpus"] for s in told["splits"]] == [4]

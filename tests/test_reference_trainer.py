@@ -60,7 +60,7 @@ def test_a_wrong_word_is_one_line(words: list[str], why: str) -> None:
 
 @pytest.mark.skipif(bool(find_spec("torch")), reason="torch is installed")
 def test_without_torch_one_line_says_what_to_install() -> None:
-    assert program().stderr.endswith("pip install 'tangram-hpc[torch,mpi]'\n")
+    assert program().stderr.endswith("[torch,mpi]'\n")
 
 
 @needs_all

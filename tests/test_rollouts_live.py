@@ -159,7 +159,7 @@ def test_pools_of_the_config_file(tmp_path: Path) -> None:
     (tmp_path / "tangram.toml").write_text(
         '[[rollouts.policy.buckets]]\nservices = ["s0"]\nupto = 500\n'
         '[[rollouts.policy.buckets]]\nservices = "big"\n')
-    config = load_config({}, folder=tmp_path)
+    config = load_config({"TANGRAM_CONFIG": str(tmp_path / "tangram.toml")})
     spec = rollouts_spec("policy", config.rollouts["policy"])
     assert spec.edges == (500,) and [s.name for s in spec.services] == ["s0", "big"]
 

@@ -282,7 +282,7 @@ def test_a_wrong_url_is_named_without_its_secret(kind: str, url: str) -> None:
 
 def test_a_missing_httpx_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(ServiceRefused, match=r"pip install 'tangram-hpc\[engines\]'"):
+    with pytest.raises(ServiceRefused, match=r"pip install '.*\[engines\]'"):
         with engine_factory("http"):
             pass
 

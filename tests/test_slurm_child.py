@@ -171,6 +171,6 @@ def test_whoever_is_cancelled_leaves_no_child(where: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("pyslurm") is not None, reason="pyslurm is there")
 def test_the_extra_is_named_where_it_lacks() -> None:
-    with pytest.raises(MissingExtra, match=r"tangram-hpc\[pyslurm\]"):
+    with pytest.raises(MissingExtra, match=r"pip install .*\[pyslurm\]"):
         make_filling("pyslurm", {})
     assert make_filling("auto", {}).name == "cli"

@@ -70,7 +70,7 @@ def start(site: Site, name: str, elastic: str) -> str:
     (site.cluster.home / "tangram.toml").write_text(elastic)
     stop = site.cluster.home / f"{name}.stop"
     trainer = f"python trainer_burst.py {BURST} {NAP_S} {stop.name} {QUIET_S}"
-    return site.sbatch(name, trainer, "trainer_burst.py", **JOB)  # type: ignore[arg-type]
+    return site.sbatch(name, trainer, "trainer_burst.py", config="tangram.toml", **JOB)  # type: ignore[arg-type]
 
 
 def figures(site: Site, name: str, job: str, others: list[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def start(site: Site, name: str, ranks: int, steps: int, grace_s: int) -> tuple[
     go = site.cluster.home / f"{name}.go"
     (site.cluster.home / "tangram.toml").write_text(f"grace_s = {grace_s}\n")
     job = site.sbatch(name, f"python trainer_faults.py {steps} {go.name}", "trainer_faults.py",
-                      "trainer_actions.py", ranks=ranks)
+                      "trainer_actions.py", ranks=ranks, config="tangram.toml")
     site.until(lambda: len(list(site.cluster.home.glob(f"faults.{job}.*.pid"))) == ranks,
                "all ranks to be in mid-step", 90, lambda: site.output(name, job))
     (site.cluster.home / "tangram.toml").unlink()

@@ -122,7 +122,7 @@ def test_wrong_keys_are_told(given: dict[str, str], told: str) -> None:
 
 def test_what_is_shell_text_stays_as_it_is() -> None:
     given = {"trainer": "a 'b' \"$C\" | d; e", "setup": "x && y", "broker_options": "--max-nodes 8",
-             "scratch": "$(mktemp -du)/${USER} x"}
+             "scratch": "${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/$USER x"}
     text = render(load("hetjob"), given)
     assert all(value in text for value in given.values())
 

@@ -1,7 +1,7 @@
 -- tangram_hpc for Lmod. Copy it to MODULEPATH/tangram/VERSION.lua: the version is the file's name.
 -- Law: it changes PATH and names the site's settings; it starts nothing and reads no user's file.
 -- A venv in BASE/VERSION, made by
---     python3 -m venv /opt/tangram/VERSION && /opt/tangram/VERSION/bin/pip install 'tangram-hpc[mpi]==VERSION'
+--     python3 -m venv /opt/tangram/VERSION && /opt/tangram/VERSION/bin/pip install '.[mpi]'  (in a checkout)
 -- must be on a file system that all nodes share, and readable by all.
 
 local base = os.getenv("TANGRAM_MODULE_BASE") or "/opt/tangram"   -- edit this

@@ -156,7 +156,7 @@ def _connect_over_mpi(environ: Mapping[str, str], name: str) -> Client:
     os.environ.pop("TANGRAM_GATEWAY", None)
     dials = [_fallback(world.access)]
     if world.usable:
-        spin_us = load_config(environ).gateway_spin_us
+        spin_us = load_config(environ, say=world.rank == 0).gateway_spin_us
         dials.insert(0, lambda: world.dial(spin_us))
     elif world.rank == 0:
         print("tangram: MPI lacks MPI_THREAD_MULTIPLE: using the broker's socket", file=sys.stderr)

@@ -7,13 +7,19 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from . import ids
+
+if TYPE_CHECKING:
+    from ..accounting.record import ActionRecord
 
 
 def add(verbs: Any) -> None:
     """Adds the verb."""
     p = verbs.add_parser("acct", help="what every action of a job used (a row each)")
-    p.add_argument("-j", "--jobs", default="", metavar="JOB", help="job id (default: the last run)")
+    p.add_argument("-j", "--jobs", type=ids.jobs, default=[], metavar="ID[,ID...]",
+                   help="jobs, or actions such as 4711.2.17 (default: the last run)")
     p.add_argument("-o", "--format", default="", help="columns, such as JobID%%20,State,MaxRSS")
     p.add_argument("-P", "--parsable2", action="store_true", help="columns divided by |")
     p.add_argument("-n", "--noheader", action="store_true", help="no header")
@@ -46,13 +52,14 @@ def go(args: argparse.Namespace) -> int:
         raise InvalidInput(f"--state: {state!r} is no state; choose of "
                            f"{', '.join(s.value for s in ActionState)}")
     columns = choose(args.format or os.environ.get("TANGRAM_ACCT_FORMAT") or DEFAULT)
-    job = args.jobs or last_job(os.environ)
-    if args.held:
-        return _held(job, args.json)
-    folded = fold(read_journals(job_dir(os.environ, job)))
-    if args.comment:
-        return _comment(job, summary(folded))
-    rows = [r for r in folded.records.values() if not wanted or r.state.value in wanted]
+    named = args.jobs or [ids.Named(last_job(os.environ))]
+    if args.held or args.comment:
+        if len({one.job for one in named}) > 1:
+            raise InvalidInput("--jobs: --held and --comment take one job")
+        job = named[0].job
+        return _held(job, args.json) if args.held else _comment(
+            job, summary(fold(read_journals(job_dir(os.environ, job)))))
+    rows = [r for r in _rows(named) if not wanted or r.state.value in wanted]
     if args.json:
         print(json.dumps({"actions": [as_json(r) for r in rows]}))
         return 0
@@ -69,6 +76,30 @@ def go(args: argparse.Namespace) -> int:
     for r in rows:
         print(" ".join(_fit(f.text(r), w) for f, w in columns))
     return 0
+
+
+def _rows(named: Sequence[ids.Named]) -> list[ActionRecord]:
+    """The actions that were asked for, job by job, each once.
+
+    Raises:
+        InvalidInput: a job, or an action of it, is not known.
+    """
+    from ..accounting.record import fold
+    from ..backends.journal import read_journals
+    from ..backends.rundir import job_dir
+    from ..errors import InvalidInput
+
+    rows = []
+    for job in dict.fromkeys(one.job for one in named):
+        records = fold(read_journals(job_dir(os.environ, job))).records
+        of_job = [one for one in named if one.job == job]
+        for one in of_job:
+            if one.action and one.number not in records:
+                raise InvalidInput(f"--jobs: job {job} had no action {one.action}; `tangram acct "
+                                   f"-j {job}` prints those it had")
+        chosen = None if any(not one.action for one in of_job) else {o.number for o in of_job}
+        rows += [r for number, r in records.items() if chosen is None or number in chosen]
+    return rows
 
 
 def _held(job: str, as_json: bool) -> int:

@@ -83,4 +83,6 @@ def _scripts(told: Elastic, job: str, environ: Mapping[str, str]) -> SatelliteSc
         scripts[s.name] = render(template, keys)
     handed = {f"TANGRAM_{k}": environ[f"TANGRAM_{k}"] for k in _HANDED_ON
               if f"TANGRAM_{k}" in environ}
+    if handed.get("TANGRAM_CONFIG"):  # a satellite may start in another folder
+        handed["TANGRAM_CONFIG"] = str(Path(handed["TANGRAM_CONFIG"]).absolute())
     return SatelliteScripts(scripts, handed, str(own_dir(environ, job) / "%x-%j.out"))

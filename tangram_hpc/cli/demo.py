@@ -22,8 +22,9 @@ def add(verbs: Any) -> None:
     p = verbs.add_parser(
         "demo", help="one RL step over coding tasks: packed against static reservation",
         description="Runs one RL step over HumanEval problems on this machine, without Slurm: "
-        "packed actions, then one static reservation per trajectory on the same CPUs, then plain "
-        "fcfs:1. The last line is one JSON object.")
+        "packed actions by the default placer, one core for each action in the order of arrival "
+        "(fcfs:1), and one static reservation per trajectory (static:1), all on the same CPUs. The "
+        "short ones run twice, before and after the long one. The last line is one JSON object.")
     p.add_argument("--mixed", action="store_true",
                    help="besides a judge, three teachers and a search endpoint: all services on "
                         "one device, then one device each (needs the extra torch)")
@@ -70,21 +71,24 @@ def _announce(plan: DemoPlan) -> None:
 
 
 def _coding(plan: DemoPlan) -> int:
-    from ..demo import job, report
+    from ..demo import conditions, job, report
 
     _announce(plan)
-    ours, static, plain = (job.run_phase(plan, placer, _bar) for placer in
-                           ("first-fit", "static:1", "fcfs:1"))
+    machine = conditions.machine()
+    print(f"Runs: {', '.join(job.ORDER)}. Machine: {machine}", flush=True)
+    ours, static, plain = job.run_all(plan, _bar)
     _finish_bar()
     print(report.table(ours, static, plain))
-    share = report.summary(ours, static, plain)
+    print(report.under(ours, static, plain))
+    share = report.summary(ours, static, plain) | {"machine": machine}
     print(f"\nthink : execution = {share['think_per_execution']} : 1   system share of the ACT "
           f"{share['system_share']:.1%}   frames went by {ours.via}")
     print(f"pass rate {ours.passed}/{ours.trajectories}, the mutations make "
           f"{ours.expected}/{ours.trajectories} certain; {ours.mixed_groups} groups of mixed "
           f"reward; unexpected rewards: {ours.wrong + static.wrong + plain.wrong}")
     for one in (ours, static, plain):
-        print(f"records of {one.placer:<10} tangram acct -j {one.job}")
+        for number in one.job.split(", "):
+            print(f"records of {one.placer:<10} tangram acct -j {number}")
     print(json.dumps(share), flush=True)
     return 0 if share["rewards_ok"] else 1
 
@@ -123,7 +127,7 @@ def _bar(phase: str, share: float) -> None:
     """A live bar on a terminal, a line a phase elsewhere."""
     if sys.stderr.isatty():
         full = round(share * _WIDTH)
-        sys.stderr.write(f"\r{phase:<10} [{'#' * full}{'.' * (_WIDTH - full)}] {share:4.0%}"
+        sys.stderr.write(f"\r{phase:<12} [{'#' * full}{'.' * (_WIDTH - full)}] {share:4.0%}"
                          + ("\n" if share >= 1 else ""))
         sys.stderr.flush()
     elif share >= 1:

@@ -47,7 +47,7 @@ def go(args: argparse.Namespace) -> int:
 
     wrong = ""
     try:
-        config = load_config(os.environ)
+        config = load_config(os.environ, say=False)  # a line of the page tells it
     except InvalidInput as error:
         config, wrong = Config.model_validate({}), str(error)
     own: Addresses | str | None

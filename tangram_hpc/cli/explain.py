@@ -7,6 +7,7 @@ import json
 import os
 from typing import Any
 
+from . import ids
 from .told_allocs import elastic_lines
 
 
@@ -17,21 +18,29 @@ def add(verbs: Any) -> None:
         description="Asks the broker about one action. The expected start is found by running the "
                     "real scheduler ahead on a copy of its state; nothing that may still arrive is "
                     "in it, and it says what it rests on.")
-    p.add_argument("action", metavar="ACTION", help="its id, or a session's, such as 2.17 (`info`, "
-                                                "`acct` show it); `allocation`: what is held, "
-                                                "asked for and given back, and why")
-    p.add_argument("-j", "--job", default="", help="job id (default: as for `run`)")
+    p.add_argument("action", metavar="ACTION", type=_named,
+                   help="its id, or a session's, such as 2.17 or 4711.2.17 (`info`, `acct` show "
+                        "it); `allocation`: what is held, asked for and given back, and why")
+    p.add_argument("-j", "--job", type=ids.job, default="", help="job id (default: as for `run`)")
     p.add_argument("--json", action="store_true", help="one JSON object")
     p.set_defaults(go=go)
+
+
+def _named(text: str) -> ids.Named:
+    return ids.Named("", text) if text == "allocation" else ids.action(text)
 
 
 def go(args: argparse.Namespace) -> int:
     """Asks the broker, or the journal about what is over, and prints."""
     from ..errors import InvalidInput
 
-    told, over = _ask(args.job, args.action)
-    if "error" in told and args.action != "allocation":
-        told = _from_journal(args.job, args.action, over) or told
+    action, job = args.action.action, args.job or args.action.job
+    if args.job and args.action.job not in ("", args.job):
+        raise InvalidInput(f"ACTION: {args.action.job}.{action} is of job {args.action.job}, and "
+                           f"--job says {args.job}; leave one of them out")
+    told, over = _ask(job, action)
+    if "error" in told and action != "allocation":
+        told = _from_journal(job, action, over) or told
     if "error" in told:
         raise InvalidInput(f"ACTION: {told['error']}")
     if args.json:
@@ -56,13 +65,8 @@ def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
         with connect(access, name="tangram explain") as client:
             return client.ask("explain", action), client.job
     except (AccessError, BrokerUnreachable) as error:
-        from ..domain.ids import parse
         if action == "allocation":
             return {"error": "the job does not answer"}, ""
-        try:
-            parse(action)
-        except (ValueError, AssertionError):
-            return {"error": f"{action!r} is no action id; write CLIENT.NUMBER, such as 2.17"}, ""
         return {"error": f"no action {action} is known, and the job does not answer: "
                          f"{error}"}, ""
 

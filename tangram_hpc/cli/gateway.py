@@ -20,4 +20,5 @@ def go(args: argparse.Namespace) -> int:
     from ..assemble.gateway import serve_gateway
     from ..config import load_config
 
-    return serve_gateway(load_config(os.environ), os.environ, args.access)
+    # the broker and the first rank have told what is not read
+    return serve_gateway(load_config(os.environ, say=False), os.environ, args.access)

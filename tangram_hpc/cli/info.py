@@ -7,13 +7,14 @@ import json
 import os
 from typing import Any
 
+from . import ids
 from .told_allocs import elastic_lines
 
 
 def add(verbs: Any) -> None:
     """Adds the verb."""
     p = verbs.add_parser("info", help="what a running job holds, lends and has waiting")
-    p.add_argument("-j", "--job", default="", help="job id (default: as for `run`)")
+    p.add_argument("-j", "--job", type=ids.job, default="", help="job id (default: as for `run`)")
     p.add_argument("--json", action="store_true", help="one JSON object")
     p.set_defaults(go=go)
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from . import ids
+
 if TYPE_CHECKING:
     from ..backends.trainer_rank import Rank
 
@@ -29,8 +31,9 @@ def add(verbs: Any) -> None:
     p.add_argument("--gateway", choices=("auto", "on", "off"), default="auto",
                    help="auto: one where the step was started with MPI and mpi4py is there; on: or "
                         "an error; off: all ranks are trainers, over the broker's socket")
-    p.add_argument("-j", "--job", default="", help="the broker's job (default: TANGRAM_ACCESS, "
-                                                   "TANGRAM_JOB or the Slurm job we are in)")
+    p.add_argument("-j", "--job", type=ids.job, default="",
+                   help="the broker's job (default: TANGRAM_ACCESS, TANGRAM_JOB or the Slurm job "
+                        "we are in)")
     p.add_argument("--access", help="access file (default: the job's)")
     p.add_argument("--step-file", type=Path, metavar="FILE",
                    help="rank 0 writes the number of this step there, for `scancel --signal`")

@@ -15,7 +15,8 @@ def add(verbs: Any) -> None:
         description="Runs a tangram-workload/1 file through a real broker and worker on this "
                     "machine. CPUs are only counted; each action is a real process that counts its "
                     "work down at the rate of the CPUs it is told it has.")
-    p.add_argument("workload", metavar="WORKLOAD", type=Path, help="tangram-workload/1 file")
+    p.add_argument("workload", metavar="WORKLOAD", type=Path,
+                   help="tangram-workload/1 file, or a shipped one: coding-200, mixed-24")
     p.add_argument("--cluster", type=Path, metavar="C",
                    help="cluster file (default: one node with --cpus)")
     p.add_argument("--cpus", type=int, default=64, help="without --cluster (default: 64)")

@@ -8,6 +8,8 @@ import signal
 import sys
 from typing import Any
 
+from . import ids
+
 
 def add(verbs: Any) -> None:
     """Adds the verb."""
@@ -16,8 +18,9 @@ def add(verbs: Any) -> None:
         "job's nodes, in this directory and with this environment. Output streams; the exit status "
         "is the command's (128+N after signal N, 124 after --time, 137 out of memory, 1 or 2 when "
         "it could not run).")
-    p.add_argument("-j", "--job", default="", help="job id (default: TANGRAM_ACCESS, TANGRAM_JOB, "
-                                                   "the Slurm job we are in, or the last job)")
+    p.add_argument("-j", "--job", type=ids.job, default="",
+                   help="job id (default: TANGRAM_ACCESS, TANGRAM_JOB, the Slurm job we are in, or "
+                        "the last job)")
     p.add_argument("-c", "--cpus-per-task", dest="cpus", default="1", metavar="N[-M]",
                    help="CPUs, or the fewest and the most")
     p.add_argument("--mem", default="0", help="memory, such as 512M or 2G")

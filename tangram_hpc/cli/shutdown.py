@@ -7,11 +7,13 @@ import os
 import time
 from typing import Any
 
+from . import ids
+
 
 def add(verbs: Any) -> None:
     """Adds the verb."""
     p = verbs.add_parser("shutdown", help="end a job's broker and workers in order")
-    p.add_argument("-j", "--job", default="", help="job id (default: as for `run`)")
+    p.add_argument("-j", "--job", type=ids.job, default="", help="job id (default: as for `run`)")
     p.set_defaults(go=go)
 
 

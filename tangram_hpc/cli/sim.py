@@ -18,7 +18,8 @@ def add(verbs: Any) -> None:
         description="Plays a tangram-workload/1 file with the real scheduler under a clock that "
                     "jumps, and prints the figures of the run. `tangram sim rl SCENARIO.toml` "
                     "plays an asynchronous RL run instead.")
-    p.add_argument("workload", metavar="WORKLOAD", type=Path, help="tangram-workload/1 file")
+    p.add_argument("workload", metavar="WORKLOAD", type=Path,
+                   help="tangram-workload/1 file, or a shipped one: coding-200, mixed-24")
     p.add_argument("--cluster", required=True, type=Path, help="cluster file (JSON)")
     p.add_argument("--policy", required=True, help="a placer, such as fcfs:4 or static:4")
     p.add_argument("--durations", choices=("oracle", "learned"), default="oracle",

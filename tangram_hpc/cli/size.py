@@ -20,7 +20,8 @@ def add(verbs: Any) -> None:
         "size", help="how many CPUs and GPUs to hold for a workload",
         description="Searches the smallest amount of held resources at which a policy reaches a "
                     "target, by playing the workload on the cluster at many sizes.")
-    p.add_argument("workload", metavar="WORKLOAD", type=Path, help="tangram-workload/1 file")
+    p.add_argument("workload", metavar="WORKLOAD", type=Path,
+                   help="tangram-workload/1 file, or a shipped one: coding-200, mixed-24")
     p.add_argument("--cluster", required=True, type=Path,
                    help="cluster file (JSON) that is made smaller and larger")
     goal = p.add_mutually_exclusive_group(required=True)

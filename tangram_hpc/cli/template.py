@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import shlex
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -29,9 +30,15 @@ _CAUTION = re.compile(r"^#! ([a-z_]+)=(\S+): (.+)$", re.MULTILINE)
 _OPEN = re.compile(r"<([A-Z][A-Z_]+)>")
 # keys that stand for whole numbers: of at least 1, and of at least 0
 _COUNT = re.compile(r"(nodes|cpus|ranks|satellites|virtual_cpus|threads)(_|$)")
-# what is shell text by its nature; every other key is one word in a directive or a command
-_SHELL = ("setup", "trainer", "broker_options", "more")
-_QUOTED = ("scratch", "workload")  # in double quotes: a space, $NAME and $(...) may be there
+# What is shell text by its nature. A value of `_MORE` is several words, each of which is quoted.
+# Every other value is one word in a directive or a command, and is refused where it would not be.
+_SHELL = ("setup", "trainer")
+_MORE = ("broker_options", "more")
+# Paths, in double quotes: a space, $NAME and ${NAME:-...} may be there, no command substitution.
+_QUOTED = ("scratch", "workload", "config")
+_WORD_BAD = re.compile(r"[\s'\"`#$&;|<>\\(){}\[\]*?!~^]")
+_QUOTED_BAD = re.compile(r"['\"`\\$]|[^\S ]")
+_VARIABLE = re.compile(r"\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*(:-[^${}]*)?\}")
 _WHOLE = ("requeues", "warn", "wait_s")
 _WORDS = {"gateway": ("on", "off")}
 
@@ -187,7 +194,7 @@ def render(template: Template, given: Mapping[str, str]) -> str:
     """
     for key, value in given.items():
         _check_option(template, key, value)
-    values = template.values(given)
+    values = template.values({key: _text(key, value) for key, value in given.items()})
     lines = []
     for line in template.text.splitlines(keepends=True):
         dropped = any(values.get(k.lower()) == "" for k in _OPEN.findall(line))
@@ -213,12 +220,30 @@ def _check_option(template: Template, key: str, value: str) -> None:
 
 
 def _check_words(key: str, value: str) -> None:
-    """A value that the shell or sbatch would cut in two is refused here, not there."""
+    """Refuses a value that the shell or sbatch would take for more than the one word it stands for:
+    another word, a command, a directive, or the end of the quotes around it."""
     if key in _SHELL:
         return
-    bad = r"['\"`\n]" if key in _QUOTED else r"[\s'\"`#$&;|<>\\]"
-    if found := re.search(bad, value):
-        raise InvalidInput(f"--option: {key}={value!r}: {found[0]!r} cannot be in it")
+    if key in _MORE:
+        try:
+            shlex.split(value)
+        except ValueError as error:
+            raise InvalidInput(f"--option: {key}={value!r}: {error}") from None
+    rest, bad = value, _WORD_BAD
+    if key in _QUOTED:
+        bad = _QUOTED_BAD
+        while (shorter := _VARIABLE.sub("", rest)) != rest:  # from the inside out
+            rest = shorter
+    found = None if key in _MORE else bad.search(rest)
+    control = next((c for c in value if not c.isprintable()), None)
+    if found or control:
+        what = control or (found[0] if found else "")
+        raise InvalidInput(f"--option: {key}={value!r}: {what!r} cannot be in it")
+
+
+def _text(key: str, value: str) -> str:
+    """A checked value as it stands in a script."""
+    return shlex.join(shlex.split(value)) if key in _MORE else value
 
 
 def _filled(match: re.Match[str], values: Mapping[str, str | None]) -> str:

@@ -29,10 +29,12 @@ def go(args: argparse.Namespace) -> int:
     """Runs until the broker ends."""
     from ..assemble.ways import find_access
     from ..assemble.worker import WorkerPlan, lend
+    from ..backends.slurm.environ import slurm_place
     from ..config import load_config
 
     config = load_config(os.environ, {"cpus": args.cpus, "mem_mib": args.mem_mib,
-                                      "devices": args.devices, "end": args.end})
+                                      "devices": args.devices, "end": args.end},
+                         say=slurm_place(os.environ) is None)  # in a job its broker says it, once
     access = Path(args.access) if args.access else find_access(os.environ)
     plan = WorkerPlan(access, config, args.component, args.name, args.lifeline,
                       args.het_group)

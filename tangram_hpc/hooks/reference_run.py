@@ -20,7 +20,7 @@ from typing import Any
 
 from ..demo.job import mpiexec
 from ..domain.hybrid import End
-from ..errors import InvalidInput, MissingExtra, TangramError
+from ..errors import InvalidInput, MissingExtra, TangramError, how_to_install
 from ..local import LocalCluster
 from .reference_planning import figures as plan_figures
 from .reference_routes import SERVICES
@@ -97,7 +97,7 @@ def cluster_of(plan: Plan) -> Iterator[LocalCluster]:
     in what is on and off. The untrained model is made in the plan's folder."""
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise MissingExtra(f"the reference trainer needs {', '.join(missing)}; "
-                           "pip install 'tangram-hpc[torch,mpi]'")
+                           f"{how_to_install('torch,mpi')}")
     from .reference_model import make_policy
 
     make_policy(Path(plan.folder) / "model", plan.seed, plan.hidden)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import InvalidInput, MissingExtra
+from ..errors import InvalidInput, MissingExtra, how_to_install
 from .curve_svg import COLOURS, Panel, axes_of, number
 
 
@@ -21,7 +21,7 @@ def check() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise MissingExtra("--plot: a .png needs matplotlib; pip install 'tangram-hpc[plot]', or "
+        raise MissingExtra(f"--plot: a .png needs matplotlib; {how_to_install('plot')}, or "
                            "write an .svg, which needs nothing") from None
 
 

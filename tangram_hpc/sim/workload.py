@@ -19,6 +19,7 @@ from ..domain.service import MICRO, EndpointSpec, ServiceSpec, endpoint_of, serv
 from ..errors import InvalidInput
 
 FORMAT = "tangram-workload/1"
+EXAMPLES = Path(__file__).resolve().parent / "examples"
 _SECOND = 10**9
 
 
@@ -148,12 +149,26 @@ def all_actions(work: Workload) -> list[WorkAction]:
     return [a for t in work.trajectories for turn in t.turns for a in turn.actions]
 
 
+def example(path: Path, kind: str) -> Path:
+    """The shipped file of this name, where a name without a suffix is given and no such file is
+    here: `coding-200` is a workload and its cluster. `kind` is the suffix, `.jsonl` or `.json`."""
+    if path.suffix or path.exists() or path.name != str(path):
+        return path
+    for name in (path.name, f"cluster-{path.name}"):
+        if (EXAMPLES / f"{name}{kind}").is_file():
+            return EXAMPLES / f"{name}{kind}"
+    there = ", ".join(sorted(p.stem.removeprefix("cluster-") for p in EXAMPLES.glob(f"*{kind}")))
+    raise InvalidInput(f"{path}: there is no such file, and no such example; the examples are "
+                       f"{there}")
+
+
 def read_workload(path: Path) -> Workload:
-    """A workload file.
+    """A workload file, or a shipped one by its name without a suffix.
 
     Raises:
         InvalidInput: it cannot be read or breaks the format; one line.
     """
+    path = example(path, ".jsonl")
     lines = [(number, text) for number, text in enumerate(_text(path).splitlines(), 1)
              if text.strip()]
     head = _json(lines[0][1], f"{path} line {lines[0][0]}") if lines else None
@@ -175,11 +190,12 @@ def read_workload(path: Path) -> Workload:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """A cluster file.
+    """A cluster file, or a shipped one by its name without a suffix.
 
     Raises:
         InvalidInput: it cannot be read or is no cluster; one line.
     """
+    path = example(path, ".json")
     try:
         cluster = Cluster.model_validate_json(_text(path))
     except ValidationError as error:

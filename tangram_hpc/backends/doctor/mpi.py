@@ -13,13 +13,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ...errors import how_to_install
 from ..slurm.environ import unsized, without_slurm
 from .check import JOB, LOGIN, Finding, Item, Where, fail, ok, skip, warn
 from .guard import Told, tell, tell_step
 
 HELLO = f"{__package__}.mpi_hello"
 _HELLO_S = 50.0
-_INSTALL = "pip install 'tangram-hpc[mpi]'"
+_INSTALL = how_to_install("mpi")
 
 
 def library(where: Where) -> Finding:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ...config import gather, ignored_line
 from ..rundir import home
 from .check import MACHINE, Finding, Item, Where, fail, ok, skip, warn
 
@@ -265,11 +266,12 @@ def settings(where: Where) -> Finding:
     """That what a person has set can be read."""
     if where.wrong:
         return fail(where.wrong, "mend it; all else here was looked at with the defaults")
-    named = where.environ.get("TANGRAM_CONFIG") or (
-        "tangram.toml" if os.path.exists("tangram.toml") else "")
+    found = gather(where.environ)
     own = sorted(k for k in where.environ if k.startswith("TANGRAM_"))
-    return ok("; ".join(t for t in (named, ", ".join(own)) if t)) if named or own else skip(
-        "all are the defaults")
+    told = "; ".join([*map(str, found.files), *([", ".join(own)] if own else [])])
+    if found.ignored is not None:
+        return warn(told or "all are the defaults", ignored_line(found.ignored, where.environ))
+    return ok(told) if told else skip("all are the defaults")
 
 
 CHECKS = (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from ...domain.service import ServiceSpec
-from ...errors import InvalidInput
+from ...errors import InvalidInput, how_to_install
 from ...ports import ServiceBackend, ServicePlace, ServiceRefused
 from ...services import FakeService, TorchService, options_of
 
@@ -41,7 +41,7 @@ def make_backend(spec: ServiceSpec, place: ServicePlace) -> ServiceBackend:
 
 def _torch(options: TorchService, place: ServicePlace) -> ServiceBackend:
     if not all(find_spec(name) for name in _TORCH):
-        raise ServiceRefused("backend: torch needs pip install 'tangram-hpc[torch]'")
+        raise ServiceRefused(f"backend: torch needs {how_to_install('torch')}")
     if options.degrees != (1,):
         raise ServiceRefused(f"degrees: torch serves on one GPU, not {options.degrees}; say (1,), "
                              "or use vllm or sglang")

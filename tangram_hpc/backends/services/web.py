@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from ...errors import how_to_install
 from ...ports import ServiceDied, ServiceRefused
 
 CONNECT_S = 10.0
@@ -84,7 +85,7 @@ class Web:
             import httpx
         except ImportError:
             raise ServiceRefused("backend: engines behind HTTP need httpx; "
-                                 "pip install 'tangram-hpc[engines]'") from None
+                                 f"{how_to_install('engines')}") from None
         parts = urlsplit(url)
         self.where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
         self.timeout_s = timeout_s

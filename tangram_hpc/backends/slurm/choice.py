@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ...core.slurm_budget import Budget, Limits
 from ...domain.slurm import JobOrder, JobRef, JobView
-from ...errors import MissingExtra
+from ...errors import MissingExtra, how_to_install
 from ...ports import Clock
 from .binding import Pyslurm, PyslurmUnusable
 from .budgeted import BudgetedSlurm
@@ -31,8 +31,8 @@ def make_filling(choice: str, environ: Mapping[str, str], deadline_s: float = DE
     """
     there = importlib.util.find_spec("pyslurm") is not None
     if choice == "pyslurm" and not there:
-        raise MissingExtra("config field `slurm`: pyslurm is not installed: pip install "
-                           "'tangram-hpc[pyslurm]' with the site's release of it, or slurm = "
+        raise MissingExtra("config field `slurm`: pyslurm is not installed: "
+                           f"{how_to_install('pyslurm')} with the site's release of it, or slurm = "
                            "\"cli\"")
     if choice == "pyslurm":
         return Pyslurm(environ, deadline_s)

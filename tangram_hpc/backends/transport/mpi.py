@@ -27,6 +27,7 @@ from ...errors import (
     ProtocolError,
     TangramError,
     WrongWorld,
+    how_to_install,
 )
 from ...ports import ChannelLost
 from ...wire import relay
@@ -365,8 +366,8 @@ def _start() -> tuple[Any, bool]:
             mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise MissingExtra(f"TANGRAM_GATEWAY is set, but mpi4py cannot be used ({error}); install "
-                           "tangram-hpc[mpi], or unset it to use the socket") from None
+        raise MissingExtra(f"TANGRAM_GATEWAY is set, but mpi4py cannot be used ({error}); "
+                           f"{how_to_install('mpi')}, or unset it to use the socket") from None
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MPI, ours or mpi4py.rc.finalize is False

