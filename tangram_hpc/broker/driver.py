@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..core.admission import refusal, refusal_of_session
 from ..core.ledger import SessionEntry
-from ..core.liveness import Liveness
+from ..core.liveness import Liveness, Stalls
 from ..core.quota_facts import finished, held_by_client, told_by_client
 from ..core.scheduler import Scheduler
 from ..domain import decision as de
@@ -35,6 +35,7 @@ from .satellites import Satellites, SatelliteScripts
 
 SILENCE_S = 30.0  # a worker that says nothing for so long is lost
 _WATCH_S = 2.0
+_STALLED_S = 2 * _WATCH_S  # the broker did not look for longer: it was not running
 _MANY = 16  # messages in one beat that make a broker a busy one; leases ahead do so too
 
 
@@ -92,6 +93,8 @@ class Broker(Declaring, Draining, Sandboxes):
         self._replies: list[tuple[int, ms.Message, Buffer | None]] = []  # (client, word)
         self._touched: dict[int, Link] = {}  # links to flush at the end of the beat
         self._liveness = Liveness(int(SILENCE_S * 1e9))
+        self._stalls = Stalls(self._now(), _STALLED_S * 1e9)
+        self._stalls_joining = 0.0  # of their total: what the wait for nodes has made up for
         self._beat_due = False
         self._heard = 0  # messages since the last beat
         self._wake_at = 0
@@ -119,7 +122,7 @@ class Broker(Declaring, Draining, Sandboxes):
         if s.policy is not None:
             self._happen(ev.AllocationsAllowed(self._now(), s.policy))
         self.satellites.start()
-        self._timer.after(s.join_s, self._stop_waiting_for_nodes)
+        self._timer.after(s.join_s, self._join_ended)
         self._timer.after(_WATCH_S, self._watch)
         self._touch()
 
@@ -216,6 +219,16 @@ class Broker(Declaring, Draining, Sandboxes):
         if self.draining:
             self._happen(ev.NodeDraining(now, talk.node, self.draining))
         if len(self._workers) >= s.nodes:
+            self._stop_waiting_for_nodes()
+
+    def _join_ended(self) -> None:
+        """Nodes had their time to join; that in which the broker did not run is added once."""
+        self._mind_stalls()
+        missed_ns = self._stalls.total - self._stalls_joining
+        self._stalls_joining = self._stalls.total
+        if missed_ns and not self.ended:
+            self._timer.after(min(self.settings.join_s, missed_ns / 1e9), self._join_ended)
+        else:
             self._stop_waiting_for_nodes()
 
     def _stop_waiting_for_nodes(self) -> None:
@@ -444,6 +457,7 @@ class Broker(Declaring, Draining, Sandboxes):
         if self.ended:
             return
         self._beat_due = True
+        self._mind_stalls()
         while events := self.scheduler.plan(self._now()):
             for event in events:
                 self._happen(event)
@@ -481,9 +495,20 @@ class Broker(Declaring, Draining, Sandboxes):
         self._wake_at = 0
         self._touch()
 
+    def _mind_stalls(self) -> None:
+        """A broker that did not run for a while judges nobody by that time: each deadline moves by
+        it, and a little more, so that what has arrived meanwhile is read first."""
+        now = self._now()
+        stalled_ns = int(self._stalls.look(now))
+        if stalled_ns:
+            self._liveness.stalled(now)
+            self.satellites.stalled(stalled_ns)
+            self._happen(ev.BrokerStalled(now, stalled_ns + int(_WATCH_S * 1e9)))
+
     def _watch(self) -> None:
         if self.ended:
             return
+        self._mind_stalls()
         for node in self._liveness.silent(self._now()):
             talk = self._workers.get(node)
             if talk is not None:

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..core.liveness import Patience
 from ..core.pace import Pace
 from ..domain.action import Kind, Profile
 from ..domain.ids import mint
@@ -45,6 +46,7 @@ from .rollouts import RolloutCalls
 from .session import Session
 
 _PING_S = 2.0
+_TRY_S = 20.0  # no try of all ways takes longer: what does was time in which we did not run
 _ACK_AFTER = 128
 
 
@@ -298,7 +300,7 @@ class Client(RolloutCalls, Quotas, Opening):
         """
         grace_s = self.welcome.grace_s if self.welcome is not None else 0.0
         grace_s = max([grace_s, *(s.spec.grace_ns / 1e9 for s in list(self._sessions.values()))])
-        deadline, pause = time.monotonic() + grace_s, 0.05
+        patience, pause = Patience(time.monotonic(), grace_s, _TRY_S), 0.05
         while True:
             problem: TangramError = BrokerUnreachable(f"job {self.job}: {because or 'no way'}")
             for dial in self._dials:
@@ -316,7 +318,7 @@ class Client(RolloutCalls, Quotas, Opening):
                 except (ChannelLost, TangramError) as error:
                     channel.close()
                     problem = error if isinstance(error, TangramError) else problem
-            if time.monotonic() >= deadline or self._closing:
+            if patience.over(time.monotonic()) or self._closing:
                 raise problem from None
             time.sleep(pause)
             pause = min(1.0, pause * 2)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..core.liveness import Stalls
 from ..ports import ChannelLost
 from ..wire import relay
 from ..wire.frame import Buffer
@@ -101,7 +102,7 @@ class Gateway:
         now = now_ns() / 1e9
         self._members = {rank: _Rank(now) for rank in members}
         self._pace = relay.Pace(spin_us * 1000)
-        self._looked = self._beaten = now
+        self._stalls, self._beaten = Stalls(now, _STALLED_S), now
         self._keel_at = self._orphan_until = 0
         self.turns = 0  # grows as long as it lives, for a watchdog
         self.orphaned = ""  # why there is no broker any more
@@ -216,8 +217,9 @@ class Gateway:
     # ---- who lives ---------------------------------------------------------------------------
 
     def _mind(self, now: float) -> None:
-        stalled = now - self._looked > _STALLED_S
-        self._looked = now
+        stalled = self._stalls.look(now)
+        if stalled and self.orphaned:
+            self._orphan_until += int(stalled * 1e9)
         for rank, member in self._members.items():
             if stalled:
                 member.heard = now

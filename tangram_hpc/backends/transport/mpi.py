@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
+from ...core.liveness import Patience
 from ...errors import (
     AccessError,
     BrokerUnreachable,
@@ -131,13 +132,14 @@ class World:
             os._exit(_exit_status())
 
     def _may_finalize(self, word: bytes) -> bool:
-        wire, pause, heard = self.wire, 50e-6, time.monotonic()
+        wire, pause = self.wire, 50e-6
+        patience = _patience()
         try:
             wire.send(self.gateway, relay.LEAVE, word)
-            while time.monotonic() - heard < relay.SILENCE_S:
+            while not patience.over(time.monotonic()):
                 wire.sweep()
                 while (message := wire.take()) is not None:
-                    heard = time.monotonic()
+                    patience = _patience()
                     if message[1] in (relay.PART, relay.END):
                         return message[1] == relay.PART
                 if word and not wire.sending(self.gateway):
@@ -147,6 +149,11 @@ class World:
         except ChannelLost:
             pass
         return False
+
+
+def _patience() -> Patience:
+    """A rank's patience with its gateway from now on."""
+    return Patience(time.monotonic(), relay.SILENCE_S, 1.0)
 
 
 class MpiWire:
