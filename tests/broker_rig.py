@@ -7,6 +7,8 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from tangram_hpc.broker.driver import Broker, Settings, Talk
 from tangram_hpc.core.placers.registry import make_placer
 from tangram_hpc.core.scheduler import Scheduler
@@ -74,6 +76,7 @@ class _Journal:
         self.events: list[Any] = []
 
     def append(self, events: Any) -> int:
+        msgspec.msgpack.encode(events)  # what cannot be written would end a real one
         self.events += events
         return len(self.events)
 

@@ -28,6 +28,7 @@ from ..ports import Buffer, Clock, Journal, Link, Slurm, Spool, Timer, Trees
 from ..wire import message as ms
 from .answers import answer
 from .declaring import Declaring
+from .door import mended, refusal_of, wrong
 from .draining import Draining
 from .once import Once
 from .sandboxes import Sandboxes
@@ -152,7 +153,9 @@ class Broker(Declaring, Draining, Sandboxes):
         if self.ended:
             return
         self._heard += 1
-        if talk.client:
+        if why := wrong(message):
+            self._turn_away(talk, message, why)
+        elif talk.client:
             self._from_client(talk, message, payload)
         elif talk.node:
             self._from_worker(talk, message, payload)
@@ -177,10 +180,19 @@ class Broker(Declaring, Draining, Sandboxes):
             self._happen(ev.NodeLost(self._now(), talk.node, talk.leaving or reason))
         self._touch()
 
+    def _turn_away(self, talk: Talk, message: ms.Message, why: str) -> None:
+        word = refusal_of(message, why)
+        if talk.client and not isinstance(word, ms.Refused):
+            self._say(talk.client, word)
+        else:
+            self._refuse(talk, f"{type(message).__name__}: {why}")
+
     def _refuse(self, talk: Talk, text: str) -> None:
+        """Ends a conversation, with the reason."""
         talk.link.send(ms.Refused(text))
         talk.link.flush()
-        talk.link.close()
+        talk.link.close()  # which tells nobody
+        self.lost(talk, f"its broker refused it: {text}")
 
     def _mismatch(self, version: int, job: str) -> str:
         if version != ms.PROTOCOL_VERSION:
@@ -241,9 +253,10 @@ class Broker(Declaring, Draining, Sandboxes):
             case ms.Submit():
                 self._submit(talk, message, payload)
             case ms.Ack(actions=actions):
-                for action in actions:
+                own = tuple(action for action in actions if client_of(action) == talk.client)
+                for action in own:
                     self._results.pop(action, None)
-                self._happen(ev.ActionAcknowledged(self._now(), actions))
+                self._happen(ev.ActionAcknowledged(self._now(), own))
             case ms.RequestSession(spec=spec, again=again):
                 self._request_session(talk, spec, again)
             case ms.ReleaseSession(session=session):
@@ -268,7 +281,8 @@ class Broker(Declaring, Draining, Sandboxes):
                 self._of_trajectory(talk.client, message)
             case ms.Done():
                 for fact in told_by_client(self.scheduler.ledger, talk.client, message.action,
-                                           message.lease, message.outcome, self._now()):
+                                           message.lease, mended(message.outcome),
+                                           self._now()):
                     self._happen(fact)
             case ms.Ping(stamp=stamp):
                 self._say(talk.client, ms.Pong(stamp))
@@ -277,13 +291,15 @@ class Broker(Declaring, Draining, Sandboxes):
             case ms.Shutdown(reason=reason):
                 self.over = True
                 self._timer.after(0, lambda: self.stop(reason or "asked to by a client"))
+            case _:
+                self._refuse(talk, f"a client does not say {type(message).__name__}")
 
     def _submit(self, talk: Talk, message: ms.Submit, payload: Buffer | None) -> None:
         action = message.action
-        if action.id in self.scheduler.ledger.actions:
-            return self._say_granted(action.id)  # again after a reconnect: it is on its way
         if client_of(action.id) != talk.client:
             why = f"id: {show(action.id)} is not this client's"
+        elif action.id in self.scheduler.ledger.actions:
+            return self._say_granted(action.id)  # again after a reconnect: it is on its way
         elif action.once and (known := self._once.answer(action))[0]:
             return self._say(talk.client, *known[1]) if known[1] is not None else None
         else:
@@ -307,7 +323,7 @@ class Broker(Declaring, Draining, Sandboxes):
 
     def _request_session(self, talk: Talk, spec: SessionSpec, again: bool) -> None:
         entry = self.scheduler.ledger.sessions.get(spec.id)
-        if entry is not None:
+        if entry is not None and client_of(spec.id) == talk.client:
             if entry.state in (SessionState.IDLE, SessionState.BUSY):
                 self._say_up(entry)  # the word may have been lost with the way
             return
@@ -329,8 +345,9 @@ class Broker(Declaring, Draining, Sandboxes):
         match message:
             case ms.Finished(lease=lease, outcome=outcome, clean=clean):
                 if self._owns(talk, lease):
-                    end = ev.LeaseFinished(now, lease, outcome, clean)
-                    for fact in finished(self.scheduler.ledger, end) if outcome.pushed else (end,):
+                    end = ev.LeaseFinished(now, lease, mended(outcome), clean)
+                    pushed = end.outcome.pushed
+                    for fact in finished(self.scheduler.ledger, end) if pushed else (end,):
                         self._happen(fact, payload)
             case ms.Released(lease=lease):
                 if self._owns(talk, lease):
@@ -355,6 +372,10 @@ class Broker(Declaring, Draining, Sandboxes):
                 self._of_sandbox(talk.node, message)
             case ms.Ping(stamp=stamp):
                 self._tell(talk.node, ms.Pong(stamp))
+            case ms.Pong():
+                pass
+            case _:
+                self._refuse(talk, f"a worker does not say {type(message).__name__}")
 
     def _owns(self, talk: Talk, lease: int) -> bool:
         """Fencing: a word about a lease counts only from the node that holds it now."""

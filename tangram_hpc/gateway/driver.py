@@ -189,9 +189,9 @@ class Gateway:
             if rank == KEEL:
                 self._keel_moved(reason)
             elif reason:
-                # A rank that lives answers by CLOSE at once. One that took us for dead while we were
-                # stopped came to the broker by the socket, which is why the broker closed this
-                # pipe, and sends us nothing any more, not even that it leaves.
+                # A rank that lives answers by CLOSE at once. A rank that took the gateway for dead
+                # while that was stopped went to the broker's socket, which is why the broker closed
+                # this pipe, and says nothing here any more, not even that it leaves.
                 self._members[rank].open, self._members[rank].owes = False, True
                 self._say(rank, relay.GONE, reason.encode())
             else:
