@@ -3,7 +3,6 @@ everybody else."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,7 +122,8 @@ MEMBER = st.builds(RolloutService, WORD, NUMBER, *[NUMBER] * 7, WORD)
 POOL = st.one_of(
     st.builds(RolloutsSpec, WORD, NUMBERS, st.lists(MEMBER, max_size=2).map(tuple)),
     st.builds(RolloutsSpec, WORD, NUMBERS, st.lists(MEMBER, max_size=2).map(tuple), WORD, WORD,
-              st.tuples(NUMBER, NUMBER), *[NUMBER] * 5, st.booleans(), st.booleans(), *[NUMBER] * 7))
+              st.tuples(NUMBER, NUMBER), *[NUMBER] * 5, st.booleans(), st.booleans(),
+              *[NUMBER] * 7))
 PIECE = st.binary(max_size=3)
 FROM_CLIENT = st.one_of(
     st.builds(ms.Submit, ACTION), st.builds(ms.Submit, ACTION), st.builds(ms.Cancel, st.lists(

@@ -19,11 +19,13 @@ from ..backends.clock import SystemClock
 from ..backends.cmlfq_file import TreeFiles
 from ..backends.journal import FileJournal, journals, next_journal, read_journals
 from ..backends.loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
+from ..backends.overflow import FileOverflow
 from ..backends.rundir import make_job_dir, make_scratch
 from ..backends.slurm.choice import make_slurm
 from ..backends.slurm.environ import slurm_place
 from ..backends.slurm.remark import leave_remark
 from ..backends.spool import FileSpool
+from ..backends.store import FolderStore
 from ..backends.transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from ..broker.driver import Broker, Settings
 from ..broker.satellites import SatelliteScripts
@@ -79,8 +81,14 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     held = place is not None and place.job == plan.job  # else it is a guest in somebody's job
     slurm = make_slurm(config.slurm, environ, plan.job, config.slurm_query_s, clock) if (
         held) else None
+
+    def sweep(owners: list[str]) -> None:
+        loop.run_in_executor(None, store.sweep, owners)
+
+    store, overflow = FolderStore(settings.store), FileOverflow(folder / "overflow")
     broker = Broker(scheduler, journal, clock, LoopTimer(loop), settings, ended.set, spool, slurm,
-                    plan.scripts, TreeFiles(plan.job))
+                    plan.scripts, TreeFiles(plan.job), overflow,
+                    sweep)
     key = os.urandom(32)
     scratch, sockets, addresses = _open_ways(config, environ)
     listeners = [Listener(sock, key, plan.job, lambda link: _converse(broker, link))
@@ -108,6 +116,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     if broker.over or not spool.names():  # else the job may be requeued, and go on with them
         shutil.rmtree(folder / "store", ignore_errors=True)
+    overflow.close()
     spool.close(remove=broker.over)
     await asyncio.sleep(0.05)  # the last frames leave
     if slurm is not None:
@@ -137,7 +146,7 @@ def _apply_earlier(scheduler: Scheduler, folder: Path) -> None:
 
 def _converse(broker: Broker, link: SocketLink) -> None:
     talk = broker.accept(link)
-    link.attach(lambda parcel: broker.receive(talk, *parcel), lambda: None,
+    link.attach(lambda parcel: broker.receive(talk, *parcel), lambda: broker.room(talk),
                 lambda reason: broker.lost(talk, reason))
 
 

@@ -33,7 +33,7 @@ MICRO_MAX = 10**15  # millionths: of a token, of a call's cost
 OPTIONS_MAX = 1 << 20  # bytes of what a service's backend is told
 LIST_MAX = 1 << 16  # entries of a list
 _ALLOCATION = re.compile(r"\d{1,18}(\+\d{1,9})?")
-_DIGEST = re.compile("[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}(\.[0-9a-z.-]{1,100})?")
 _ENDS = ENDED | {ActionState.PREEMPTED}
 
 Bounds = dict[str, tuple[int, int]]

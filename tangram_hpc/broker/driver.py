@@ -9,67 +9,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ..core.admission import refusal, refusal_of_session
 from ..core.ledger import SessionEntry
-from ..core.liveness import Liveness, Stalls
 from ..core.quota_facts import finished, held_by_client, told_by_client
 from ..core.scheduler import Scheduler
 from ..domain import decision as de
 from ..domain import event as ev
-from ..domain.allocation import AllocPolicy
 from ..domain.ids import client_of, show
-from ..domain.rollouts import RolloutsSpec
-from ..domain.service import EndpointSpec, ServiceSpec, endpoint_of
+from ..domain.service import endpoint_of
 from ..domain.session import SessionSpec
 from ..domain.states import NodeState, SessionState
-from ..ports import Buffer, Clock, Journal, Link, Slurm, Spool, Timer, Trees
+from ..ports import Buffer, Clock, Journal, Link, Overflow, Slurm, Spool, Timer, Trees
 from ..wire import message as ms
 from .answers import answer
 from .declaring import Declaring
 from .door import mended, refusal_of, wrong
 from .draining import Draining
+from .judge import SILENCE_S as SILENCE_S
+from .judge import WATCH_S, Judge
 from .once import Once
+from .orders import message_of
+from .outgoing import Outgoing
 from .sandboxes import Sandboxes
 from .satellites import Satellites, SatelliteScripts
+from .settings import Settings as Settings
+from .settings import Talk as Talk
+from .sweeping import Sweeping
 
-SILENCE_S = 30.0  # a worker that says nothing for so long is lost
-_WATCH_S = 2.0
-_STALLED_S = 2 * _WATCH_S  # the broker did not look for longer: it was not running
 _MANY = 16  # messages in one beat that make a broker a busy one; leases ahead do so too
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a broker is told at its start. `nodes` is how many workers are expected; `gap_s` passes
-    between two beats of a busy broker, so that they are few and large."""
-
-    job: str
-    store: str
-    nodes: int = 1
-    grace_s: float = 30.0
-    join_s: float = 120.0
-    kill_wait_s: float = 2.0
-    output_max: int = 1 << 20
-    user: str = ""
-    version: str = ""
-    services: tuple[ServiceSpec, ...] = ()
-    endpoints: tuple[EndpointSpec, ...] = ()
-    rollouts: tuple[RolloutsSpec, ...] = ()
-    gap_s: float = 0.0
-    policy: AllocPolicy | None = None
-
-
-@dataclass(slots=True)
-class Talk:
-    """One conversation: the link, and who it turned out to be."""
-
-    link: Link
-    client: int = 0
-    node: int = 0
-    leaving: str = ""  # why its worker will be gone soon
-    said_bye: bool = False
 
 
 class Broker(Declaring, Draining, Sandboxes):
@@ -78,7 +46,9 @@ class Broker(Declaring, Draining, Sandboxes):
     def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock, timer: Timer,
                  settings: Settings, on_end: Callable[[], None],
                  spool: Spool | None = None, slurm: Slurm | None = None,
-                 scripts: SatelliteScripts | None = None, trees: Trees | None = None) -> None:
+                 scripts: SatelliteScripts | None = None, trees: Trees | None = None,
+                 overflow: Overflow | None = None,
+                 sweep: Callable[[list[str]], None] = lambda owners: None) -> None:
         self.scheduler, self.settings = scheduler, settings
         self._journal, self._clock, self._timer, self._on_end = journal, clock, timer, on_end
         self._slurm = slurm  # None outside of a job
@@ -89,13 +59,13 @@ class Broker(Declaring, Draining, Sandboxes):
         self._clients: dict[int, Talk] = {}
         self._workers: dict[int, Talk] = {}
         self._payloads: dict[int, Buffer] = {}  # by action, until its result is known
-        self._results: dict[int, tuple[ms.Result, Buffer | None]] = {}  # until acknowledged
-        self._once = Once(scheduler.ledger, spool)
+        self._outgoing = Outgoing(overflow)
+        self._sweeping = Sweeping(sweep, self._now, int(settings.grace_s * 1e9))
+        self._once = Once(scheduler.ledger, spool, self._sweeping.forgotten)
         self._replies: list[tuple[int, ms.Message, Buffer | None]] = []  # (client, word)
         self._touched: dict[int, Link] = {}  # links to flush at the end of the beat
-        self._liveness = Liveness(int(SILENCE_S * 1e9))
-        self._stalls = Stalls(self._now(), _STALLED_S * 1e9)
-        self._stalls_joining = 0.0  # of their total: what the wait for nodes has made up for
+        self._judge = Judge(self._now, self._happen, self.satellites)
+        self._liveness = self._judge.liveness
         self._beat_due = False
         self._heard = 0  # messages since the last beat
         self._wake_at = 0
@@ -124,7 +94,7 @@ class Broker(Declaring, Draining, Sandboxes):
             self._happen(ev.AllocationsAllowed(self._now(), s.policy))
         self.satellites.start()
         self._timer.after(s.join_s, self._join_ended)
-        self._timer.after(_WATCH_S, self._watch)
+        self._timer.after(WATCH_S, self._watch)
         self._touch()
 
     def stop(self, reason: str) -> None:
@@ -171,6 +141,7 @@ class Broker(Declaring, Draining, Sandboxes):
         """The link is gone."""
         if talk.client and self._clients.get(talk.client) is talk and not self.ended:
             del self._clients[talk.client]
+            self._outgoing.close(talk.client, talk.queue)
             grace = 0 if talk.said_bye else int(self.settings.grace_s * 1e9)
             now = self._now()
             self._happen(ev.ClientLeft(now, talk.client, talk.said_bye, now + grace))
@@ -186,6 +157,11 @@ class Broker(Declaring, Draining, Sandboxes):
             self._say(talk.client, word)
         else:
             self._refuse(talk, f"{type(message).__name__}: {why}")
+
+    def room(self, talk: Talk) -> None:
+        """A conversation's link may have room again for what waits."""
+        if talk.queue.words and self._clients.get(talk.client) is talk:
+            self._outgoing.pump(talk.client, talk.link, talk.queue)
 
     def _refuse(self, talk: Talk, text: str) -> None:
         """Ends a conversation, with the reason."""
@@ -208,6 +184,7 @@ class Broker(Declaring, Draining, Sandboxes):
         talk.client = known or ledger.next_client
         old = self._clients.get(talk.client)
         if old is not None:
+            self._outgoing.close(talk.client, old.queue)
             old.link.close()  # the same client on a new way: the old one is dead
         self._clients[talk.client] = talk
         self._happen(ev.ClientJoined(self._now(), talk.client, hello.uid, hello.name, hello.rank,
@@ -215,9 +192,8 @@ class Broker(Declaring, Draining, Sandboxes):
         s = self.settings
         self._say(talk.client, ms.Welcome(talk.client, s.job, s.store, self.scheduler.placer.name,
                                           self._journal.mode, s.grace_s, not known))
-        for action, (result, payload) in self._results.items():
-            if known and client_of(action) == talk.client:
-                self._say(talk.client, result, payload)
+        for result in self._outgoing.of(talk.client) if known else ():
+            self._say(talk.client, result)
 
     def _join_worker(self, talk: Talk, hello: ms.WorkerHello) -> None:
         if why := self._mismatch(hello.version, hello.job):
@@ -235,11 +211,9 @@ class Broker(Declaring, Draining, Sandboxes):
 
     def _join_ended(self) -> None:
         """Nodes had their time to join; that in which the broker did not run is added once."""
-        self._mind_stalls()
-        missed_ns = self._stalls.total - self._stalls_joining
-        self._stalls_joining = self._stalls.total
-        if missed_ns and not self.ended:
-            self._timer.after(min(self.settings.join_s, missed_ns / 1e9), self._join_ended)
+        missed_s = 0.0 if self.ended else self._judge.missed_s()
+        if missed_s:
+            self._timer.after(min(self.settings.join_s, missed_s), self._join_ended)
         else:
             self._stop_waiting_for_nodes()
 
@@ -255,7 +229,7 @@ class Broker(Declaring, Draining, Sandboxes):
             case ms.Ack(actions=actions):
                 own = tuple(action for action in actions if client_of(action) == talk.client)
                 for action in own:
-                    self._results.pop(action, None)
+                    self._outgoing.acknowledged(action)
                 self._happen(ev.ActionAcknowledged(self._now(), own))
             case ms.RequestSession(spec=spec, again=again):
                 self._request_session(talk, spec, again)
@@ -386,6 +360,7 @@ class Broker(Declaring, Draining, Sandboxes):
         told = answer(ask, self.scheduler, self.settings.job, self._slurm, self.satellites,
                       self._now())
         told |= self._of_pools() if ask.what == "rollouts" else {}
+        told |= {"unread": self._outgoing.told()} if ask.what == "info" else {}
         self._say(talk.client, ms.Answer(ask.request), json.dumps(told).encode())
 
     # ---- facts and orders --------------------------------------------------------------------
@@ -397,8 +372,8 @@ class Broker(Declaring, Draining, Sandboxes):
             for order in self.scheduler.handle(each):
                 self._perform(order, payload)
             if type(each) is ev.ClientExpired:
-                for action in [a for a in self._results if client_of(a) == each.client]:
-                    del self._results[action]
+                self._outgoing.expired(each.client)
+                self._sweeping.left(each.client)
 
     def _perform(self, order: de.Decision, payload: Buffer | None) -> None:
         match order:
@@ -411,22 +386,13 @@ class Broker(Declaring, Draining, Sandboxes):
                            self._payloads[order.action])
             case de.Reply():
                 self._reply(order, payload)
-            case de.KillLease():
-                self._tell(order.node, ms.Kill(order.lease, order.state, order.reason))
-            case de.ResizeLease():
-                self._tell(order.node, ms.Resize(order.lease, order.cores))
-            case de.OpenSession():
-                self._tell(order.node, ms.OpenSandbox(order.spec))
-            case de.CloseSession():
-                self._tell(order.node, ms.CloseSandbox(order.session))
-            case de.PackSession():
-                self._tell(order.node, ms.PackSandbox(order.session))
+            case (de.KillLease() | de.ResizeLease() | de.OpenSession() | de.CloseSession()
+                  | de.PackSession() | de.PrepareService()):
+                self._tell(order.node, message_of(order))
             case de.AskAllocation():
                 self.satellites.ask(order)
             case de.EndAllocation():
                 self.satellites.end(order)
-            case de.PrepareService():
-                self._tell(order.node, ms.PrepareService(order.spec))
             case de.AnnounceSession():
                 self._say_up(self.scheduler.ledger.sessions[order.session])
             case de.AnnounceSessionEnd():
@@ -446,10 +412,10 @@ class Broker(Declaring, Draining, Sandboxes):
                            order.queue_ns, order.held_ns, 0 if payload is None else 1,
                            order.grants, order.route)
         if action in ledger.actions:  # its client may still come back for it
-            self._results[action] = (result, payload)
+            self._outgoing.keep(result, payload)
         self._say(client_of(action), result, payload)
         for other in self._once.ended(result, payload, order.node != 0):
-            self._results[other.action] = (other, payload)
+            self._outgoing.keep(other, payload)
             self._say(client_of(other.action), other, payload)
 
     def _learn(self, fact: ev.Event) -> None:
@@ -478,7 +444,7 @@ class Broker(Declaring, Draining, Sandboxes):
         if self.ended:
             return
         self._beat_due = True
-        self._mind_stalls()
+        self._judge.look()
         while events := self.scheduler.plan(self._now()):
             for event in events:
                 self._happen(event)
@@ -500,7 +466,7 @@ class Broker(Declaring, Draining, Sandboxes):
         for client, message, payload in replies:
             talk = self._clients.get(client)
             if talk is not None:
-                talk.link.send(message, payload)
+                self._outgoing.send(client, talk.link, talk.queue, message, payload)
                 touched[client] = talk.link
         for link in touched.values():
             link.flush()
@@ -516,27 +482,18 @@ class Broker(Declaring, Draining, Sandboxes):
         self._wake_at = 0
         self._touch()
 
-    def _mind_stalls(self) -> None:
-        """A broker that did not run for a while judges nobody by that time: each deadline moves by
-        it, and a little more, so that what has arrived meanwhile is read first."""
-        now = self._now()
-        stalled_ns = int(self._stalls.look(now))
-        if stalled_ns:
-            self._liveness.stalled(now)
-            self.satellites.stalled(stalled_ns)
-            self._happen(ev.BrokerStalled(now, stalled_ns + int(_WATCH_S * 1e9)))
-
     def _watch(self) -> None:
         if self.ended:
             return
-        self._mind_stalls()
+        self._judge.look()
         for node in self._liveness.silent(self._now()):
             talk = self._workers.get(node)
             if talk is not None:
                 talk.link.close()
                 self.lost(talk, f"silent for {SILENCE_S:.0f} s")
         self.satellites.watch()
-        self._timer.after(_WATCH_S, self._watch)
+        self._sweeping.watch()
+        self._timer.after(WATCH_S, self._watch)
 
     def _now(self) -> int:
         return self._clock.now_ns()

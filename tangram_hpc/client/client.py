@@ -18,6 +18,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from ..core.liveness import Patience
 from ..core.pace import Pace
 from ..domain.action import Kind, Profile
@@ -44,10 +46,11 @@ from .request import (
 from .results import Pending, Streams, conclude, refuse
 from .rollouts import RolloutCalls
 from .session import Session
+from .shelf import Shelf
 
 _PING_S = 2.0
 _TRY_S = 20.0  # no try of all ways takes longer: what does was time in which we did not run
-_ACK_AFTER = 128
+_ACK_AFTER, _ACK_BYTES = 128, 1 << 20  # results, or bytes of them, until we acknowledge them
 
 
 class Client(RolloutCalls, Quotas, Opening):
@@ -75,6 +78,7 @@ class Client(RolloutCalls, Quotas, Opening):
         self._answers: dict[int, concurrent.futures.Future[Any]] = {}
         RolloutCalls.__init__(self)
         self._acks: list[int] = []
+        self._ack_bytes = 0
         self._paces: dict[str, Pace] = {}
         self._closing = False
         self._failure: TangramError | None = None
@@ -83,7 +87,7 @@ class Client(RolloutCalls, Quotas, Opening):
         self._thread = threading.Thread(target=self._run, name="tangram-client", daemon=True)
         self._thread.start()
         self._await_welcome(connect_s)
-        self._book = FunctionBook(lambda data: self._store.put(data))
+        self._book = FunctionBook(self._store)
         _CLIENTS.add(self)
 
     def _await_welcome(self, connect_s: float) -> None:
@@ -94,7 +98,7 @@ class Client(RolloutCalls, Quotas, Opening):
         if self._failure is not None:
             raise self._failure
         assert self.welcome is not None
-        self._store = self._make_store(self.welcome.store)
+        self._store = Shelf(self._make_store(self.welcome.store), self.welcome.client)
 
     # ---- actions -----------------------------------------------------------------------------
 
@@ -209,17 +213,25 @@ class Client(RolloutCalls, Quotas, Opening):
                      on_output: Callable[[int, bytes], None] | None = None,
                      key: str = "cpu") -> Future:
         in_session = session.spec.id if session is not None else 0
-        action = make_action(self._mint(), kind, options, in_session, what, key)
-        payload = packed(call, "work, env, cwd, files")
-        if len(payload) > ms.INLINE_MAX:
-            payload = pl.encode(pl.Stored(self._store.put(payload), len(payload)))
-        with self._lock:
-            if self._closing or self._failure is not None:
-                raise self._failure or BrokerUnreachable("the client is closed")
-            future = Future(action.id, self._cancel)
-            self._pending[action.id] = Pending(action, payload, future, trusted,
-                                               time.monotonic_ns(), on_output)
-            self._put(ms.Submit(action), payload)
+        held = (call.digest,) if type(call) is pl.FunctionCall else ()
+        try:
+            action = make_action(self._mint(), kind, options, in_session, what, key)
+            if held and action.once:
+                call = msgspec.structs.replace(call, digest=self._store.keep(held[0], action.once))
+            payload = packed(call, "work, env, cwd, files")
+            if len(payload) > ms.INLINE_MAX:
+                name = self._store.put(payload, action.once)
+                payload, held = pl.encode(pl.Stored(name, len(payload))), (*held, name)
+            with self._lock:
+                if self._closing or self._failure is not None:
+                    raise self._failure or BrokerUnreachable("the client is closed")
+                future = Future(action.id, self._cancel)
+                self._pending[action.id] = Pending(action, payload, future, trusted,
+                                                   time.monotonic_ns(), on_output, held=held)
+                self._put(ms.Submit(action), payload)
+        except TangramError:
+            self._store.release(held)
+            raise
         return future
 
     def _cancel(self, action: int) -> None:
@@ -262,7 +274,8 @@ class Client(RolloutCalls, Quotas, Opening):
                     return
                 for message, payload in channel.wait(_PING_S, self._awaits()):
                     self._receive(message, payload)
-                if self._acks and (len(self._acks) >= _ACK_AFTER or not self._pending):
+                if self._acks and (len(self._acks) >= _ACK_AFTER or not self._pending
+                                   or self._ack_bytes >= _ACK_BYTES):
                     self._send_acks()
                 now = time.monotonic()
                 if now - last_ping >= _PING_S:
@@ -289,7 +302,7 @@ class Client(RolloutCalls, Quotas, Opening):
 
     def _send_acks(self) -> None:
         with self._lock:
-            acks, self._acks = self._acks, []
+            acks, self._acks, self._ack_bytes = self._acks, [], 0
             self._outbox.put(ms.Ack(tuple(acks)))
 
     def _open(self, first: bool, because: str = "") -> Channel:
@@ -369,9 +382,13 @@ class Client(RolloutCalls, Quotas, Opening):
         match message:
             case ms.Result(action=action):
                 self._acks.append(action)
+                if payload is not None:
+                    self._ack_bytes += len(payload)
                 pending = self._take(action)
                 if pending is not None:
                     conclude(pending, message, payload, self._store)
+                    if pending.held:
+                        self._store.release(pending.held)
             case ms.Output(id=action, stream=stream):
                 open_one = self._pending.get(action)
                 if open_one is not None and open_one.on_output is not None and payload is not None:
@@ -407,6 +424,7 @@ class Client(RolloutCalls, Quotas, Opening):
         pending = self._take(message.id)
         if pending is not None:
             refuse(pending, message)
+            self._store.release(pending.held)
             return
         answer = self._answers.pop(message.id, None)
         if answer is not None:

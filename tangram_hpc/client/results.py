@@ -24,11 +24,11 @@ from ..errors import (
     TangramError,
     UntrustedResult,
 )
-from ..ports import Store
 from ..wire import message as ms
 from ..wire import payload as pl
 from ..wire.value import decode_value
 from .future import ExecResult, Future
+from .shelf import Shelf
 from .turn import Turn
 
 _log = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ class Pending(msgspec.Struct, gc=False):
     on_output: Callable[[int, bytes], None] | None = None
     cancelled: bool = False
     turn: Turn | None = None  # of a grant
+    held: tuple[str, ...] = ()  # entries of the job's store that it needs until it is over
 
 
 class Streams:
@@ -63,7 +64,7 @@ class Streams:
             _log.exception("%s: its on_output raised this and is called no more", _name(pending))
 
 
-def conclude(pending: Pending, result: ms.Result, payload: memoryview | None, store: Store
+def conclude(pending: Pending, result: ms.Result, payload: memoryview | None, store: Shelf
              ) -> None:
     """Ends the future with what the result says."""
     act_ns = time.monotonic_ns() - pending.submitted_ns
@@ -87,11 +88,11 @@ def _name(pending: Pending) -> str:
     return f"action {pending.future.id} ({pending.action.name})"
 
 
-def _value(pending: Pending, result: ms.Result, payload: memoryview | None, store: Store) -> Any:
+def _value(pending: Pending, result: ms.Result, payload: memoryview | None, store: Shelf) -> Any:
     outcome = result.outcome
     told = pl.decode(payload) if payload is not None else None
     if isinstance(told, pl.Stored):
-        told = pl.decode(store.get(told.digest))
+        told = _fetched(told, pending, store)
     if isinstance(told, pl.ErrorReturn):
         kind = UntrustedResult if told.kind == "UntrustedResult" else RemoteError
         text = told.text if kind is UntrustedResult else f"{told.kind}: {told.text}"
@@ -112,6 +113,13 @@ def _value(pending: Pending, result: ms.Result, payload: memoryview | None, stor
     if isinstance(told, pl.ValueReturn):
         return _returned(told, pending)
     return None
+
+
+def _fetched(told: pl.Stored, pending: Pending, store: Shelf) -> pl.AnyPayload:
+    """A result that came through the store, which need not keep it any longer."""
+    data = store.get(told.digest)
+    store.taken(told.digest, pending.action.id, pending.action.once)
+    return pl.decode(data)
 
 
 def _returned(told: pl.ValueReturn, pending: Pending) -> Any:
