@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from ..config import Config
 from ..core.placers.registry import make_placer
 from ..core.scheduler import Scheduler
 from ..domain.allocation import AllocPolicy
+from ..domain.service import EndpointSpec
 from ..endpoints import endpoint_spec
 from ..errors import InvalidInput
 from ..rollouts import rollouts_spec
@@ -70,25 +71,14 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     spool = FileSpool(folder / "once", config.once_mib << 20)
     ended = asyncio.Event()
     journal = FileJournal(next_journal(folder), config.sync, loop.call_soon_threadsafe, spool.sync)
-    settings = Settings(
-        job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
-        join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
-        user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, endpoints=endpoints,
-        services=tuple(service_spec(name, told) for name, told in config.services.items()),
-        rollouts=tuple(rollouts_spec(name, told) for name, told in config.rollouts.items()),
-        policy=plan.policy)
+    settings = _settings(plan, folder, endpoints)
     place, clock = slurm_place(environ), SystemClock()
     held = place is not None and place.job == plan.job  # else it is a guest in somebody's job
     slurm = make_slurm(config.slurm, environ, plan.job, config.slurm_query_s, clock) if (
         held) else None
-
-    def sweep(owners: list[str]) -> None:
-        loop.run_in_executor(None, store.sweep, owners)
-
-    store, overflow = FolderStore(settings.store), FileOverflow(folder / "overflow")
+    overflow = FileOverflow(folder / "overflow")
     broker = Broker(scheduler, journal, clock, LoopTimer(loop), settings, ended.set, spool, slurm,
-                    plan.scripts, TreeFiles(plan.job), overflow,
-                    sweep)
+                    plan.scripts, TreeFiles(plan.job), overflow, _sweeper(loop, settings.store))
     key = os.urandom(32)
     scratch, sockets, addresses = _open_ways(config, environ)
     listeners = [Listener(sock, key, plan.job, lambda link: _converse(broker, link))
@@ -128,6 +118,28 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
                 why := await leave_remark(slurm, int(plan.job), folder)):
             print(f"tangram: broker: no summary in the job's Comment: {why}", file=sys.stderr)
         await slurm.closed()
+
+
+def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...]) -> Settings:
+    """The broker's settings, from its plan and the config."""
+    config = plan.config
+    return Settings(
+        job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
+        join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
+        user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, policy=plan.policy,
+        endpoints=endpoints,
+        services=tuple(service_spec(name, told) for name, told in config.services.items()),
+        rollouts=tuple(rollouts_spec(name, told) for name, told in config.rollouts.items()))
+
+
+def _sweeper(loop: asyncio.AbstractEventLoop, folder: str) -> Callable[[list[str]], None]:
+    """Removes owners' entries of the job's store, in a thread: it may be on a slow file system."""
+    store = FolderStore(folder)
+
+    def sweep(owners: list[str]) -> None:
+        loop.run_in_executor(None, store.sweep, owners)
+
+    return sweep
 
 
 def _apply_earlier(scheduler: Scheduler, folder: Path) -> None:

@@ -20,7 +20,7 @@ from ..domain.service import EndpointSpec, ServiceSpec
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 INLINE_MAX = 66 * 1024  # 64 KiB of data and its wrapping; more goes by digest through the store
 
 
