@@ -27,8 +27,9 @@ from ..backends.slurm.remark import leave_remark
 from ..backends.spool import FileSpool
 from ..backends.store import FolderStore
 from ..backends.transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
-from ..broker.driver import Broker, Settings
+from ..broker.driver import Broker
 from ..broker.satellites import SatelliteScripts
+from ..broker.settings import Settings
 from ..config import Config
 from ..core.placers.registry import make_placer
 from ..core.scheduler import Scheduler

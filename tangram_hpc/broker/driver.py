@@ -26,15 +26,13 @@ from .answers import answer
 from .declaring import Declaring
 from .door import mended, refusal_of, wrong
 from .draining import Draining
-from .judge import SILENCE_S as SILENCE_S
-from .judge import WATCH_S, Judge
+from .judge import SILENCE_S, WATCH_S, Judge
 from .once import Once
 from .orders import message_of
-from .outgoing import Outgoing
+from .outgoing import LINK_MAX, Outgoing
 from .sandboxes import Sandboxes
 from .satellites import Satellites, SatelliteScripts
-from .settings import Settings as Settings
-from .settings import Talk as Talk
+from .settings import Settings, Talk
 from .sweeping import Sweeping
 
 _MANY = 16  # messages in one beat that make a broker a busy one; leases ahead do so too
@@ -228,8 +226,7 @@ class Broker(Declaring, Draining, Sandboxes):
                 self._submit(talk, message, payload)
             case ms.Ack(actions=actions):
                 own = tuple(action for action in actions if client_of(action) == talk.client)
-                for action in own:
-                    self._outgoing.acknowledged(action)
+                self._outgoing.acknowledged(talk.client, own)
                 self._happen(ev.ActionAcknowledged(self._now(), own))
             case ms.RequestSession(spec=spec, again=again):
                 self._request_session(talk, spec, again)
@@ -466,8 +463,12 @@ class Broker(Declaring, Draining, Sandboxes):
         for client, message, payload in replies:
             talk = self._clients.get(client)
             if talk is not None:
-                self._outgoing.send(client, talk.link, talk.queue, message, payload)
-                touched[client] = talk.link
+                link = talk.link
+                if payload is None or talk.queue.words or link.unsent > LINK_MAX:
+                    self._outgoing.send(client, link, talk.queue, message, payload)
+                else:
+                    link.send(message, payload)
+                touched[client] = link
         for link in touched.values():
             link.flush()
 

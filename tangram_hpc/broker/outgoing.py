@@ -18,7 +18,7 @@ Where there is no overflow (a simulation), or its disk is full, payloads stay in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -80,23 +80,23 @@ class Outgoing:
             kept = self._kept[client] = _Kept()
         place: Payload = payload
         if payload is not None:
-            if kept.held + len(payload) > KEPT_MAX:
-                place = self._spilled(client, payload)
-            if not isinstance(place, Place):
-                kept.held += len(payload)
+            held = kept.held + len(payload)
+            if held > KEPT_MAX and type(place := self._spilled(client, payload)) is Place:
+                held = kept.held
+            kept.held = held
         kept.results[result.action] = result, place
 
-    def acknowledged(self, action: int) -> None:
-        """The client holds this result. Unknown ones are ignored."""
-        client = client_of(action)
+    def acknowledged(self, client: int, actions: Iterable[int]) -> None:
+        """The client holds these results, which are its own. Unknown ones are ignored."""
         kept = self._kept.get(client)
-        found = kept.results.pop(action, None) if kept is not None else None
-        if kept is None or found is None:
+        if kept is None:
             return
-        if isinstance(found[1], Place):
-            self._free(client)
-        elif found[1] is not None:
-            kept.held -= len(found[1])
+        for action in actions:
+            _, place = kept.results.pop(action, (None, None))
+            if type(place) is Place:
+                self._free(client)
+            elif place is not None:
+                kept.held -= len(place)
         if not kept.results:
             del self._kept[client]
 
