@@ -30,7 +30,16 @@ class Clock(Protocol):
 
 
 class Link(Protocol):
-    """One conversation with one peer."""
+    """One conversation with one peer.
+
+    Attributes:
+        unsent: bytes that were flushed and that the peer's connection has no room for yet.
+    """
+
+    @property
+    def unsent(self) -> int:
+        """See above."""
+        ...
 
     def send(self, message: Message, payload: Buffer | None = None) -> None:
         """Queues a message; it leaves at the next flush."""
@@ -111,6 +120,26 @@ class Spool(Protocol):
 
     def commit(self) -> None:
         """Hands what was kept and dropped to the kernel."""
+        ...
+
+
+class Overflow(Protocol):
+    """Payloads for clients that do not read, out of memory; gone with the broker."""
+
+    def put(self, client: int, data: Buffer) -> int:
+        """Writes a payload; its offset in the client's overflow, or -1: there is no room."""
+        ...
+
+    def get(self, client: int, offset: int, size: int) -> bytes:
+        """Reads a payload."""
+        ...
+
+    def free(self, client: int) -> None:
+        """One payload of the client's is not needed any more."""
+        ...
+
+    def drop(self, client: int) -> None:
+        """Nothing of the client's is needed any more; unknown ones are ignored."""
         ...
 
 
@@ -404,18 +433,22 @@ class Slurm(Protocol):
 
 
 class Store(Protocol):
-    """Payloads too large for a frame, under their sha256."""
+    """Payloads too large for a frame, under their sha256 and their owner."""
 
-    def put(self, data: Buffer) -> str:
-        """Stores the bytes; returns their hex digest."""
+    def put(self, data: Buffer, owner: str = "") -> str:
+        """Stores the bytes for an owner; returns their name, which begins with their digest."""
         ...
 
-    def get(self, digest: str) -> bytes:
-        """The bytes under a digest.
+    def get(self, name: str) -> bytes:
+        """The bytes under a name.
 
         Raises:
             InvalidInput: they are not there or do not match their digest.
         """
+        ...
+
+    def drop(self, name: str) -> None:
+        """Removes what lies under a name; never fails."""
         ...
 
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,19 +20,23 @@ from ..backends.clock import SystemClock
 from ..backends.cmlfq_file import TreeFiles
 from ..backends.journal import FileJournal, journals, next_journal, read_journals
 from ..backends.loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
+from ..backends.overflow import FileOverflow
 from ..backends.rundir import make_scratch
 from ..backends.slurm.budgeted import BudgetedSlurm
 from ..backends.slurm.choice import make_slurm
 from ..backends.slurm.environ import slurm_place
 from ..backends.slurm.remark import leave_remark
 from ..backends.spool import FileSpool
+from ..backends.store import FolderStore
 from ..backends.transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
-from ..broker.driver import Broker, Settings
+from ..broker.driver import Broker
 from ..broker.satellites import SatelliteScripts
+from ..broker.settings import Settings
 from ..config import Config
 from ..core.placers.registry import make_placer
 from ..core.scheduler import Scheduler
 from ..domain.allocation import AllocPolicy
+from ..domain.service import EndpointSpec
 from ..endpoints import endpoint_spec
 from ..errors import InvalidInput, TangramError
 from ..rollouts import rollouts_spec
@@ -73,19 +77,14 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     ended = asyncio.Event()
     journal = FileJournal(next_journal(folder), config.sync, loop.call_soon_threadsafe, spool.sync,
                           claim.superseded)
-    settings = Settings(
-        job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
-        join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
-        user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, endpoints=endpoints,
-        services=tuple(service_spec(name, told) for name, told in config.services.items()),
-        rollouts=tuple(rollouts_spec(name, told) for name, told in config.rollouts.items()),
-        policy=plan.policy, slurm_query_s=config.slurm_query_s)
+    settings = _settings(plan, folder, endpoints)
     place, clock = slurm_place(environ), SystemClock()
     held = place is not None and place.job == plan.job  # else it is a guest in somebody's job
     slurm = make_slurm(config.slurm, environ, plan.job, config.slurm_query_s, clock) if (
         held) else None
+    overflow = FileOverflow(folder / "overflow")
     broker = Broker(scheduler, journal, clock, LoopTimer(loop), settings, ended.set, spool, slurm,
-                    plan.scripts, TreeFiles(plan.job))
+                    plan.scripts, TreeFiles(plan.job), overflow, _sweeper(loop, settings.store))
     key = os.urandom(32)
     scratch, sockets, addresses = _open_ways(plan, environ)
     listeners = [Listener(sock, key, plan.job, lambda link: _converse(broker, link))
@@ -119,6 +118,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     if broker.over or not spool.names():  # else the job may be requeued, and go on with them
         shutil.rmtree(folder / "store", ignore_errors=True)
+    overflow.close()
     spool.close(remove=broker.over)
     mark_ended(access, plan.job, time.strftime("%Y-%m-%dT%H:%M:%S"))
     claim.lock.release()  # the next broker may begin, and nothing is written or removed any more
@@ -155,6 +155,28 @@ def _hold(timer: LoopTimer, claim: Claim, broker: Broker) -> None:
         timer.after(BEAT_S, lambda: _hold(timer, claim, broker))
 
 
+def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...]) -> Settings:
+    """The broker's settings, from its plan and the config."""
+    config = plan.config
+    return Settings(
+        job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
+        join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
+        user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, policy=plan.policy,
+        endpoints=endpoints, slurm_query_s=config.slurm_query_s,
+        services=tuple(service_spec(name, told) for name, told in config.services.items()),
+        rollouts=tuple(rollouts_spec(name, told) for name, told in config.rollouts.items()))
+
+
+def _sweeper(loop: asyncio.AbstractEventLoop, folder: str) -> Callable[[list[str]], None]:
+    """Removes owners' entries of the job's store, in a thread: it may be on a slow file system."""
+    store = FolderStore(folder)
+
+    def sweep(owners: list[str]) -> None:
+        loop.run_in_executor(None, store.sweep, owners)
+
+    return sweep
+
+
 def _apply_earlier(scheduler: Scheduler, folder: Path) -> None:
     """Gives a scheduler the events of earlier starts of this job's broker; a replay never plans.
 
@@ -171,7 +193,7 @@ def _apply_earlier(scheduler: Scheduler, folder: Path) -> None:
 
 def _converse(broker: Broker, link: SocketLink) -> None:
     talk = broker.accept(link)
-    link.attach(lambda parcel: broker.receive(talk, *parcel), lambda: None,
+    link.attach(lambda parcel: broker.receive(talk, *parcel), lambda: broker.room(talk),
                 lambda reason: broker.lost(talk, reason))
 
 

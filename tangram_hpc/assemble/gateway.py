@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..backends.transport.dial import dial
+from ..backends.transport.mpi_guard import end_if_stopped
 from ..backends.transport.naps import sharpen
 from ..backends.transport.pipes import SocketPipes
 from ..config import Config
 from ..errors import BrokerUnreachable, TangramError
 from ..gateway.driver import Gateway
-from ..gateway.watchdog import watch
+from ..gateway.watchdog import STUCK_S, watch
 from ..version import VERSION
 from .ways import await_access, find_access
 
@@ -50,9 +51,10 @@ def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path
     here = known
     pipes = SocketPipes(lambda: dial(here.addresses, here.key, here.job))
     gateway = Gateway(world.wire, pipes, world.members, time.monotonic_ns,
-                      world.spin_us(config.gateway_spin_us), os.sched_yield)
+                      world.spin_us(config.gateway_spin_us), os.sched_yield, world.shares_fate)
     sharpen()
-    watch(lambda: gateway.turns)
+    if not world.shares_fate:  # else its end would end the ranks, who can do without it
+        watch(lambda: gateway.turns, STUCK_S, end_if_stopped(os.getpid(), STUCK_S))
     orderly = gateway.run()
     world.finalize(orderly)
     if gateway.orphaned:

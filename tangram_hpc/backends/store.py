@@ -1,19 +1,26 @@
 """The job's store: payloads over the inline limit, content-addressed files in one private folder.
 
-Law: a file's name is its sha256; what is read is checked against it, so a changed file is an error
-and never a wrong answer. Clients and workers reach it; broker and journal never do.
+An entry is named `DIGEST` or `DIGEST.OWNER`. The digest is the sha256 of its bytes; what is read is
+checked against it, so a changed file is an error and never a wrong answer. The owner says for whom
+the entry is kept, and so when it goes (`wire/payload.py` makes owners): whoever holds an entry
+alone drops it when it is no longer needed, and the broker sweeps what clients that are gone left.
+
+Law: clients and workers read and write; the broker removes by name and never reads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import InvalidInput
 
-_DIGEST = re.compile("[0-9a-f]{64}")
+_NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-z.-]{1,100})?")
+_DIGITS = 64
 
 
 class FolderStore:
@@ -22,31 +29,51 @@ class FolderStore:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
 
-    def put(self, data: bytes | bytearray | memoryview) -> str:
-        """Stores the bytes under their digest; storing them again costs one look."""
+    def put(self, data: bytes | bytearray | memoryview, owner: str = "") -> str:
+        """Stores the bytes for an owner and returns their name; storing them again for the same
+        owner costs one look."""
         digest = hashlib.sha256(data).hexdigest()
-        path = self._folder / digest
+        name = f"{digest}.{owner}" if owner else digest
+        path = self._folder / name
         if not path.exists():
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            draft = self._folder / f".{digest}.{os.getpid()}"
+            draft = self._folder / f".{name}.{os.getpid()}"
             try:
                 draft.write_bytes(data)
                 os.replace(draft, path)
             except OSError as error:
+                with contextlib.suppress(OSError):
+                    draft.unlink()
                 raise InvalidInput(f"store {self._folder}: cannot write ({error.strerror}); "
                                    "clients and workers must share this folder") from None
-        return digest
+        return name
 
-    def get(self, digest: str) -> bytes:
-        """The bytes under `digest`; see `ports.Store.get`."""
-        if not _DIGEST.fullmatch(digest):  # else it could name any file
-            raise InvalidInput(f"store {self._folder}: no payload {digest[:12]!r} (not a digest)")
+    def get(self, name: str) -> bytes:
+        """The bytes under `name`; see `ports.Store.get`."""
+        if not _NAME.fullmatch(name):  # else it could name any file
+            raise InvalidInput(f"store {self._folder}: no payload {name[:12]!r} (not a digest)")
         try:
-            data = (self._folder / digest).read_bytes()
+            data = (self._folder / name).read_bytes()
         except OSError as error:
-            raise InvalidInput(f"store {self._folder}: no payload {digest[:12]} "
+            raise InvalidInput(f"store {self._folder}: no payload {name[:12]} "
                                f"({error.strerror}); clients and workers must share this folder"
                                ) from None
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise InvalidInput(f"store {self._folder}: payload {digest[:12]} was changed")
+        if hashlib.sha256(data).hexdigest() != name[:_DIGITS]:
+            raise InvalidInput(f"store {self._folder}: payload {name[:12]} was changed")
         return data
+
+    def drop(self, name: str) -> None:
+        """Removes an entry; one that is not there, or cannot be removed now, is left to the end of
+        the job."""
+        if _NAME.fullmatch(name):
+            with contextlib.suppress(OSError):
+                (self._folder / name).unlink()
+
+    def sweep(self, owners: Iterable[str]) -> None:
+        """Removes all entries whose owner begins with one of these. O(entries)."""
+        beginnings = tuple(owners)
+        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name.lstrip(".")[_DIGITS + 1 :].startswith(beginnings):
+                    with contextlib.suppress(OSError):
+                        os.unlink(entry.path)

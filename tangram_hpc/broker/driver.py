@@ -9,67 +9,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ..core.admission import refusal, refusal_of_session
 from ..core.ledger import SessionEntry
-from ..core.liveness import Liveness
 from ..core.quota_facts import finished, held_by_client, told_by_client
 from ..core.scheduler import Scheduler
 from ..domain import decision as de
 from ..domain import event as ev
-from ..domain.allocation import AllocPolicy
 from ..domain.ids import client_of, show
-from ..domain.rollouts import RolloutsSpec
-from ..domain.service import EndpointSpec, ServiceSpec, endpoint_of
+from ..domain.service import endpoint_of
 from ..domain.session import SessionSpec
 from ..domain.states import SessionState
-from ..ports import Buffer, Clock, Journal, Link, Slurm, Spool, Timer, Trees
+from ..ports import Buffer, Clock, Journal, Link, Overflow, Slurm, Spool, Timer, Trees
 from ..wire import message as ms
 from .answers import answer
 from .declaring import Declaring
+from .door import mended, refusal_of, wrong
 from .draining import Draining
 from .ends import Ends
+from .judge import SILENCE_S, WATCH_S, Judge
 from .once import Once
+from .orders import message_of
+from .outgoing import LINK_MAX, Outgoing
 from .sandboxes import Sandboxes
 from .satellites import Satellites, SatelliteScripts
+from .settings import Settings, Talk
+from .sweeping import Sweeping
 
-SILENCE_S = 30.0  # a worker that says nothing for so long is lost
-_WATCH_S = 2.0
 _MANY = 16  # messages in one beat that make a broker a busy one; leases ahead do so too
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a broker is told at its start. `nodes` is how many workers are expected; `gap_s` passes
-    between two beats of a busy broker, so that they are few and large."""
-
-    job: str
-    store: str
-    nodes: int = 1
-    grace_s: float = 30.0
-    join_s: float = 120.0
-    kill_wait_s: float = 2.0
-    output_max: int = 1 << 20
-    user: str = ""
-    version: str = ""
-    services: tuple[ServiceSpec, ...] = ()
-    endpoints: tuple[EndpointSpec, ...] = ()
-    rollouts: tuple[RolloutsSpec, ...] = ()
-    gap_s: float = 0.0
-    policy: AllocPolicy | None = None
-    slurm_query_s: float = 30.0
-
-
-@dataclass(slots=True)
-class Talk:
-    """One conversation: the link, and who it turned out to be."""
-
-    link: Link
-    client: int = 0
-    node: int = 0
-    leaving: str = ""  # why its worker will be gone soon
-    said_bye: bool = False
 
 
 class Broker(Declaring, Draining, Sandboxes):
@@ -78,7 +45,9 @@ class Broker(Declaring, Draining, Sandboxes):
     def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock, timer: Timer,
                  settings: Settings, on_end: Callable[[], None],
                  spool: Spool | None = None, slurm: Slurm | None = None,
-                 scripts: SatelliteScripts | None = None, trees: Trees | None = None) -> None:
+                 scripts: SatelliteScripts | None = None, trees: Trees | None = None,
+                 overflow: Overflow | None = None,
+                 sweep: Callable[[list[str]], None] = lambda owners: None) -> None:
         self.scheduler, self.settings = scheduler, settings
         self._journal, self._clock, self._timer, self._on_end = journal, clock, timer, on_end
         self._slurm = slurm  # None outside of a job
@@ -90,11 +59,13 @@ class Broker(Declaring, Draining, Sandboxes):
         self._clients: dict[int, Talk] = {}
         self._workers: dict[int, Talk] = {}
         self._payloads: dict[int, Buffer] = {}  # by action, until its result is known
-        self._results: dict[int, tuple[ms.Result, Buffer | None]] = {}  # until acknowledged
-        self._once = Once(scheduler.ledger, spool)
+        self._outgoing = Outgoing(overflow)
+        self._sweeping = Sweeping(sweep, self._now, int(settings.grace_s * 1e9))
+        self._once = Once(scheduler.ledger, spool, self._sweeping.forgotten)
         self._replies: list[tuple[int, ms.Message, Buffer | None]] = []  # (client, word)
         self._touched: dict[int, Link] = {}  # links to flush at the end of the beat
-        self._liveness = Liveness(int(SILENCE_S * 1e9))
+        self._judge = Judge(self._now, self._happen, self.satellites)
+        self._liveness = self._judge.liveness
         self._beat_due = False
         self._heard = 0  # messages since the last beat
         self._wake_at = 0
@@ -122,8 +93,8 @@ class Broker(Declaring, Draining, Sandboxes):
         if s.policy is not None:
             self._happen(ev.AllocationsAllowed(self._now(), s.policy))
         self.satellites.start()
-        self._timer.after(s.join_s, self._stop_waiting_for_nodes)
-        self._timer.after(_WATCH_S, self._watch)
+        self._timer.after(s.join_s, self._join_ended)
+        self._timer.after(WATCH_S, self._watch)
         self._touch()
 
     def stop(self, reason: str) -> None:
@@ -154,7 +125,9 @@ class Broker(Declaring, Draining, Sandboxes):
         if self.ended:
             return
         self._heard += 1
-        if talk.client:
+        if why := wrong(message):
+            self._turn_away(talk, message, why)
+        elif talk.client:
             self._from_client(talk, message, payload)
         elif talk.node:
             self._from_worker(talk, message, payload)
@@ -170,6 +143,7 @@ class Broker(Declaring, Draining, Sandboxes):
         """The link is gone."""
         if talk.client and self._clients.get(talk.client) is talk and not self.ended:
             del self._clients[talk.client]
+            self._outgoing.close(talk.client, talk.queue)
             grace = 0 if talk.said_bye else int(self.settings.grace_s * 1e9)
             now = self._now()
             self._happen(ev.ClientLeft(now, talk.client, talk.said_bye, now + grace))
@@ -179,10 +153,24 @@ class Broker(Declaring, Draining, Sandboxes):
             self._happen(ev.NodeLost(self._now(), talk.node, talk.leaving or reason))
         self._touch()
 
+    def _turn_away(self, talk: Talk, message: ms.Message, why: str) -> None:
+        word = refusal_of(message, why)
+        if talk.client and not isinstance(word, ms.Refused):
+            self._say(talk.client, word)
+        else:
+            self._refuse(talk, f"{type(message).__name__}: {why}")
+
+    def room(self, talk: Talk) -> None:
+        """A conversation's link may have room again for what waits."""
+        if talk.queue.words and self._clients.get(talk.client) is talk:
+            self._outgoing.pump(talk.client, talk.link, talk.queue)
+
     def _refuse(self, talk: Talk, text: str) -> None:
+        """Ends a conversation, with the reason."""
         talk.link.send(ms.Refused(text))
         talk.link.flush()
-        talk.link.close()
+        talk.link.close()  # which tells nobody
+        self.lost(talk, f"its broker refused it: {text}")
 
     def _mismatch(self, version: int, job: str) -> str:
         if version != ms.PROTOCOL_VERSION:
@@ -198,6 +186,7 @@ class Broker(Declaring, Draining, Sandboxes):
         talk.client = known or ledger.next_client
         old = self._clients.get(talk.client)
         if old is not None:
+            self._outgoing.close(talk.client, old.queue)
             old.link.close()  # the same client on a new way: the old one is dead
         self._clients[talk.client] = talk
         self._happen(ev.ClientJoined(self._now(), talk.client, hello.uid, hello.name, hello.rank,
@@ -205,9 +194,8 @@ class Broker(Declaring, Draining, Sandboxes):
         s = self.settings
         self._say(talk.client, ms.Welcome(talk.client, s.job, s.store, self.scheduler.placer.name,
                                           self._journal.mode, s.grace_s, not known))
-        for action, (result, payload) in self._results.items():
-            if known and client_of(action) == talk.client:
-                self._say(talk.client, result, payload)
+        for result in self._outgoing.of(talk.client) if known else ():
+            self._say(talk.client, result)
 
     def _join_worker(self, talk: Talk, hello: ms.WorkerHello) -> None:
         if why := self._mismatch(hello.version, hello.job):
@@ -223,6 +211,14 @@ class Broker(Declaring, Draining, Sandboxes):
         if len(self._workers) >= s.nodes:
             self._stop_waiting_for_nodes()
 
+    def _join_ended(self) -> None:
+        """Nodes had their time to join; that in which the broker did not run is added once."""
+        missed_s = 0.0 if self.ended else self._judge.missed_s()
+        if missed_s:
+            self._timer.after(min(self.settings.join_s, missed_s), self._join_ended)
+        else:
+            self._stop_waiting_for_nodes()
+
     def _stop_waiting_for_nodes(self) -> None:
         if not self.scheduler.ledger.complete and not self.ended:
             self._happen(ev.NodesComplete(self._now(), len(self._workers)))
@@ -233,9 +229,9 @@ class Broker(Declaring, Draining, Sandboxes):
             case ms.Submit():
                 self._submit(talk, message, payload)
             case ms.Ack(actions=actions):
-                for action in actions:
-                    self._results.pop(action, None)
-                self._happen(ev.ActionAcknowledged(self._now(), actions))
+                own = tuple(action for action in actions if client_of(action) == talk.client)
+                self._outgoing.acknowledged(talk.client, own)
+                self._happen(ev.ActionAcknowledged(self._now(), own))
             case ms.RequestSession(spec=spec, again=again):
                 self._request_session(talk, spec, again)
             case ms.ReleaseSession(session=session):
@@ -260,7 +256,8 @@ class Broker(Declaring, Draining, Sandboxes):
                 self._of_trajectory(talk.client, message)
             case ms.Done():
                 for fact in told_by_client(self.scheduler.ledger, talk.client, message.action,
-                                           message.lease, message.outcome, self._now()):
+                                           message.lease, mended(message.outcome),
+                                           self._now()):
                     self._happen(fact)
             case ms.Ping(stamp=stamp):
                 self._say(talk.client, ms.Pong(stamp))
@@ -269,13 +266,15 @@ class Broker(Declaring, Draining, Sandboxes):
             case ms.Shutdown(reason=reason):
                 self.over = True
                 self._timer.after(0, lambda: self.stop(reason or "asked to by a client"))
+            case _:
+                self._refuse(talk, f"a client does not say {type(message).__name__}")
 
     def _submit(self, talk: Talk, message: ms.Submit, payload: Buffer | None) -> None:
         action = message.action
-        if action.id in self.scheduler.ledger.actions:
-            return self._say_granted(action.id)  # again after a reconnect: it is on its way
         if client_of(action.id) != talk.client:
             why = f"id: {show(action.id)} is not this client's"
+        elif action.id in self.scheduler.ledger.actions:
+            return self._say_granted(action.id)  # again after a reconnect: it is on its way
         elif action.once and (known := self._once.answer(action))[0]:
             return self._say(talk.client, *known[1]) if known[1] is not None else None
         else:
@@ -299,7 +298,7 @@ class Broker(Declaring, Draining, Sandboxes):
 
     def _request_session(self, talk: Talk, spec: SessionSpec, again: bool) -> None:
         entry = self.scheduler.ledger.sessions.get(spec.id)
-        if entry is not None:
+        if entry is not None and client_of(spec.id) == talk.client:
             if entry.state in (SessionState.IDLE, SessionState.BUSY):
                 self._say_up(entry)  # the word may have been lost with the way
             return
@@ -321,8 +320,9 @@ class Broker(Declaring, Draining, Sandboxes):
         match message:
             case ms.Finished(lease=lease, outcome=outcome, clean=clean):
                 if self._owns(talk, lease):
-                    end = ev.LeaseFinished(now, lease, outcome, clean)
-                    for fact in finished(self.scheduler.ledger, end) if outcome.pushed else (end,):
+                    end = ev.LeaseFinished(now, lease, mended(outcome), clean)
+                    pushed = end.outcome.pushed
+                    for fact in finished(self.scheduler.ledger, end) if pushed else (end,):
                         self._happen(fact, payload)
             case ms.Released(lease=lease):
                 if self._owns(talk, lease):
@@ -346,6 +346,10 @@ class Broker(Declaring, Draining, Sandboxes):
                 self._of_sandbox(talk.node, message)
             case ms.Ping(stamp=stamp):
                 self._tell(talk.node, ms.Pong(stamp))
+            case ms.Pong():
+                pass
+            case _:
+                self._refuse(talk, f"a worker does not say {type(message).__name__}")
 
     def _owns(self, talk: Talk, lease: int) -> bool:
         """Fencing: a word about a lease counts only from the node that holds it now."""
@@ -356,6 +360,7 @@ class Broker(Declaring, Draining, Sandboxes):
         told = answer(ask, self.scheduler, self.settings.job, self._slurm, self.satellites,
                       self._now())
         told |= self._of_pools() if ask.what == "rollouts" else {}
+        told |= {"unread": self._outgoing.told()} if ask.what == "info" else {}
         self._say(talk.client, ms.Answer(ask.request), json.dumps(told).encode())
 
     # ---- facts and orders --------------------------------------------------------------------
@@ -367,8 +372,8 @@ class Broker(Declaring, Draining, Sandboxes):
             for order in self.scheduler.handle(each):
                 self._perform(order, payload)
             if type(each) is ev.ClientExpired:
-                for action in [a for a in self._results if client_of(a) == each.client]:
-                    del self._results[action]
+                self._outgoing.expired(each.client)
+                self._sweeping.left(each.client)
 
     def _perform(self, order: de.Decision, payload: Buffer | None) -> None:
         match order:
@@ -381,22 +386,13 @@ class Broker(Declaring, Draining, Sandboxes):
                            self._payloads[order.action])
             case de.Reply():
                 self._reply(order, payload)
-            case de.KillLease():
-                self._tell(order.node, ms.Kill(order.lease, order.state, order.reason))
-            case de.ResizeLease():
-                self._tell(order.node, ms.Resize(order.lease, order.cores))
-            case de.OpenSession():
-                self._tell(order.node, ms.OpenSandbox(order.spec))
-            case de.CloseSession():
-                self._tell(order.node, ms.CloseSandbox(order.session))
-            case de.PackSession():
-                self._tell(order.node, ms.PackSandbox(order.session))
+            case (de.KillLease() | de.ResizeLease() | de.OpenSession() | de.CloseSession()
+                  | de.PackSession() | de.PrepareService()):
+                self._tell(order.node, message_of(order))
             case de.AskAllocation():
                 self.satellites.ask(order)
             case de.EndAllocation():
                 self.satellites.end(order)
-            case de.PrepareService():
-                self._tell(order.node, ms.PrepareService(order.spec))
             case de.AnnounceSession():
                 self._say_up(self.scheduler.ledger.sessions[order.session])
             case de.AnnounceSessionEnd():
@@ -416,10 +412,10 @@ class Broker(Declaring, Draining, Sandboxes):
                            order.queue_ns, order.held_ns, 0 if payload is None else 1,
                            order.grants, order.route)
         if action in ledger.actions:  # its client may still come back for it
-            self._results[action] = (result, payload)
+            self._outgoing.keep(result, payload)
         self._say(client_of(action), result, payload)
         for other in self._once.ended(result, payload, order.node != 0):
-            self._results[other.action] = (other, payload)
+            self._outgoing.keep(other, payload)
             self._say(client_of(other.action), other, payload)
 
     def _learn(self, fact: ev.Event) -> None:
@@ -448,6 +444,7 @@ class Broker(Declaring, Draining, Sandboxes):
         if self.ended or self.superseded():
             return
         self._beat_due = True
+        self._judge.look()
         while events := self.scheduler.plan(self._now()):
             for event in events:
                 self._happen(event)
@@ -469,8 +466,12 @@ class Broker(Declaring, Draining, Sandboxes):
         for client, message, payload in () if self.superseded() else replies:
             talk = self._clients.get(client)
             if talk is not None:
-                talk.link.send(message, payload)
-                touched[client] = talk.link
+                link = talk.link
+                if payload is None or talk.queue.words or link.unsent > LINK_MAX:
+                    self._outgoing.send(client, link, talk.queue, message, payload)
+                else:
+                    link.send(message, payload)
+                touched[client] = link
         for link in touched.values():
             link.flush()
 
@@ -488,6 +489,7 @@ class Broker(Declaring, Draining, Sandboxes):
     def _watch(self) -> None:
         if self.ended:
             return
+        self._judge.look()
         for node in self._liveness.silent(self._now()):
             talk = self._workers.get(node)
             if talk is not None:
@@ -495,7 +497,8 @@ class Broker(Declaring, Draining, Sandboxes):
                 self.lost(talk, f"silent for {SILENCE_S:.0f} s")
         self.satellites.watch()
         self._ends.watch()
-        self._timer.after(_WATCH_S, self._watch)
+        self._sweeping.watch()
+        self._timer.after(WATCH_S, self._watch)
 
     def _now(self) -> int:
         return self._clock.now_ns()

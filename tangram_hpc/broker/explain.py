@@ -25,7 +25,7 @@ def explain(scheduler: Scheduler, now: int, argument: str) -> dict[str, Any]:
     """All that is known of an action or session; `{"error": ...}` when none has that id."""
     try:
         number = parse(argument)
-    except (ValueError, AssertionError):
+    except ValueError:
         return {"error": f"{argument!r} is no action id; write CLIENT.NUMBER, such as 2.17"}
     if (session := scheduler.ledger.sessions.get(number)) is not None:
         return _session(scheduler, session, now)

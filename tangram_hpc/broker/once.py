@@ -8,6 +8,8 @@ that the work can be submitted again. Decides nothing about when anything runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..core.ledger import Ledger
 from ..domain import event as ev
 from ..domain.action import Action
@@ -22,10 +24,12 @@ Word = tuple[ms.Message, Buffer | None]
 
 
 class Once:
-    """Tables of names; `spool` None: names are refused."""
+    """Tables of names; `spool` None: names are refused. `on_drop`: called with the names of which
+    nothing is kept any more."""
 
-    def __init__(self, ledger: Ledger, spool: Spool | None) -> None:
-        self._ledger, self._spool = ledger, spool
+    def __init__(self, ledger: Ledger, spool: Spool | None,
+                 on_drop: Callable[[list[str]], None]) -> None:
+        self._ledger, self._spool, self._on_drop = ledger, spool, on_drop
         self._names: dict[int, str] = {}  # of open actions
         self._followers: dict[int, list[int]] = {}  # open action -> who waits for it too
         self._leader: dict[int, int] = {}
@@ -57,8 +61,8 @@ class Once:
                                                ActionState.NODE_FAIL))
             else:
                 payloads[action], self._names[action] = payload, name
-        self._spool.drop([name for name in self._spool.names()
-                          if name not in self._ledger.once and not self._spool.has_result(name)])
+        self._drop([name for name in self._spool.names()
+                    if name not in self._ledger.once and not self._spool.has_result(name)])
         return payloads, lost
 
     # ---- submissions ------------------------------------------------------------------------
@@ -103,7 +107,7 @@ class Once:
         name = self._names.pop(result.action, "")
         if name and self._spool is not None:
             if not ran or result.outcome.state not in _KEPT:
-                self._spool.drop([name])
+                self._drop([name])
             elif not self._spool.has_result(name):
                 self._spool.keep_result(name, result, payload)
         found: list[ms.Result] = []
@@ -122,8 +126,13 @@ class Once:
         wanted = set(names)
         gone = [n for n in self._spool.names() if self._spool.has_result(n)
                 and (n in wanted or (prefix and n.startswith(prefix)))]
-        self._spool.drop(gone)
+        self._drop(gone)
         return len(gone)
+
+    def _drop(self, names: list[str]) -> None:
+        assert self._spool is not None
+        self._spool.drop(names)
+        self._on_drop(names)
 
     def commit(self) -> None:
         """Before the journal's own commit."""

@@ -176,6 +176,10 @@ class Satellites:
         if alloc in self._ledger.allocs.entries and not self._ended:
             self._happen(ev.AllocationEnded(self._now(), alloc, why, ended))
 
+    def stalled(self, stalled_ns: int) -> None:
+        """The broker did not run for so long: that time counts against no worker that ends."""
+        self._ending = {alloc: told + stalled_ns for alloc, told in self._ending.items()}
+
     # ---- looking -------------------------------------------------------------------------------
 
     def watch(self) -> None:

@@ -17,6 +17,9 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+import msgspec
+
+from ..core.liveness import Patience
 from ..core.pace import Pace
 from ..domain.action import Kind, Profile
 from ..domain.ids import mint
@@ -43,9 +46,11 @@ from .request import (
 from .results import Pending, Streams, conclude, refuse
 from .rollouts import RolloutCalls
 from .session import Session
+from .shelf import Shelf
 
 _PING_S = 2.0
-_ACK_AFTER = 128
+_TRY_S = 20.0  # no try of all ways takes longer: what does was time in which we did not run
+_ACK_AFTER, _ACK_BYTES = 128, 1 << 20  # results, or bytes of them, until we acknowledge them
 
 
 class Client(RolloutCalls, Quotas, Opening):
@@ -75,6 +80,7 @@ class Client(RolloutCalls, Quotas, Opening):
         self._answers: dict[int, concurrent.futures.Future[Any]] = {}
         RolloutCalls.__init__(self)
         self._acks: list[int] = []
+        self._ack_bytes = 0
         self._paces: dict[str, Pace] = {}
         self._closing = False
         self._failure: TangramError | None = None
@@ -84,7 +90,7 @@ class Client(RolloutCalls, Quotas, Opening):
         self._thread = threading.Thread(target=self._run, name="tangram-client", daemon=True)
         self._thread.start()
         self._await_welcome(connect_s)
-        self._book = FunctionBook(lambda data: self._store.put(data))
+        self._book = FunctionBook(self._store)
 
     def _await_welcome(self, connect_s: float) -> None:
         if not self._ready.wait(connect_s):
@@ -94,7 +100,7 @@ class Client(RolloutCalls, Quotas, Opening):
         if self._failure is not None:
             raise self._failure
         assert self.welcome is not None
-        self._store = self._make_store(self.welcome.store)
+        self._store = Shelf(self._make_store(self.welcome.store), self.welcome.client)
 
     # ---- actions -----------------------------------------------------------------------------
 
@@ -237,16 +243,25 @@ class Client(RolloutCalls, Quotas, Opening):
                      on_output: Callable[[int, bytes], None] | None = None,
                      key: str = "cpu") -> Future:
         in_session = session.spec.id if session is not None else 0
-        action = make_action(self._mint(), kind, options, in_session, what, key)
-        payload = packed(call, "work, env, cwd, files")
-        if len(payload) > ms.INLINE_MAX:
-            payload = pl.encode(pl.Stored(self._store.put(payload), len(payload)))
-        with self._lock:
-            self._check_open()
-            future = Future(action.id, self._cancel)
-            self._pending[action.id] = Pending(action, payload, future, trusted,
-                                               time.monotonic_ns(), on_output, session=session)
-            self._put(ms.Submit(action), payload)
+        held = (call.digest,) if type(call) is pl.FunctionCall else ()
+        try:
+            action = make_action(self._mint(), kind, options, in_session, what, key)
+            if held and action.once:
+                call = msgspec.structs.replace(call, digest=self._store.keep(held[0], action.once))
+            payload = packed(call, "work, env, cwd, files")
+            if len(payload) > ms.INLINE_MAX:
+                name = self._store.put(payload, action.once)
+                payload, held = pl.encode(pl.Stored(name, len(payload))), (*held, name)
+            with self._lock:
+                self._check_open()
+                future = Future(action.id, self._cancel)
+                self._pending[action.id] = Pending(action, payload, future, trusted,
+                                                   time.monotonic_ns(), on_output, session=session,
+                                                   held=held)
+                self._put(ms.Submit(action), payload)
+        except TangramError:
+            self._store.release(held)
+            raise
         return future
 
     def _cancel(self, action: int) -> None:
@@ -288,7 +303,8 @@ class Client(RolloutCalls, Quotas, Opening):
                     return self._fail(self._closed())
                 for message, payload in channel.wait(_PING_S, self._awaits()):
                     self._receive(message, payload)
-                if self._acks and (len(self._acks) >= _ACK_AFTER or not self._pending):
+                if self._acks and (len(self._acks) >= _ACK_AFTER or not self._pending
+                                   or self._ack_bytes >= _ACK_BYTES):
                     self._send_acks()
                 now = time.monotonic()
                 if now - last_ping >= _PING_S:
@@ -314,7 +330,7 @@ class Client(RolloutCalls, Quotas, Opening):
 
     def _send_acks(self) -> None:
         with self._lock:
-            acks, self._acks = self._acks, []
+            acks, self._acks, self._ack_bytes = self._acks, [], 0
             self._outbox.put(ms.Ack(tuple(acks)))
 
     def _open(self, first: bool, because: str = "") -> Channel:
@@ -325,7 +341,7 @@ class Client(RolloutCalls, Quotas, Opening):
         """
         grace_s = self.welcome.grace_s if self.welcome is not None else 0.0
         grace_s = max([grace_s, *(s.spec.grace_ns / 1e9 for s in list(self._sessions.values()))])
-        deadline, pause = time.monotonic() + grace_s, 0.05
+        patience, pause = Patience(time.monotonic(), grace_s, _TRY_S), 0.05
         while True:
             problem: TangramError = BrokerUnreachable(f"job {self.job}: {because or 'no way'}")
             for dial in self._dials:
@@ -343,7 +359,7 @@ class Client(RolloutCalls, Quotas, Opening):
                 except (ChannelLost, TangramError) as error:
                     channel.close()
                     problem = error if isinstance(error, TangramError) else problem
-            if time.monotonic() >= deadline or self._closing:
+            if patience.over(time.monotonic()) or self._closing:
                 raise problem from None
             time.sleep(pause)
             pause = min(1.0, pause * 2)
@@ -394,9 +410,13 @@ class Client(RolloutCalls, Quotas, Opening):
         match message:
             case ms.Result(action=action):
                 self._acks.append(action)
+                if payload is not None:
+                    self._ack_bytes += len(payload)
                 pending = self._take(action)
                 if pending is not None:
                     conclude(pending, message, payload, self._store)
+                    if pending.held:
+                        self._store.release(pending.held)
             case ms.Output(id=action, stream=stream):
                 open_one = self._pending.get(action)
                 if open_one is not None and open_one.on_output is not None and payload is not None:
@@ -432,6 +452,7 @@ class Client(RolloutCalls, Quotas, Opening):
         pending = self._take(message.id)
         if pending is not None:
             refuse(pending, message)
+            self._store.release(pending.held)
             return
         answer = self._answers.pop(message.id, None)
         if answer is not None:

@@ -28,12 +28,12 @@ from ..errors import (
     TangramError,
     UntrustedResult,
 )
-from ..ports import Store
 from ..wire import message as ms
 from ..wire import payload as pl
 from ..wire.value import decode_value
 from .future import ExecResult, Future
 from .session import Session
+from .shelf import Shelf
 from .turn import Turn
 
 _log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class Pending(msgspec.Struct, gc=False):
     cancelled: bool = False
     turn: Turn | None = None  # of a grant
     session: Session | None = None  # that it was submitted to
+    held: tuple[str, ...] = ()  # entries of the job's store that it needs until it is over
 
 
 class Streams:
@@ -70,7 +71,7 @@ class Streams:
             _log.exception("%s: its on_output raised this and is called no more", _name(pending))
 
 
-def conclude(pending: Pending, result: ms.Result, payload: memoryview | None, store: Store
+def conclude(pending: Pending, result: ms.Result, payload: memoryview | None, store: Shelf
              ) -> None:
     """Ends the future with what the result says. It ends as cancelled only where its own caller
     cancelled it: a `CancelledError` that is awaited cancels the task that awaits."""
@@ -95,11 +96,11 @@ def _name(pending: Pending) -> str:
     return f"action {pending.future.id} ({pending.action.name})"
 
 
-def _value(pending: Pending, result: ms.Result, payload: memoryview | None, store: Store) -> Any:
+def _value(pending: Pending, result: ms.Result, payload: memoryview | None, store: Shelf) -> Any:
     outcome = result.outcome
     told = pl.decode(payload) if payload is not None else None
     if isinstance(told, pl.Stored):
-        told = pl.decode(store.get(told.digest))
+        told = _fetched(told, pending, store)
     command = pending.action.kind is Kind.EXEC
     if not command and outcome.state not in _OWN_ENDS:
         raise _failure(pending, outcome, told)  # whatever a runner said while it was ended
@@ -143,6 +144,13 @@ def _failure(pending: Pending, outcome: Outcome, told: Any) -> ActionFailed:
         of = f"session {show(action.session)}"
         return SessionLost(text if of in text else f"{text} ({of} is lost with it)", told)
     return ActionFailed(text, told)
+
+
+def _fetched(told: pl.Stored, pending: Pending, store: Shelf) -> pl.AnyPayload:
+    """A result that came through the store, which need not keep it any longer."""
+    data = store.get(told.digest)
+    store.taken(told.digest, pending.action.id, pending.action.once)
+    return pl.decode(data)
 
 
 def _returned(told: pl.ValueReturn, pending: Pending) -> Any:

@@ -1,9 +1,58 @@
 """Pure. Who has been silent for too long; every call takes `now`.
 
+A process that judges others by a clock must first ask whether it ran itself. A broker that was
+stopped (SIGSTOP, `scontrol suspend`, a machine that froze) finds on waking that everybody has been
+silent, although what they said meanwhile lies unread in its sockets. So a judge measures its own
+stalls: it looks at the clock regularly, and a gap between two looks that is much longer than
+planned is time in which it did not run and heard nothing. That time counts against nobody.
+
 Law: liveness is decided by what was heard, never by MPI and never by Slurm's exit codes.
 """
 
 from __future__ import annotations
+
+
+class Stalls:
+    """Measures for how long its owner did not run.
+
+    Args:
+        now: the time of the first look.
+        most: the longest gap between two looks that is no stall, in the unit of `now`.
+    """
+
+    __slots__ = ("_looked", "_most", "total")
+
+    def __init__(self, now: float, most: float) -> None:
+        self._looked, self._most = now, most
+        self.total: float = 0  # the length of all stalls so far, in the unit of `now`
+
+    def look(self, now: float) -> float:
+        """The length of the stall that ends with this look; 0 if there was none."""
+        gap, self._looked = now - self._looked, now
+        if gap <= self._most:
+            return 0
+        self.total += gap
+        return gap
+
+
+class Patience:
+    """A limit on a wait that counts only the time in which the one who waits ran.
+
+    Args:
+        now, limit: in one unit.
+        step: the longest time between two looks that is counted in full; more was a stall.
+    """
+
+    __slots__ = ("_left", "_looked", "_step")
+
+    def __init__(self, now: float, limit: float, step: float) -> None:
+        self._looked, self._left, self._step = now, limit, step
+
+    def over(self, now: float) -> bool:
+        """Whether the limit is reached; to be called at each look."""
+        self._left -= min(now - self._looked, self._step)
+        self._looked = now
+        return self._left <= 0
 
 
 class Liveness:
@@ -20,6 +69,11 @@ class Liveness:
     def forget(self, peer: int) -> None:
         """The peer left in an orderly way, or its loss is known."""
         self._heard.pop(peer, None)
+
+    def stalled(self, now: int) -> None:
+        """The judge did not run until now: all peers count as heard, since what they said may not
+        have been read yet, and they may have been stopped together with the judge."""
+        self._heard = dict.fromkeys(self._heard, now)
 
     def silent(self, now: int) -> list[int]:
         """The peers that said nothing for longer than is allowed."""

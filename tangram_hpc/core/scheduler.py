@@ -27,7 +27,7 @@ from .placers.base import Placement, Placer
 from .restart import Restart
 from .rollout_facts import deal, next_deal
 from .service_facts import declare, load, restored
-from .session_life import Away, lapsed, next_lapse
+from .session_life import Away, lapsed, next_lapse, stalled
 from .snapshot import snapshot
 from .transitions import ACTION_MOVES, LEASE_MOVES, SESSION_MOVES, move
 
@@ -50,6 +50,7 @@ class Scheduler(Restart):
         self._handlers = {
             **self._of_allocations(),
             ev.BrokerStarted: self._broker_started,
+            ev.BrokerStalled: self._broker_stalled,
             ev.ClientJoined: self._client_joined,
             ev.ClientLeft: self._client_left,
             ev.ClientExpired: self._client_expired,
@@ -158,6 +159,12 @@ class Scheduler(Restart):
             case ev.ActionCancelled():
                 return self._end_of_grant(fact)
         return [fact]
+
+    # ---- the broker ---------------------------------------------------------------------------
+
+    def _broker_stalled(self, event: ev.BrokerStalled) -> list[Decision]:
+        stalled(self.ledger, event)
+        return []
 
     # ---- clients -----------------------------------------------------------------------------
 

@@ -54,6 +54,13 @@ class IdleClock:
         """Whether a session rests."""
         return session in self._rests.get(patience_ns, ())
 
+    def stalled(self, moved_ns: int, before: int) -> None:
+        """The clocks of sessions that rest since `before` or longer start so much later. O(all)."""
+        for group in self._rests.values():
+            for session, since in group.items():
+                if since <= before:
+                    group[session] = since + moved_ns
+
     def next_end(self) -> int:
         """When the next session has rested for too long; 0 for never."""
         return min((next(iter(group.values())) + patience_ns
@@ -87,6 +94,17 @@ def lapsed(ledger: Ledger, now: int) -> list[ev.Event]:
             if not open_left and not entry.loose:
                 events.append(ev.ClientExpired(now, client))
     return events
+
+
+def stalled(ledger: Ledger, event: ev.BrokerStalled) -> None:
+    """The broker did not run for a while: what a client could not say to it in that time ends
+    neither the client's grace nor a session's rest. O(clients that are away + sessions that rest).
+    """
+    moved_ns, before = event.moved_ns, event.at - event.moved_ns
+    for client, away in ledger.expiring.items():
+        if away.since <= before and not away.bye:
+            ledger.expiring[client] = Away(away.since + moved_ns, away.until + moved_ns, away.bye)
+    ledger.idle.stalled(moved_ns, before)
 
 
 def next_lapse(ledger: Ledger) -> int:

@@ -44,6 +44,13 @@ class BrokerStopped(Event, frozen=True, tag="broker-stopped"):
     reason: str
 
 
+class BrokerStalled(Event, frozen=True, tag="broker-stalled"):
+    """The broker did not run for a while (it was stopped, or its machine was). The deadlines of
+    clients that were away and of sessions that rested before that move by `moved_ns`."""
+
+    moved_ns: int
+
+
 class ClientJoined(Event, frozen=True, tag="client-joined"):
     """A client connected; the same `uid` again is the same client reconnecting."""
 
@@ -386,6 +393,7 @@ class TrajectoryEnded(Event, frozen=True, tag="trajectory-ended"):
 AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     BrokerStarted,
     BrokerStopped,
+    BrokerStalled,
     ClientJoined,
     ClientLeft,
     ClientExpired,

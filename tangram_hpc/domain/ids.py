@@ -31,5 +31,7 @@ def parse(text: str) -> int:
     Raises:
         ValueError: the text is not `client.counter`.
     """
-    client, counter = text.split(".")
-    return mint(int(client), int(counter))
+    client, counter = map(int, text.split("."))
+    if client < 1 or not 0 < counter < 1 << COUNTER_BITS:
+        raise ValueError(f"{text!r} is no id")
+    return mint(client, counter)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..core.liveness import Stalls
 from ..ports import ChannelLost
 from ..wire import relay
 from ..wire.frame import Buffer
@@ -81,6 +82,7 @@ class _Rank:
     left: bool = False
     failed: bool = False  # it will not finalise MPI
     deaf: bool = False  # taken for dead: nothing is sent to it
+    owes: bool = False  # it was told that its conversation ended, and has not answered
     held: bool = False
 
 
@@ -92,16 +94,20 @@ class Gateway:
         members: the trainers' ranks.
         now_ns: monotonic.
         yield_cpu: gives the CPU to another process between two probes.
+        shares_fate: whether the launcher ends all ranks when one exits without finalising MPI, as
+            `mpiexec` does. Then a gateway does not end before its ranks do, even if it has given
+            them up: they may be at work over the broker's socket.
     """
 
     def __init__(self, ranks: Ranks, pipes: Pipes, members: Iterable[int],
-                 now_ns: Callable[[], int], spin_us: int, yield_cpu: Callable[[], None]) -> None:
+                 now_ns: Callable[[], int], spin_us: int, yield_cpu: Callable[[], None],
+                 shares_fate: bool = False) -> None:
         self._ranks, self._pipes, self._now_ns = ranks, pipes, now_ns
-        self._yield_cpu = yield_cpu
+        self._yield_cpu, self._shares_fate = yield_cpu, shares_fate
         now = now_ns() / 1e9
         self._members = {rank: _Rank(now) for rank in members}
         self._pace = relay.Pace(spin_us * 1000)
-        self._looked = self._beaten = now
+        self._stalls, self._beaten = Stalls(now, _STALLED_S), now
         self._keel_at = self._orphan_until = 0
         self.turns = 0  # grows as long as it lives, for a watchdog
         self.orphaned = ""  # why there is no broker any more
@@ -153,6 +159,8 @@ class Gateway:
         member = self._members[rank]
         member.heard = self._now_ns() / 1e9
         deaf, member.deaf = member.deaf, False
+        if tag in (relay.OPEN, relay.CLOSE, relay.LEAVE):
+            member.owes = False
         if deaf and tag not in (relay.OPEN, relay.LEAVE):  # it lives after all: it may begin anew
             self._say(rank, relay.GONE, b"the gateway had given this rank up")
         if tag == relay.DATA and member.open:
@@ -181,7 +189,10 @@ class Gateway:
             if rank == KEEL:
                 self._keel_moved(reason)
             elif reason:
-                self._members[rank].open = False
+                # A rank that lives answers by CLOSE at once. A rank that took the gateway for dead
+                # while that was stopped went to the broker's socket, which is why the broker closed
+                # this pipe, and says nothing here any more, not even that it leaves.
+                self._members[rank].open, self._members[rank].owes = False, True
                 self._say(rank, relay.GONE, reason.encode())
             else:
                 self._say(rank, relay.DATA, data)
@@ -216,8 +227,9 @@ class Gateway:
     # ---- who lives ---------------------------------------------------------------------------
 
     def _mind(self, now: float) -> None:
-        stalled = now - self._looked > _STALLED_S
-        self._looked = now
+        stalled = self._stalls.look(now)
+        if stalled and self.orphaned:
+            self._orphan_until += int(stalled * 1e9)
         for rank, member in self._members.items():
             if stalled:
                 member.heard = now
@@ -227,19 +239,19 @@ class Gateway:
             return
         self._beaten = now
         for rank, member in self._members.items():
-            if member.open and now - member.heard > relay.DEAF_S:
+            if (member.open or member.owes) and now - member.heard > relay.DEAF_S:
                 self._give_up(rank)
             elif (member.open or member.left) and not self._ranks.sending(rank):
                 self._say(rank, relay.BEAT, b"")
 
     def _give_up(self, rank: int) -> None:
-        self._members[rank].deaf = True
+        self._members[rank].deaf, self._members[rank].owes = True, False
         self._shut(rank)
 
     def _over(self) -> bool:
         if self.orphaned and self._now_ns() > self._orphan_until:
             return True
-        return all(r.left or r.deaf for r in self._members.values())
+        return all(r.left or (r.deaf and not self._shares_fate) for r in self._members.values())
 
     def _part(self, tag: int) -> None:
         """The last word to everyone who listens, and a bounded time for it to arrive."""

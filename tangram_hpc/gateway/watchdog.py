@@ -12,14 +12,16 @@ STUCK_S = 30.0
 STATUS = 70
 
 
-def watch(progress: Callable[[], int], stuck_s: float = STUCK_S) -> None:
+def watch(progress: Callable[[], int], stuck_s: float = STUCK_S,
+          alive: Callable[[], None] = lambda: None) -> None:
     """Starts a thread that ends the process with one line when `progress()` stays the same for
-    `stuck_s` seconds."""
+    `stuck_s` seconds. `alive` is called at each look: this process is not stopped."""
 
     def guard() -> None:
         last, at = progress(), time.monotonic()
         while True:
             time.sleep(min(1.0, stuck_s / 4))
+            alive()
             now = progress()
             if now != last:
                 last, at = now, time.monotonic()

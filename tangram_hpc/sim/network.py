@@ -27,6 +27,7 @@ class Way:
         self._arrives = agenda.now
         self.receive: Receive = lambda message, payload: None
         self.frames = self.bytes = 0
+        self.unsent = 0  # a modelled link takes everything at once
 
     def send(self, message: Message, payload: Buffer | None = None) -> None:
         """See `ports.Link`."""

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..accounting.record import Fold
-from ..broker.driver import Broker, Settings
+from ..broker.driver import Broker
 from ..broker.satellites import SatelliteScripts
+from ..broker.settings import Settings
 from ..core.placers.base import Placer
 from ..core.scheduler import Scheduler
 from ..domain import event as ev

@@ -7,10 +7,13 @@ function runner (its call) or a client that said `trusted=True` (its result) ope
 
 from __future__ import annotations
 
+import hashlib
 from typing import Union
 
 import msgspec
 
+from ..domain.action import Action
+from ..domain.ids import COUNTER_BITS, client_of
 from .reading import reader
 
 
@@ -19,7 +22,8 @@ class Payload(msgspec.Struct, frozen=True, array_like=True, tag_field="p", gc=Fa
 
 
 class Stored(Payload, frozen=True, tag=1):
-    """The real payload lies in the store, `size` bytes under this sha256 hex digest."""
+    """The real payload lies in the store, `size` bytes under this name: a sha256 hex digest, and
+    for whom it is kept there (`owner_of_result`)."""
 
     digest: str
     size: int
@@ -129,6 +133,26 @@ AnyPayload = Union[  # noqa: UP007
     ValueReturn,
     ErrorReturn,
 ]
+
+
+def owner_of_result(action: Action, lease: int) -> str:
+    """Whose a result is in the job's store: its client's, or its own name's. Each attempt has an
+    entry of its own, since a late one must not replace what a client is about to read."""
+    if action.once:
+        return owner_by_name(action.once)
+    return f"{owner_by_client(client_of(action.id))}{action.id & (1 << COUNTER_BITS) - 1}.{lease}"
+
+
+def owner_by_client(client: int) -> str:
+    """How the owners of all that a client keeps in the store begin."""
+    return f"{client}."
+
+
+def owner_by_name(once: str) -> str:
+    """The owner of what an action with a name of its own keeps in the store. It outlives the
+    client, and goes when the name is forgotten."""
+    return f"once-{hashlib.sha256(once.encode()).hexdigest()[:32]}"
+
 
 _encoder = msgspec.msgpack.Encoder()
 _read = reader(AnyPayload)

@@ -17,7 +17,7 @@ from ...domain.states import ENDED, ActionState
 from ...errors import InvalidInput
 from ...ports import Reports, SandboxSettings, Store
 from ...wire.message import INLINE_MAX, Start
-from ...wire.payload import ErrorReturn, FunctionCall, decode, encode
+from ...wire.payload import ErrorReturn, FunctionCall, decode, encode, owner_of_result
 from ..cpu import affinity
 from ..cpu.enforce import Enforcer, probe
 from ..gpu.devices import Devices
@@ -454,7 +454,8 @@ class SandboxExecutor:
         outcome = self._gpus.measured(job.gpu_token, outcome).returning(payload)
         if payload is not None and len(payload) > INLINE_MAX:
             job.storing = True
-            self._vault.keep(payload, lambda data, why: self._kept(job, outcome, data, why))
+            owner = owner_of_result(job.order.action, job.order.lease)
+            self._vault.keep(payload, owner, lambda data, why: self._kept(job, outcome, data, why))
         else:
             if clean:
                 del self._jobs[job.order.lease]

@@ -31,9 +31,9 @@ class Unmoved(Exception):
     """A session's files could not be packed or unpacked; the text is one line that says why."""
 
 
-def pack(folder: str, store: Store, stopped: Stopped) -> str:
-    """Stores what a scratch directory holds; returns the digest. Needs as much space again beside
-    it while it lasts. Blocks.
+def pack(folder: str, store: Store, stopped: Stopped, owner: str = "") -> str:
+    """Stores what a scratch directory holds; returns its name in the store. Needs as much space
+    again beside it while it lasts. Blocks.
 
     Raises:
         Unmoved: it is too much, or something cannot be read.
@@ -53,7 +53,7 @@ def pack(folder: str, store: Store, stopped: Stopped) -> str:
                 _write(file, piece)
         _judge(tar, said, why)
         with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as whole, memoryview(whole) as view:
-            return store.put(view)
+            return store.put(view, owner)
 
 
 def unpack(digest: str, folder: str, store: Store, stopped: Stopped) -> None:

@@ -12,10 +12,12 @@ import asyncio
 from typing import Protocol
 
 from ...domain.action import Kind
+from ...domain.ids import client_of
 from ...domain.session import SessionSpec
 from ...domain.states import ActionState
 from ...errors import InvalidInput
 from ...ports import Reports
+from ...wire.payload import owner_by_client
 from .hosts import Host
 from .hostwire import Close
 from .jobs import Job, Session
@@ -199,7 +201,8 @@ class Sessions:
         if session is not None:
             session.host = None
             if session.packing and not session.closing:
-                return self._vault.pack(host.folder, lambda data, why: self._packed(
+                owner = f"{owner_by_client(client_of(session.id))}files"
+                return self._vault.pack(host.folder, owner, lambda data, why: self._packed(
                     session, host, data.decode(), why))
             self._lodging.starts.ask(lambda: self._build(session, host.home))
 

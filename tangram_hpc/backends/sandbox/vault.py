@@ -42,12 +42,12 @@ class Vault:
         assert isinstance(reference, Stored)
         self._go(self._store.get, reference.digest, then)
 
-    def keep(self, payload: bytes, then: Then) -> None:
-        """Stores a payload over the inline limit; `then` gets the reference."""
+    def keep(self, payload: bytes, owner: str, then: Then) -> None:
+        """Stores a payload over the inline limit for an owner; `then` gets the reference."""
         assert len(payload) > INLINE_MAX
 
         def put(data: bytes) -> bytes:
-            return encode(Stored(self._store.put(data), len(data)))
+            return encode(Stored(self._store.put(data, owner), len(data)))
 
         self._go(put, payload, then)
 
@@ -63,10 +63,10 @@ class Vault:
             self._asked[digest] = [then]
             self._go(self._store.get, digest, lambda blob, why: self._learned(digest, blob, why))
 
-    def pack(self, folder: str, then: Then) -> None:
-        """Stores what a scratch directory holds; `then` gets the digest."""
+    def pack(self, folder: str, owner: str, then: Then) -> None:
+        """Stores what a scratch directory holds for an owner; `then` gets its name."""
         def put(folder: str) -> bytes:
-            return parcel.pack(folder, self._store, lambda: self._closed).encode()
+            return parcel.pack(folder, self._store, lambda: self._closed, owner).encode()
 
         self._go(put, folder, then)
 

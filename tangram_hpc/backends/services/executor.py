@@ -32,7 +32,15 @@ from ...ports import (
 )
 from ...services import Service, options_of
 from ...wire.message import INLINE_MAX, Start
-from ...wire.payload import ErrorReturn, ServiceCall, Stored, ValueReturn, decode, encode
+from ...wire.payload import (
+    ErrorReturn,
+    ServiceCall,
+    Stored,
+    ValueReturn,
+    decode,
+    encode,
+    owner_of_result,
+)
 from ..gpu.meter import GpuMeter
 from .copies import Copies, Copy, Make
 from .held import Block
@@ -236,7 +244,8 @@ class ServiceExecutor:
             outcome = Outcome(state, exec_ns=spent_ns, reason=reply.error, batch=len(batch),
                               restore_ns=call.restore_ns, returned=len(payload))
             if len(payload) > INLINE_MAX:
-                payload = encode(Stored(self._store.put(payload), len(payload)))
+                owner = owner_of_result(call.order.action, call.order.lease)
+                payload = encode(Stored(self._store.put(payload, owner), len(payload)))
             self._end(call, outcome, payload)
 
     def _time_out(self, batch: Sequence[Call], spent_ns: int) -> None:

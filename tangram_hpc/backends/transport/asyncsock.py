@@ -35,7 +35,8 @@ class SocketLink:
     """One authenticated conversation (fills `ports.Link`).
 
     `on_parcel` gets each message with its payload, `on_turn` is called once after each batch of
-    them, `on_lost` once with the reason when the peer is gone (never after `close`).
+    them and when the peer has taken something of what was unsent, `on_lost` once with the reason
+    when the peer is gone (never after `close`).
     """
 
     def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
@@ -44,6 +45,7 @@ class SocketLink:
         self._loop = loop
         self._inbox, self._outbox = Inbox(), Outbox()
         self._backlog: deque[Buffer] = deque()
+        self.unsent = 0  # bytes in the backlog
         self._on_parcel: OnParcel = lambda parcel: None
         self._on_turn: Callable[[], None] = lambda: None
         self._on_lost: OnLost = lambda reason: None
@@ -70,6 +72,7 @@ class SocketLink:
             return
         waiting = bool(self._backlog)
         self._backlog.extend(frame)
+        self.unsent += sum(map(len, frame))
         if not waiting:
             self._drain()
 
@@ -123,6 +126,7 @@ class SocketLink:
                 sent = self._sock.sendmsg([self._backlog[i] for i in
                                            range(min(len(self._backlog), _IOV))])
                 consume(self._backlog, sent)
+                self.unsent -= sent
         except BlockingIOError:
             self._loop.add_writer(self._sock.fileno(), self._writable)
             return
@@ -135,6 +139,7 @@ class SocketLink:
         assert self._sock is not None
         self._loop.remove_writer(self._sock.fileno())
         self._drain()
+        self._on_turn()
 
 
 def consume(backlog: deque[Buffer], sent: int) -> None:

@@ -13,12 +13,14 @@ import os
 import sys
 import time
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
+from ...core.liveness import Patience
 from ...errors import (
     AccessError,
     BrokerUnreachable,
@@ -33,7 +35,7 @@ from ...ports import ChannelLost
 from ...wire import relay
 from ...wire.frame import Buffer
 from .mpi_channel import MpiChannel
-from .mpi_crowd import crowded, waiting
+from .mpi_crowd import crowded, shares_fate, waiting
 from .mpi_guard import bring_up
 from .mpi_launch import REMEDY, Launch, launch_of, launch_rank
 from .mpi_shm import forget_names
@@ -67,9 +69,11 @@ class World:
         usable: whether MPI can carry our traffic (every rank has MPI_THREAD_MULTIPLE).
         trainers: the trainers' own communicator (the gateway's is of itself).
         wire: the traffic between all ranks of the world.
+        shares_fate: whether the launcher ends all ranks when one exits without finalising MPI.
     """
 
-    def __init__(self, MPI: Any, cards: list[Card], own_finalize: bool, is_crowded: bool) -> None:
+    def __init__(self, MPI: Any, cards: list[Card], own_finalize: bool, is_crowded: bool,
+                 fate_is_shared: bool) -> None:
         world = MPI.COMM_WORLD
         roles = [card.role for card in cards]
         self.gateway = roles.index("gateway")
@@ -78,6 +82,9 @@ class World:
         self.usable = all(card.threads for card in cards)
         self.trainers = world.Split(roles[world.rank] == "trainer", world.rank)
         self.rank, self.size = self.trainers.rank, self.trainers.size
+        self.shares_fate = fate_is_shared
+        self._parting = self.trainers.Dup()  # for the trainers' last word to each other
+        self._parting.Set_errhandler(MPI.ERRORS_RETURN)
         traffic = world.Dup()
         traffic.Set_errhandler(MPI.ERRORS_RETURN)
         self.wire = MpiWire(MPI, traffic)
@@ -119,15 +126,35 @@ class World:
 
     def leave(self) -> None:
         """At a trainer's end: tells the gateway, waits for its word (asleep, as long as it beats),
-        and finalises MPI when all can. The client must be closed."""
+        and finalises MPI when all can. The client must be closed.
+
+        Where ranks share their fate, a gateway that is silent is not dead, or we would be too: it
+        is told all the same, and no trainer ends before all of them leave.
+        """
         if self.forked:  # in the child of a fork MPI is not to be touched
             return self._leave_child()
         failed = hasattr(sys, "last_value")  # an exception ends this program
         if self._mpi.Is_finalized():
             return
-        if not self.dead and not self._may_finalize(b"!" if failed else b""):
+        can = (not self.dead or self.shares_fate) and self._may_finalize(b"!" if failed else b"")
+        if self.shares_fate and not failed:
+            can = self._all_can(can)
+        if not can:
             self.lose("it did not let us finalise")
-        self.finalize(not self.dead)
+        self.finalize(can)
+
+    def _all_can(self, can: bool) -> bool:
+        """Waits, asleep, until all trainers leave; whether each of them may finalise MPI."""
+        mine, least, pause = array("i", [can]), array("i", [0]), 50e-6
+        try:
+            told = self._parting.Iallreduce([mine, self._mpi.INT], [least, self._mpi.INT],
+                                            self._mpi.MIN)
+            while not told.Test():
+                time.sleep(pause)
+                pause = min(0.02, pause * 1.5)
+        except self._mpi.Exception:
+            return False
+        return bool(least[0])
 
     def _leave_child(self) -> None:
         """mpi4py would finalise MPI at this process's exit too, where it was to do so itself."""
@@ -146,13 +173,14 @@ class World:
             os._exit(_exit_status())
 
     def _may_finalize(self, word: bytes) -> bool:
-        wire, pause, heard = self.wire, 50e-6, time.monotonic()
+        wire, pause = self.wire, 50e-6
+        patience = _patience()
         try:
             wire.send(self.gateway, relay.LEAVE, word)
-            while time.monotonic() - heard < relay.SILENCE_S:
+            while not patience.over(time.monotonic()):
                 wire.sweep()
                 while (message := wire.take()) is not None:
-                    heard = time.monotonic()
+                    patience = _patience()
                     if message[1] in (relay.PART, relay.END):
                         return message[1] == relay.PART
                 if word and not wire.sending(self.gateway):
@@ -162,6 +190,11 @@ class World:
         except ChannelLost:
             pass
         return False
+
+
+def _patience() -> Patience:
+    """A rank's patience with its gateway from now on."""
+    return Patience(time.monotonic(), relay.SILENCE_S, 1.0)
 
 
 class MpiWire:
@@ -305,7 +338,7 @@ def _bring_together(environ: Mapping[str, str], card: Card) -> World:
         forget_names()  # all ranks have told: all have left MPI_Init
         problem = complaint(cards)
         if problem is None:
-            _met = World(MPI, cards, own_finalize, is_crowded)
+            _met = World(MPI, cards, own_finalize, is_crowded, shares_fate(environ))
     if problem is not None:
         if own_finalize:
             MPI.Finalize()  # nobody is missing: all refuse alike, and the launcher sees order

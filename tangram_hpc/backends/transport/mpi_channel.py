@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol, cast
 
+from ...core.liveness import Patience, Stalls
 from ...errors import ProtocolError
 from ...ports import ChannelLost
 from ...wire import relay
@@ -67,7 +68,8 @@ class MpiChannel:
         self._bell.acquire()
         self._rung = False
         self._pace = relay.Pace(spin_ns)
-        self._heard = self._looked = time.monotonic()
+        self._heard = time.monotonic()
+        self._stalls = Stalls(self._heard, _STALLED_S)
         self.closed = self._lost = False
 
     def send(self, frame: list[Buffer]) -> None:
@@ -119,14 +121,16 @@ class MpiChannel:
         if self._lost:
             return
         self._unsent.append((relay.CLOSE, b""))
-        until = time.monotonic() + _CLOSING_S
+        patience = Patience(time.monotonic(), _CLOSING_S, _CLOSING_S / 10)
         try:
-            while time.monotonic() < until and (
+            while not patience.over(time.monotonic()) and (
                     self._unsent or self._wire.sending(self._gateway)):
                 self._push()
                 if self._wire.take() is not None:  # both sides may be sending
                     self._heard = time.monotonic()
                 time.sleep(50e-6)
+            if self._stalls.look(time.monotonic()):
+                self._heard = time.monotonic()
             if self._unsent and self._in_doubt():
                 self._die("silent")
             while self._unsent and not self._lost:  # it must hear that we close
@@ -168,9 +172,8 @@ class MpiChannel:
             self._wire.send(self._gateway, tag, data)
 
     def _judge(self, now: float, came: bool) -> None:
-        if came or now - self._looked > _STALLED_S:
+        if self._stalls.look(now) or came:
             self._heard = now
-        self._looked = now
         if now - self._heard > relay.SILENCE_S:
             self._die(f"silent for {relay.SILENCE_S:.0f} s")
             raise ChannelLost("the gateway is silent")

@@ -29,6 +29,12 @@ def crowded(environ: Mapping[str, str], usable: int, online: int) -> bool:
     return ranks > (online if own else min(usable, online))
 
 
+def shares_fate(environ: Mapping[str, str]) -> bool:
+    """Whether the launcher ends all ranks when one exits without finalising MPI: `mpiexec` does,
+    `srun --kill-on-bad-exit=0` does not."""
+    return any(environ.get(name) for name in _HERE)
+
+
 def waiting(environ: Mapping[str, str], is_crowded: bool) -> dict[str, str]:
     """What MPI must find in the environment before it starts, beside what is set there."""
     return {k: v for k, v in _SLEEP.items() if is_crowded and k not in environ}

@@ -1,0 +1,290 @@
+"""Pure. The broker's door: what peers say is checked here, field by field, before anything else.
+
+A peer that holds the job's key and speaks the protocol may still say what makes no sense: a number
+below zero or beyond 64 bits, an empty tuple, the same core twice, an end that is none, somebody
+else's id. The wire's decoder checks types; here are the bounds of what the types allow. What has
+passed may be counted, indexed and journaled without another thought; whether it *fits* this job
+(a session that is open, a component that exists) is said by `core/admission.py` and its like.
+
+Law: nothing a peer says may end the broker. A check returns one line that names the field, the
+value and the bound, or an empty text; who is told, and how, is the driver's. Each costs O(its
+message); that of `Submit` is on the way of every action and costs a few comparisons.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..domain.action import Action, Kind
+from ..domain.node import NodeSpec
+from ..domain.outcome import TEXT_MAX, Outcome
+from ..domain.rollouts import CONTEXT_MAX, COUNT_MAX, NAME_MAX, RolloutsSpec, Turn
+from ..domain.service import BLOCK_SIZES, EndpointSpec, ServiceSpec
+from ..domain.session import SessionSpec
+from ..domain.states import ENDED, ActionState
+from ..wire import message as ms
+
+UNITS_MAX = 1 << 16  # cores or GPUs of a node or an action
+AMOUNT_MAX = 1 << 40  # MiB, KiB, and whatever else is counted
+NS_MAX = 10**18  # 31 years; now and twice this are less than 2**63 ns
+MICRO_MAX = 10**15  # millionths: of a token, of a call's cost
+OPTIONS_MAX = 1 << 20  # bytes of what a service's backend is told
+LIST_MAX = 1 << 16  # entries of a list
+_ALLOCATION = re.compile(r"\d{1,18}(\+\d{1,9})?")
+_DIGEST = re.compile(r"[0-9a-f]{64}(\.[0-9a-z.-]{1,100})?")
+_ENDS = ENDED | {ActionState.PREEMPTED}
+
+Bounds = dict[str, tuple[int, int]]
+_ACTION: Bounds = {"id": (1, (1 << 62)), "mem_mib": (0, AMOUNT_MAX), "gpus": (0, UNITS_MAX),
+                   "session": (0, 1 << 62), "timeout_ns": (0, NS_MAX),
+                   "attempts_max": (1, AMOUNT_MAX)}
+_TURN: Bounds = {"prompt": (-(1 << 62), 1 << 62), "context": (0, CONTEXT_MAX),
+                 "generated": (0, CONTEXT_MAX)}
+_SESSION: Bounds = {"id": (1, 1 << 62), "mem_mib": (0, AMOUNT_MAX), "disk_mib": (0, AMOUNT_MAX),
+                    "origin": (0, 1 << 62), "idle_ns": (0, NS_MAX), "grace_ns": (-1, NS_MAX)}
+_NODE: Bounds = {"mem_mib": (0, AMOUNT_MAX), "ends_at_ns": (0, 1 << 62), "ahead": (0, LIST_MAX)}
+_SERVICE: Bounds = {"restore_ns": (0, NS_MAX), "weights_mib": (0, AMOUNT_MAX),
+                    "calls": (0, AMOUNT_MAX), "batch": (1, COUNT_MAX), "stay_ns": (0, NS_MAX)}
+_ENDPOINT: Bounds = {"concurrency": (1, COUNT_MAX), "rate_micro": (0, MICRO_MAX),
+                     "burst_micro": (1, MICRO_MAX)}
+_OUTCOME: Bounds = {
+    "exit_code": (-(1 << 31), 1 << 32), "signal": (0, 1 << 16), "exec_ns": (0, NS_MAX),
+    "cpu_ns": (0, NS_MAX), "maxrss_kib": (0, AMOUNT_MAX), "restore_ns": (0, NS_MAX),
+    "batch": (1, COUNT_MAX), "gpu_util_pct": (-1, 1000), "gpu_max_mem_mib": (-1, AMOUNT_MAX),
+    "energy_mj": (-1, 1 << 60), "cost_micro": (0, MICRO_MAX), "pushed": (0, 2),
+    "retry_after_ns": (0, NS_MAX), "returned": (0, AMOUNT_MAX)}
+_RETURNED: Bounds = {"characters": (0, AMOUNT_MAX)}
+_ENDED: Bounds = {"tokens": (-1, CONTEXT_MAX), "epoch": (-1, COUNT_MAX)}
+_HELLO: Bounds = {"rank": (-1, AMOUNT_MAX), "size": (0, AMOUNT_MAX)}
+
+
+def wrong(message: ms.Message) -> str:
+    """What is wrong with a message from a peer, naming the field; empty if nothing is."""
+    if type(message) is ms.Submit:
+        return wrong_action(message.action)
+    check = _CHECKS.get(type(message))
+    return check(message) if check is not None else ""
+
+
+def wrong_action(action: Action) -> str:
+    """What is wrong with an action as such."""
+    # Nearly all actions pass here, at the price of some instructions. Several numbers are looked at
+    # as one: a negative one, or one with a high bit, leaves something after the shift. That the
+    # degrees between the first and the last ascend is looked at by admission.
+    d, session = action.degrees, action.session
+    if (action.key == "cpu" and not (action.mem_mib | action.gpus | action.attempts_max) >> 16
+            and not (action.id | action.timeout_ns | session) >> 59
+            and action.id and action.attempts_max and d and d[-1] <= UNITS_MAX
+            and (d[0] > 0 or (d == (0,) and session and action.kind is Kind.FILE))
+            and len(action.name) + len(action.component) <= TEXT_MAX
+            and len(action.trajectory) <= NAME_MAX // 4 and not action.once
+            and action.turn is None and action.profile is None
+            and (session or action.kind is not Kind.FILE)):
+        return ""
+    return (_out_of(action, _ACTION) or _wrong_degrees(action) or _wrong_names(action)
+            or _wrong_kind(action) or _wrong_turn(action.turn))
+
+
+def _wrong_degrees(action: Action) -> str:
+    degrees = action.degrees
+    if not degrees or list(degrees) != sorted(set(degrees)) or len(degrees) > UNITS_MAX:
+        return f"cpus: {_short(degrees)} is not a list of ascending whole numbers"
+    least = 0 if action.kind is Kind.FILE else 1
+    if degrees[0] < least or degrees[-1] > UNITS_MAX:
+        return f"cpus: {_short(degrees)} is not from {least} to {UNITS_MAX}"
+    return ""
+
+
+def _wrong_names(action: Action) -> str:
+    if why := _too_long(action, ("name", "key", "component")):
+        return why
+    for field in ("once", "trajectory"):
+        if len(getattr(action, field).encode()) > NAME_MAX:
+            return f"{field}: it has more than {NAME_MAX} bytes"
+    known = action.profile
+    if known is not None and not (0 <= known.work_ns <= NS_MAX
+                                  and 0 <= known.serial_ppm <= 1_000_000):
+        return f"profile: work_ns must be from 0 to {NS_MAX}, serial_ppm from 0 to 1000000"
+    return ""
+
+
+def _wrong_kind(action: Action) -> str:
+    """A key that no kind of action has, which a broker that still waits for nodes would keep."""
+    what, colon, name = action.key.partition(":")
+    if action.key != "cpu" and not (colon and name and what in ("service", "endpoint", "rollouts")):
+        return f"key: {_short(action.key)} is not `cpu`, `service:NAME` or `endpoint:NAME`"
+    if (what == "rollouts") != (action.turn is not None):
+        return "key: rollouts:POOL belongs to the turns of that pool, and to them alone"
+    if (action.kind is Kind.GRANT or action.kind is Kind.FILE) and action.once:
+        return f"once: an action of kind {action.kind.value} has no name of its own; leave it out"
+    if action.kind is Kind.FILE and (action.key != "cpu" or not action.session):
+        return "session: a file is read or written in a session"
+    if what == "endpoint" and action.degrees != (1,):
+        return "degrees: an endpoint's are (1,)"
+    if what == "service" and not set(action.degrees) <= set(BLOCK_SIZES):
+        return f"degrees: {_short(action.degrees)}: a service runs on 1, 2, 4 or 8 GPUs"
+    if what != "cpu" and action.session:
+        return f"session: an action with the key {_short(action.key)} runs in none"
+    return ""
+
+
+def _wrong_turn(turn: Turn | None) -> str:
+    if turn is None:
+        return ""
+    return _out_of(turn, _TURN) or _too_long(turn, ("pool", "trajectory"))
+
+
+def wrong_session(spec: SessionSpec) -> str:
+    """What is wrong with a session as such."""
+    return _out_of(spec, _SESSION) or _too_long(
+        spec, ("name", "component", "backend", "image", "background", "files"))
+
+
+def wrong_node(spec: NodeSpec) -> str:
+    """What is wrong with a node that a worker lends."""
+    if why := _out_of(spec, _NODE):
+        return why
+    for field in ("cores", "gpus"):
+        units = getattr(spec, field)
+        if len(units) > UNITS_MAX or len(set(units)) != len(units):
+            return f"{field}: {_short(units)}: a node lends each of at most {UNITS_MAX} units once"
+        if units and not 0 <= min(units) <= max(units) < 1 << 31:
+            return f"{field}: {_short(units)}: the numbers of units are from 0 to 2147483647"
+    if not spec.name:
+        return "name: a node has one"
+    if spec.allocation and not _ALLOCATION.fullmatch(spec.allocation):
+        return f"allocation: {_short(spec.allocation)} is not JOB or JOB+COMPONENT"
+    if len(spec.neighbours) > 8 or any(len(sizes) > UNITS_MAX for sizes in spec.neighbours):
+        return "neighbours: too many groups"
+    if max(len(spec.backends), len(spec.untrusted)) > 64:
+        return "backends, untrusted: more than 64"
+    for name in (*spec.backends, *spec.untrusted):
+        if not 0 < len(name) <= NAME_MAX:
+            return f"backends: {_short(name)} is not a name of 1 to {NAME_MAX} characters"
+    return _too_long(spec, ("name", "host", "component", "devices", "enforcement"))
+
+
+def wrong_outcome(outcome: Outcome) -> str:
+    """What is wrong with how an attempt is said to have ended."""
+    if outcome.state not in _ENDS:
+        return f"state: {outcome.state.value} is no end"
+    return _out_of(outcome, _OUTCOME) or _too_long(outcome, ("reason", "isolation", "enforcement"))
+
+
+def mended(outcome: Outcome) -> Outcome:
+    """An outcome that can be counted: as it was told, or a failure that says what was wrong with
+    it. The attempt is over in either case, and its lease must end."""
+    o = outcome  # as in `wrong_action`: nearly all pass here
+    if (not (o.exec_ns | o.cpu_ns | o.maxrss_kib | o.restore_ns | o.exit_code | o.signal
+             | o.returned) >> 40 and o.batch == 1 and o.gpu_util_pct == -1 == o.energy_mj
+            and not (o.pushed or o.cost_micro or o.retry_after_ns) and o.gpu_max_mem_mib == -1
+            and (o.state is ActionState.COMPLETED or o.state in _ENDS)
+            and len(o.reason) + len(o.isolation) + len(o.enforcement) <= TEXT_MAX):
+        return outcome
+    why = wrong_outcome(outcome)
+    return Outcome(ActionState.FAILED, reason=f"its end was told wrongly: {why}") if (
+        why) else outcome
+
+
+def _wrong_service(spec: ServiceSpec) -> str:
+    if why := _out_of(spec, _SERVICE) or _too_long(spec, ("name", "backend", "shares", "node")):
+        return f"service {_short(spec.name)}: {why}"
+    if not spec.name:
+        return "name: a service has one"
+    degrees = spec.degrees
+    if not degrees or list(degrees) != sorted(set(degrees)) or not set(degrees) <= set(BLOCK_SIZES):
+        return (f"service {spec.name}: degrees: {_short(degrees)} is not an ascending choice of 1, "
+                "2, 4 and 8 GPUs; name at least one")
+    if len(spec.options) > OPTIONS_MAX:
+        return f"service {spec.name}: options: more than {OPTIONS_MAX} bytes"
+    return "" if len(spec.gpus) <= 8 else f"service {spec.name}: gpus: more than 8"
+
+
+def _wrong_endpoint(spec: EndpointSpec) -> str:
+    if not spec.name:
+        return "name: an endpoint has one"
+    why = _out_of(spec, _ENDPOINT) or _too_long(spec, ("name",))
+    return why and f"endpoint {_short(spec.name)}: {why}"
+
+
+def _wrong_pool(spec: RolloutsSpec) -> str:
+    if not spec.name:
+        return "name: a rollout pool has one"
+    if max(len(spec.edges), len(spec.services)) > 1024:
+        return f"rollouts {_short(spec.name)}: buckets, services: more than 1024"
+    return _too_long(spec, ("name", "tree", "rule"))
+
+
+def _wrong_hello(hello: ms.Hello) -> str:
+    if not 0 < len(hello.uid) <= NAME_MAX:
+        return f"uid: {_short(hello.uid)} is not a text of 1 to {NAME_MAX} characters"
+    return _out_of(hello, _HELLO) or _too_long(hello, ("job", "name", "via"))
+
+
+def _wrong_trajectory(word: ms.ToolReturned | ms.EndTrajectory) -> str:
+    bounds = _RETURNED if isinstance(word, ms.ToolReturned) else _ENDED
+    if len(word.trajectory) > NAME_MAX:
+        return f"trajectory: it has more than {NAME_MAX} characters"
+    tool = ("tool",) if isinstance(word, ms.ToolReturned) else ()
+    return _out_of(word, bounds) or _too_long(word, ("pool", *tool))
+
+
+def _wrong_request(message: Any) -> str:
+    return "" if 0 <= message.request <= 1 << 62 else f"request: {message.request} is out of bounds"
+
+
+def _wrong_packed(word: ms.SandboxPacked) -> str:
+    return "" if _DIGEST.fullmatch(word.files) else f"files: {_short(word.files)} is no digest"
+
+
+_CHECKS: dict[type, Callable[[Any], str]] = {
+    ms.RequestSession: lambda m: wrong_session(m.spec),
+    ms.Hello: _wrong_hello,
+    ms.WorkerHello: lambda m: wrong_node(m.spec),
+    ms.DeclareService: lambda m: _wrong_request(m) or _wrong_service(m.spec),
+    ms.DeclareEndpoint: lambda m: _wrong_request(m) or _wrong_endpoint(m.spec),
+    ms.DeclareRollouts: lambda m: _wrong_request(m) or _wrong_pool(m.spec),
+    ms.Ask: _wrong_request,
+    ms.Forget: _wrong_request,
+    ms.ToolReturned: _wrong_trajectory,
+    ms.EndTrajectory: _wrong_trajectory,
+    ms.Leaving: lambda m: _too_long(m, ("reason",)),
+    ms.Shutdown: lambda m: _too_long(m, ("reason",)),
+    ms.SandboxDown: lambda m: _too_long(m, ("reason",)),
+    ms.SandboxPacked: _wrong_packed,
+}
+
+
+def refusal_of(message: ms.Message, why: str) -> ms.Message:
+    """How a client is told that its message was refused: under the message's own id where it has
+    one, else at the end of the conversation."""
+    match message:
+        case ms.Submit(action=action):
+            return ms.Rejected(action.id, why)
+        case ms.RequestSession(spec=spec):
+            return ms.Rejected(spec.id, why)
+        case (ms.DeclareService() | ms.DeclareEndpoint() | ms.DeclareRollouts() | ms.Ask()
+              | ms.Forget()):
+            return ms.Rejected(message.request, why)
+    return ms.Refused(f"{type(message).__name__}: {why}")
+
+
+def _out_of(record: Any, bounds: Bounds) -> str:
+    for field, (least, most) in bounds.items():
+        value = getattr(record, field)
+        if not least <= value <= most:
+            return f"{field}: {value} is not from {least} to {most}"
+    return ""
+
+
+def _too_long(record: Any, fields: Iterable[str]) -> str:
+    for field in fields:
+        if len(getattr(record, field)) > TEXT_MAX:
+            return f"{field}: it has more than {TEXT_MAX} characters"
+    return ""
+
+
+def _short(value: object) -> str:
+    return f"{value!r:.80}"

@@ -1,0 +1,205 @@
+"""What the broker says to clients, and the results it keeps until they are acknowledged; in memory
+only up to a bound for each client.
+
+A client may stop reading: its program is stuck, stopped, or slower than its actions. Its results
+go on arriving. Two bounds keep them from filling the broker, and nobody else notices:
+
+- Results that are not acknowledged yet are kept, since the client may reconnect and need them
+  again. Beyond `KEPT_MAX` bytes their payloads are written to the overflow, a file of that client,
+  and read back when they are sent.
+- Words for which the client's connection has no room (more than `LINK_MAX` bytes are unsent) wait
+  in a queue, in order. A result waits there by its id alone; other payloads (pieces of streamed
+  output) count towards a bound of their own, beyond which they too go to the overflow.
+
+Law: nothing is lost and nothing overtakes: a client that reads again gets everything in order.
+Where there is no overflow (a simulation), or its disk is full, payloads stay in memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..domain.ids import client_of
+from ..ports import Buffer, Link, Overflow
+from ..wire import message as ms
+
+KEPT_MAX = 16 << 20
+LINK_MAX = 4 << 20
+
+
+class Place(NamedTuple):
+    """Where a payload lies in its client's overflow."""
+
+    offset: int
+    size: int
+
+
+Payload = Buffer | Place | None
+
+
+@dataclass(slots=True)
+class Queue:
+    """The words that wait for room on one connection.
+
+    Attributes:
+        words: messages with their payloads, in order; a result's payload is looked up when it is
+            sent.
+        held: bytes of payloads in memory among them.
+    """
+
+    words: deque[tuple[ms.Message, Payload]] = field(default_factory=deque)
+    held: int = 0
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The results of one client that are not acknowledged, and the bytes of their payloads that are
+    in memory."""
+
+    results: dict[int, tuple[ms.Result, Payload]] = field(default_factory=dict)
+    held: int = 0
+
+
+class Outgoing:
+    """All clients' unacknowledged results, and the way of each word to its client."""
+
+    def __init__(self, overflow: Overflow | None) -> None:
+        self._overflow = overflow
+        self._kept: dict[int, _Kept] = {}
+
+    # ---- results until they are acknowledged ---------------------------------------------------
+
+    def keep(self, result: ms.Result, payload: Buffer | None) -> None:
+        """Keeps a result for its client."""
+        client = client_of(result.action)
+        kept = self._kept.get(client)
+        if kept is None:
+            kept = self._kept[client] = _Kept()
+        place: Payload = payload
+        if payload is not None:
+            held = kept.held + len(payload)
+            if held > KEPT_MAX and type(place := self._spilled(client, payload)) is Place:
+                held = kept.held
+            kept.held = held
+        kept.results[result.action] = result, place
+
+    def acknowledged(self, client: int, actions: Iterable[int]) -> None:
+        """The client holds these results, which are its own. Unknown ones are ignored."""
+        kept = self._kept.get(client)
+        if kept is None:
+            return
+        for action in actions:
+            _, place = kept.results.pop(action, (None, None))
+            if type(place) is Place:
+                self._free(client)
+            elif place is not None:
+                kept.held -= len(place)
+        if not kept.results:
+            del self._kept[client]
+
+    def expired(self, client: int) -> None:
+        """Nobody will come for this client's results any more."""
+        self._kept.pop(client, None)
+        if self._overflow is not None:
+            self._overflow.drop(client)
+
+    def of(self, client: int) -> list[ms.Result]:
+        """A client's results, to be said again on a new connection."""
+        kept = self._kept.get(client)
+        return [result for result, _ in kept.results.values()] if kept is not None else []
+
+    def told(self) -> dict[str, int]:
+        """For people: by client, how many results wait for it, of those that have more than fits
+        into memory."""
+        return {str(client): len(kept.results) for client, kept in self._kept.items()
+                if any(isinstance(place, Place) for _, place in kept.results.values())}
+
+    # ---- words on their way --------------------------------------------------------------------
+
+    def send(self, client: int, link: Link, queue: Queue, message: ms.Message,
+             payload: Buffer | None) -> None:
+        """Sends a word, or lets it wait for room on the connection. A result that is said again
+        comes without its payload, which is kept."""
+        again = payload is None and type(message) is ms.Result and message.n > 0
+        if queue.words or link.unsent > LINK_MAX:
+            self._queue(client, queue, message, payload)
+        elif not again:
+            link.send(message, payload)
+        elif (found := self.payload(message.action)) is not None:  # type: ignore[attr-defined]
+            link.send(message, found)
+            link.flush()  # there may be many of these, and now we know whether there is room
+
+    def _queue(self, client: int, queue: Queue, message: ms.Message, payload: Buffer | None
+               ) -> None:
+        place: Payload = payload
+        if payload is not None and not self._is_kept(message):
+            if queue.held + len(payload) > KEPT_MAX:
+                place = self._spilled(client, payload)
+            if not isinstance(place, Place):
+                queue.held += len(payload)
+        elif payload is not None:
+            place = None  # it is looked up among those that are kept
+        queue.words.append((message, place))
+
+    def pump(self, client: int, link: Link, queue: Queue) -> None:
+        """Sends what waits, as far as the connection has room now."""
+        while queue.words and link.unsent <= LINK_MAX:
+            message, place = queue.words.popleft()
+            if type(message) is ms.Result and message.n and place is None:
+                found = self.payload(message.action)
+                if found is None:
+                    continue  # acknowledged on an earlier connection
+                link.send(message, found)
+            elif isinstance(place, Place):
+                link.send(message, self._read(client, place))
+                self._free(client)
+            else:
+                if place is not None:
+                    queue.held -= len(place)
+                link.send(message, place)
+            link.flush()
+
+    def close(self, client: int, queue: Queue) -> None:
+        """The connection is gone, and with it what waited for room on it; results are kept."""
+        for _, place in self._drained(queue):
+            if isinstance(place, Place):
+                self._free(client)
+
+    def payload(self, action: int) -> Buffer | None:
+        """The payload of a result that is kept."""
+        client = client_of(action)
+        kept = self._kept.get(client)
+        found = kept.results.get(action) if kept is not None else None
+        if found is None:
+            return None
+        return self._read(client, found[1]) if isinstance(found[1], Place) else found[1]
+
+    def _is_kept(self, message: ms.Message) -> bool:
+        if type(message) is not ms.Result:
+            return False
+        kept = self._kept.get(client_of(message.action))
+        return kept is not None and message.action in kept.results
+
+    @staticmethod
+    def _drained(queue: Queue) -> Iterator[tuple[ms.Message, Payload]]:
+        queue.held = 0
+        while queue.words:
+            yield queue.words.popleft()
+
+    # ---- the overflow --------------------------------------------------------------------------
+
+    def _spilled(self, client: int, payload: Buffer) -> Payload:
+        """The payload's place in the overflow; itself where there is no room."""
+        offset = self._overflow.put(client, payload) if self._overflow is not None else -1
+        return Place(offset, len(payload)) if offset >= 0 else payload
+
+    def _read(self, client: int, place: Place) -> bytes:
+        assert self._overflow is not None
+        return self._overflow.get(client, place.offset, place.size)
+
+    def _free(self, client: int) -> None:
+        assert self._overflow is not None
+        self._overflow.free(client)

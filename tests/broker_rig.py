@@ -1,0 +1,162 @@
+"""A real broker driver in this process: its clock and timers move by hand, its links keep what was
+said, and every message passes through the real frames."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tangram_hpc.broker.driver import Broker, Settings, Talk
+from tangram_hpc.core.placers.registry import make_placer
+from tangram_hpc.core.scheduler import Scheduler
+from tangram_hpc.domain.action import Action
+from tangram_hpc.domain.ids import mint
+from tangram_hpc.domain.node import NodeSpec
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.wire import message as ms
+from tangram_hpc.wire.frame import Inbox, Outbox
+
+S = 10**9
+
+
+class Peer:
+    """One conversation with the broker, seen from the other end."""
+
+    def __init__(self, rig: BrokerRig) -> None:
+        self.rig, self.closed = rig, False
+        self.heard: list[tuple[Any, bytes | None]] = []
+        self._out, self._in = Outbox(), Inbox()
+        self.talk: Talk = rig.broker.accept(self)
+
+    # ---- the broker's side (`ports.Link`) ----
+
+    unsent = 0
+
+    def send(self, message: Any, payload: Any = None) -> None:
+        self._out.put(message, payload)
+
+    def flush(self) -> None:
+        for message, payload in self._in.feed(b"".join(self._out.take())):
+            self.heard.append((message, None if payload is None else bytes(payload)))
+
+    def close(self) -> None:
+        self.flush()
+        self.closed = True
+
+    # ---- the peer's side ----
+
+    def say(self, message: Any, payload: bytes | None = None) -> None:
+        """Says one message, through bytes, and lets the broker do what follows at once."""
+        box = Outbox()
+        box.put(message, payload)
+        for parcel in Inbox().feed(b"".join(box.take())):
+            self.rig.broker.receive(self.talk, *parcel)
+        self.rig.settle()
+
+    def leave(self) -> None:
+        """The connection breaks."""
+        self.rig.broker.lost(self.talk, "connection closed by the peer")
+        self.rig.settle()
+
+    def all(self, kind: type) -> list[Any]:
+        return [message for message, _ in self.heard if isinstance(message, kind)]
+
+    def last(self, kind: type) -> Any:
+        return self.all(kind)[-1]
+
+
+class _Journal:
+    mode = "none"
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def append(self, events: Any) -> int:
+        msgspec.msgpack.encode(events)  # what cannot be written would end a real one
+        self.events += events
+        return len(self.events)
+
+    def commit(self, then: Callable[[], None]) -> None:
+        then()
+
+    def close(self) -> None:
+        pass
+
+
+class BrokerRig:
+    """The broker of job `j`, its clock, and its timers. `check`: its ledger's laws are proven after
+    every message."""
+
+    def __init__(self, placer: str = "elastic", check: bool = True, spool: Any = None,
+                 overflow: Any = None, **settings: Any) -> None:
+        self.now, self._check = 1_000 * S, check
+        self._timers: list[tuple[int, int, Callable[[], None]]] = []
+        self._count = 0
+        self.journal = _Journal()
+        self.scheduler = Scheduler(make_placer(placer))
+        self.broker = Broker(self.scheduler, self.journal, self, self,
+                             Settings("j", "/nowhere", **settings), lambda: None, spool,
+                             **({} if overflow is None else {"overflow": overflow}))
+        self.broker.start()
+        self.settle()
+
+    def now_ns(self) -> int:
+        return self.now
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._timers, (self.now + int(delay_s * S), self._count, call))
+
+    def settle(self) -> None:
+        """All timers that are due."""
+        while self._timers and self._timers[0][0] <= self.now:
+            heapq.heappop(self._timers)[2]()
+        if self._check:
+            self.scheduler.ledger.check()
+
+    def run(self, seconds: float) -> None:
+        """Time passes, and the broker runs."""
+        until = self.now + int(seconds * S)
+        while self._timers and self._timers[0][0] <= until:
+            self.now = max(self.now, self._timers[0][0])
+            self.settle()
+        self.now = until
+
+    def stopped(self, seconds: float) -> None:
+        """Time passes, and the broker does not run; when it goes on its timers come first."""
+        self.now += int(seconds * S)
+        self.settle()
+
+    def client(self, uid: str = "u", **fields: Any) -> Peer:
+        peer = Peer(self)
+        peer.say(ms.Hello(ms.PROTOCOL_VERSION, "j", uid, **fields))
+        return peer
+
+    def worker(self, cpus: int = 4, name: str = "n1", **fields: Any) -> Peer:
+        peer = Peer(self)
+        spec = NodeSpec(name, "host", tuple(range(cpus)), 4096, backends=("model",),
+                        untrusted=("model",), **fields)
+        peer.say(ms.WorkerHello(ms.PROTOCOL_VERSION, "j", spec))
+        return peer
+
+
+def action_of(client: Peer, number: int, **fields: Any) -> Action:
+    return Action(mint(client.last(ms.Welcome).client, number), "x", **fields)
+
+
+def serves(rig: BrokerRig, client: Peer, worker: Peer, number: int) -> bool:
+    """Whether an action of this client is started, ends, and comes back."""
+    action = action_of(client, number)
+    client.say(ms.Submit(action), b"call")
+    started = {start.action.id: start.lease for start in worker.all(ms.Start)}
+    if action.id not in started:
+        return False
+    worker.say(ms.Finished(started[action.id], Outcome(ActionState.COMPLETED), n=1), b"done")
+    rig.run(0.1)
+    result = client.last(ms.Result)
+    client.say(ms.Ack((action.id,)))
+    return bool(result.action == action.id and result.outcome.state is ActionState.COMPLETED)

@@ -1,0 +1,107 @@
+"""A broker that did not run for a while (stopped, suspended, frozen) reads what has arrived before
+it judges anybody's silence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from broker_rig import BrokerRig, action_of, serves
+
+from tangram_hpc import LocalCluster
+from tangram_hpc.broker.driver import SILENCE_S
+from tangram_hpc.domain.ids import mint
+from tangram_hpc.domain.session import SessionSpec
+from tangram_hpc.domain.states import NodeState
+from tangram_hpc.wire import message as ms
+
+
+def test_a_broker_that_was_stopped_declares_no_worker_dead() -> None:
+    rig = BrokerRig()
+    client, worker = rig.client(), rig.worker()
+    rig.run(5)
+    worker.say(ms.Ping())
+    rig.stopped(SILENCE_S + 5)
+    assert not worker.closed and rig.scheduler.ledger.nodes[1].state is NodeState.UP
+    worker.say(ms.Ping())  # it lay in the socket
+    assert serves(rig, client, worker, 1)
+
+
+def test_a_worker_that_was_stopped_with_its_broker_has_its_whole_patience_again() -> None:
+    rig = BrokerRig()
+    rig.client()
+    worker = rig.worker()
+    rig.stopped(120)
+    rig.run(SILENCE_S - 5)  # it is slower to go on than the broker
+    worker.say(ms.Ping())
+    assert not worker.closed
+    rig.run(SILENCE_S + 5)  # and a real silence is one still
+    assert worker.closed
+
+
+def test_a_client_that_was_away_keeps_the_rest_of_its_grace() -> None:
+    rig = BrokerRig(grace_s=30)
+    client, worker = rig.client(), rig.worker()
+    action = action_of(client, 1)
+    client.say(ms.Submit(action), b"call")
+    client.leave()
+    rig.run(20)
+    worker.say(ms.Ping())
+    rig.stopped(60)
+    back = rig.client()
+    assert not back.last(ms.Welcome).fresh
+    assert action.id in rig.scheduler.ledger.actions
+    back.leave()
+    rig.run(15)
+    worker.say(ms.Ping())
+    rig.run(16)
+    assert rig.client().last(ms.Welcome).fresh  # a grace is as long as ever while it runs
+
+
+def test_a_session_rests_only_while_the_broker_runs() -> None:
+    rig = BrokerRig()
+    client, worker = rig.client(), rig.worker()
+    spec = SessionSpec(mint(1, 1), idle_ns=20 * 10**9)
+    client.say(ms.RequestSession(spec))
+    worker.say(ms.SandboxUp(spec.id))
+    rig.run(10)
+    rig.stopped(60)
+    client.say(ms.RenewSession(spec.id))  # it lay in the socket
+    rig.run(5)
+    assert not worker.all(ms.CloseSandbox)
+    rig.run(21)
+    assert worker.all(ms.CloseSandbox)
+
+
+def test_nodes_keep_their_time_to_join() -> None:
+    """Else what waits for the largest node is told that it can never run."""
+    rig = BrokerRig(nodes=2, join_s=20)
+    client = rig.client()
+    rig.worker(2, "small")
+    rig.run(5)
+    action = action_of(client, 1, degrees=(8,))
+    client.say(ms.Submit(action), b"call")
+    rig.stopped(SILENCE_S - 5)
+    large = rig.worker(8, "large")  # its hello lay in the socket
+    assert not client.all(ms.Result)
+    assert large.last(ms.Start).action == action
+
+
+@pytest.mark.long
+def test_a_live_broker_that_was_stopped_keeps_its_sessions(tmp_path: Path) -> None:
+    with LocalCluster(cpus=2, workers=2, home=tmp_path) as c:
+        with c.session(mem=10) as session:
+            session.write("state", "kept").result(60)
+            running = c.submit(["sleep", "5"])
+            broker = c._children[0].pid
+            os.kill(broker, signal.SIGSTOP)
+            try:
+                time.sleep(SILENCE_S + 6)
+            finally:
+                os.kill(broker, signal.SIGCONT)
+            assert session.read("state").result(60) == b"kept"
+            assert running.result(60).exit_code == 0 and running.details.attempt == 1
+        assert [n["state"] for n in c.ask("nodes")["nodes"]] == ["UP", "UP"]

@@ -1,0 +1,159 @@
+"""A gateway that is stopped, for a while or for good, holds no MPI step up: the step ends with its
+trainers, who go on over the broker's socket, and no trainer is ended before."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from slurm_site import Site
+from test_mpi import Rig
+
+from tangram_hpc import LocalCluster
+from tangram_hpc.wire import relay
+
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+TRAINER = """
+import os, sys, time, tangram_hpc
+note = sys.argv[1]
+client = tangram_hpc.connect()
+rank = tangram_hpc.comm.rank
+open(f"{note}.{rank}.pid", "w").write(str(os.getpid()))
+while client.via == "mpi":
+    assert client.submit(["true"]).result(60).ok
+if rank:  # the other one leaves long before
+    while not os.path.exists(f"{note}.0.over"):
+        time.sleep(0.05)
+    for _ in range(100):
+        assert client.submit(["true"]).result(60).ok
+        time.sleep(0.01)
+print(f"rank {rank} is done, by {client.via}", flush=True)
+client.close()
+open(f"{note}.{rank}.over", "w").close()
+"""
+
+
+def pid_of_the_gateway(note: str) -> int:
+    deadline = time.monotonic() + 60
+    notes = [Path(f"{note}.{rank}.pid") for rank in (0, 1)]
+    while not all(path.exists() and path.read_text() for path in notes):
+        assert time.monotonic() < deadline, "the ranks did not begin"
+        time.sleep(0.05)
+    manager = Path(f"/proc/{notes[0].read_text()}/stat").read_text().rpartition(")")[2].split()[1]
+    told = subprocess.run(["pgrep", "-P", manager, "-f", "tangram_hpc gateway"],
+                          capture_output=True, text=True, check=True)
+    return int(told.stdout.split()[0])
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("again", [
+    pytest.param(True, id="stopped for a while"),
+    pytest.param(False, id="stopped for good", marks=pytest.mark.long)])
+def test_under_mpiexec_all_trainers_finish_and_the_step_ends(tmp_path: Path, again: bool) -> None:
+    """`mpiexec` kills all ranks when one exits without finalising MPI, so the first trainer that is
+    done must not take the others down with it."""
+    if importlib.util.find_spec("mpi4py") is None or not MPIEXEC.exists():
+        pytest.skip("mpi4py or mpiexec is not installed")
+    note = str(tmp_path / "note")
+    with LocalCluster(cpus=2, home=tmp_path / "home") as c:
+        environ = {**os.environ, "TANGRAM_ACCESS": str(c.access), "TANGRAM_GATEWAY": "1"}
+        world = subprocess.Popen(
+            [str(MPIEXEC), "-n", "2", sys.executable, "-c", TRAINER, note,
+             ":", "-n", "1", sys.executable, "-m", "tangram_hpc", "gateway"],
+            env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        gateway = pid_of_the_gateway(note)
+        os.kill(gateway, signal.SIGSTOP)
+        try:
+            deadline = time.monotonic() + 60
+            while again and not Path(f"{note}.0.over").exists():
+                assert world.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            if again:
+                os.kill(gateway, signal.SIGCONT)
+            said, _ = world.communicate(timeout=100)
+        finally:
+            world.kill()
+            if Path(f"/proc/{gateway}").exists():
+                os.kill(gateway, signal.SIGKILL)
+    lines = sorted(line for line in said.splitlines() if line.startswith("rank"))
+    assert lines == [f"rank {r} is done, by socket" for r in (0, 1)]
+    if again:  # else mpiexec has to kill the gateway, and may say so by its status
+        assert world.returncode == 0
+
+
+def test_a_rank_that_does_not_answer_is_given_up() -> None:
+    """It took the gateway for dead while that was stopped, and left without a word."""
+    rig = Rig()
+    for rank in (0, 1):
+        rig.hear(rank, relay.OPEN, b"\1\0\0\0")
+    rig.ns += 8 * 10**9  # stopped; meanwhile the broker heard of rank 0 over its socket
+    rig.pipes.come = [(0, b"", "the broker closed the connection")]
+    rig.gateway.turn()
+    rig.hear(1, relay.LEAVE)
+    rig.later(relay.DEAF_S + 2)
+    assert rig.gateway._over()
+
+
+def test_a_rank_that_answers_by_closing_is_waited_for() -> None:
+    rig = Rig((0,))
+    rig.hear(0, relay.OPEN, b"\1\0\0\0")
+    rig.pipes.come = [(0, b"", "the broker closed the connection")]
+    rig.gateway.turn()
+    rig.hear(0, relay.CLOSE)  # its client is closed, its program computes on
+    rig.later(relay.DEAF_S + 2)
+    assert not rig.gateway._over()
+    rig.hear(0, relay.LEAVE)
+    assert rig.gateway._over()
+
+
+def test_a_process_that_is_stopped_for_good_is_ended_by_its_watcher() -> None:
+    text = ("import os, time\n"
+            "from tangram_hpc.backends.transport.mpi_guard import end_if_stopped\n"
+            "from tangram_hpc.gateway.watchdog import watch\n"
+            "turns = iter(range(10**9))\n"
+            "watch(lambda: next(turns), 4.0, end_if_stopped(os.getpid(), 3.0))\n"
+            "time.sleep(5)\n"  # it runs: nobody ends it
+            "print('alive', flush=True)\n"
+            "time.sleep(60)\n")
+    process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "alive\n"
+    process.send_signal(signal.SIGSTOP)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL and said.count("it was stopped for 3 s") == 1
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("again", [True, False], ids=["stopped for 8 s", "stopped for good"])
+def test_under_srun_the_step_ends(site: Site, again: bool) -> None:
+    """`srun --kill-on-bad-exit=0`, as the templates say it."""
+    name = f"gwstop{int(again)}"
+    go = site.cluster.home / f"{name}.go"
+    job = site.sbatch(name, f"python trainer_faults.py 100 {go.name}", "trainer_faults.py",
+                      "trainer_actions.py", ranks=2)
+    site.until(lambda: len(list(site.cluster.home.glob(f"faults.{job}.*.pid"))) == 2,
+               "both ranks to be in mid-step", 90, lambda: site.output(name, job))
+    (gateway,) = site.pids("bin/tangram gateway")
+    os.kill(gateway, signal.SIGSTOP)
+    try:
+        wanted = [f"rank {r}: 100 lines once and in order, by socket" for r in range(2)]
+        if again:
+            time.sleep(8)  # longer than a rank's patience with its gateway
+            os.kill(gateway, signal.SIGCONT)
+        site.until(lambda: all(w in site.output(name, job) for w in wanted),
+                   "both ranks to finish over the socket", 90, lambda: site.output(name, job))
+        go.touch()
+        site.finish(name, job)
+    finally:
+        if Path(f"/proc/{gateway}").exists():
+            os.kill(gateway, signal.SIGKILL)
+    assert not site.pids("tangram")

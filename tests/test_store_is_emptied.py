@@ -1,0 +1,128 @@
+"""What travels through the job's store is removed when nobody needs it any more, and not before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import tangram_hpc
+from tangram_hpc import LocalCluster
+
+MIB = 1 << 20
+
+
+def _turned() -> Callable[[bytes], bytes]:
+    def turned(data: bytes) -> bytes:  # travels by value: runners do not find this module
+        return data[::-1]
+
+    return turned
+
+
+turned = _turned()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(cpus=2, home=tmp_path_factory.mktemp("home"), grace_s=2) as c:
+        yield c
+
+
+def held(c: LocalCluster) -> int:
+    """Bytes in the store."""
+    return sum(path.stat().st_size for path in (c.folder / "store").glob("*"))
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.05)
+
+
+def test_large_calls_and_results_leave_nothing(cluster: LocalCluster) -> None:
+    assert cluster.submit(turned, b"ab").result(60) == b"ba"  # the function stays: it is small
+    before = held(cluster)
+    for _ in range(10):
+        data = os.urandom(MIB)
+        futures = [cluster.submit(turned, data) for _ in range(4)]  # one entry for all four
+        assert all(future.result(60) == data[::-1] for future in futures)
+    until(lambda: held(cluster) <= before, "the store to be empty again")
+
+
+def test_an_entry_stays_until_the_last_of_its_actions_is_over(cluster: LocalCluster,
+                                                              tmp_path: Path) -> None:
+    go, data = str(tmp_path / "go"), os.urandom(MIB)
+
+    def size_later(data: bytes, wait: bool) -> int:
+        while wait and not os.path.exists(go):
+            time.sleep(0.01)
+        return len(data)
+
+    before = held(cluster)
+    first = cluster.submit(size_later, data, True)
+    second = cluster.submit(size_later, data, True)
+    behind = [cluster.submit(turned, data) for _ in range(3)]  # they fetch it when the others ended
+    Path(go).touch()
+    assert first.result(60) == second.result(60) == MIB
+    assert all(future.result(60) == data[::-1] for future in behind)
+    until(lambda: held(cluster) <= before + 100_000, "the store to be empty again")
+
+
+def test_two_clients_do_not_take_each_others_entries_away(cluster: LocalCluster) -> None:
+    data = os.urandom(MIB)
+    with tangram_hpc.connect(cluster.access) as other:
+        for _ in range(5):
+            mine = [cluster.submit(turned, data) for _ in range(2)]
+            theirs = [other.submit(turned, data) for _ in range(2)]
+            assert all(f.result(60) == data[::-1] for f in (*mine, *theirs))
+
+
+def test_a_named_result_is_kept_until_it_is_forgotten(cluster: LocalCluster) -> None:
+    data = os.urandom(MIB)
+    before = held(cluster)
+    with tangram_hpc.connect(cluster.access) as first:
+        assert first.submit(turned, data, once="kept").result(60) == data[::-1]
+    for _ in range(2):  # its client is gone, and it was read before
+        assert cluster.submit(turned, data, once="kept").result(60) == data[::-1]
+    assert held(cluster) >= before + MIB
+    assert cluster.forget("kept") == 1
+    until(lambda: held(cluster) <= before + 100_000, "the forgotten result to go")
+
+
+def test_what_a_client_leaves_behind_goes_when_it_has_expired(cluster: LocalCluster) -> None:
+    def entries() -> set[str]:
+        return {path.name for path in (cluster.folder / "store").glob("*")}
+
+    before = entries()
+    trainer = subprocess.Popen(
+        [sys.executable, "-c",
+         "import os, time, tangram_hpc\n"
+         "c = tangram_hpc.connect()\n"
+         "def hold(data): time.sleep(600)\n"
+         "c.submit(hold, os.urandom(1 << 20))\n"
+         "print('submitted', flush=True)\n"
+         "time.sleep(600)\n"],
+        env={**os.environ, "TANGRAM_ACCESS": str(cluster.access)}, stdout=subprocess.PIPE)
+    assert trainer.stdout is not None and trainer.stdout.readline()
+    left = entries() - before
+    assert len(left) == 2  # its function and its argument
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    until(lambda: not entries() & left, "what it left to go")
+
+
+def test_functions_that_hold_much_leave_a_bounded_amount(cluster: LocalCluster) -> None:
+    def size_of(data: bytes) -> Callable[[], int]:
+        return lambda: len(data)
+
+    before = held(cluster)
+    for _ in range(50):
+        assert cluster.submit(size_of(os.urandom(MIB))).result(60) == MIB
+    until(lambda: held(cluster) < before + 40 * MIB, "the oldest functions to go")
