@@ -2,8 +2,10 @@
 many as one.
 
 Law: a call ahead takes the place of nobody: an idle copy takes the next call of its own kind anyway
-(see the placers), and no call of another service that is overdue is passed. A copy has at most two
-batches, the one that runs and the one that follows. Calls ahead hold nothing of their own.
+(see the placers). While a call of a service that stands nowhere has waited longer than its patience
+(`copy_terms`), copies whose term is over are given nothing ahead, so that a block comes free for
+that service. A copy has at most two batches, the one that runs and the one that follows. Calls
+ahead hold nothing of their own.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from __future__ import annotations
 from ..domain import event as ev
 from ..domain.service import service_of
 from ..domain.states import NodeState
+from .copy_terms import OVERDUE_NS, crowd, patience_ns, term_end_ns
 from .ending import Endings
 from .ledger import LeaseEntry, Ledger, NodeEntry
-from .placers.waiting import OVERDUE_NS
 from .queue import GPU, Bay, Walk
 
 
@@ -26,28 +28,54 @@ def batches(ledger: Ledger, now: int) -> list[ev.Event]:
     if not ledger.batching or not ledger.ready.waits(GPU):
         return events
     taken: set[int] = set()
-    late = {bay.key for bay in ledger.ready.bays(GPU) if _waited(ledger, bay, now) >= OVERDUE_NS}
+    starved = _starved(ledger, now)
     copies: dict[str, list[LeaseEntry]] = {}
     for number in ledger.batching.values():
         lease = ledger.leases[number]
         copies.setdefault(lease.key, []).append(lease)
     for key, busy in copies.items():
         bay = ledger.ready.bay(GPU, key, 0)
-        if bay is None or late - {key}:
+        if bay is None:
             continue
+        oldest = _oldest(ledger, bay)
         waiting = sum(map(len, bay.lines.values()))
         share = -(-waiting // len(busy))  # dealt out evenly
         for lease in busy:
             if ledger.nodes[lease.node].state is not NodeState.UP:
                 continue
+            if starved and _term_end(ledger, lease, oldest) <= now:
+                continue
             _fill(ledger, now, lease, bay, share, events, taken)
     return events
 
 
-def _waited(ledger: Ledger, bay: Bay, now: int) -> int:
+def _oldest(ledger: Ledger, bay: Bay) -> int:
+    """When the first call that waits in a bay was submitted."""
     first = bay.heads.at[bay.heads.first()]
-    action = first.actions.at[first.actions.first()]
-    return now - ledger.actions[action].submitted_at
+    return ledger.actions[first.actions.at[first.actions.first()]].submitted_at
+
+
+def _starved(ledger: Ledger, now: int) -> bool:
+    """Whether a call of a service that stands nowhere has waited longer than its patience."""
+    late = [bay for bay in ledger.ready.bays(GPU)
+            if service_of(bay.key) and now - _oldest(ledger, bay) >= OVERDUE_NS]
+    if not late:
+        return False
+    nodes = ledger.up_nodes()
+    standing = {there.service for n in nodes for there in n.gpus.resident.values()}
+    late = [bay for bay in late if service_of(bay.key) not in standing]
+    if not late:
+        return False
+    gpus = sum(len(n.gpus.units) for n in nodes)
+    waiting = crowd([shape for bay in ledger.ready.bays(GPU) for shape in bay.lines])
+    return any(now - _oldest(ledger, bay) >= patience_ns(ledger, shape, waiting, gpus)
+               for bay in late for shape in bay.lines)
+
+
+def _term_end(ledger: Ledger, lease: LeaseEntry, oldest: int) -> int:
+    """When the term of the copy that a lease runs on ends; `oldest` as in `term_end_ns`."""
+    there = ledger.nodes[lease.node].gpus.resident[lease.gpus[0]]
+    return term_end_ns(there.since, ledger.services[there.service].restore_ns, oldest)
 
 
 def _fill(ledger: Ledger, now: int, lease: LeaseEntry, bay: Bay, share: int,

@@ -12,6 +12,7 @@ from .estimator import Estimator
 
 ONE = 1 << 20
 HORIZON = 4  # restores: how far ahead calls are expected
+YOUNG = 8  # a rate is believed once this part of a horizon was seen
 HORIZON_MIN_NS = 1_000_000_000
 
 Kind = tuple[str, tuple[int, ...]]  # service, degrees
@@ -20,10 +21,10 @@ Kind = tuple[str, tuple[int, ...]]  # service, degrees
 class Calls:
     """Of one kind: calls expected within the horizon, in 1/ONE, and the believed mean of one."""
 
-    __slots__ = ("_at", "_x", "horizon", "serial", "work_ns")
+    __slots__ = ("_at", "_first", "_x", "horizon", "serial", "work_ns")
 
     def __init__(self, horizon: int, serial: int, work_ns: int) -> None:
-        self.horizon, self._x, self._at = horizon, 0, 0
+        self.horizon, self._x, self._at, self._first = horizon, 0, 0, 0
         self.serial, self.work_ns = serial, work_ns
 
     def expected(self, now: int) -> int:
@@ -31,8 +32,15 @@ class Calls:
         since = now - self._at
         return self._x * self.horizon // (self.horizon + since) if since > 0 else self._x
 
+    def steady(self, now: int) -> int:
+        """Calls expected within the horizon if they go on as since the first: before a horizon has
+        passed, the count holds only those of the time that has."""
+        seen = max(now - self._first, self.horizon // YOUNG)
+        return self.expected(now) * self.horizon // min(seen, self.horizon)
+
     def came(self, now: int, serial: int, work_ns: int) -> None:
         """One more."""
+        self._first = self._first or now
         self._x, self._at = self.expected(now) + ONE, now
         self.serial, self.work_ns = serial, self.work_ns + (work_ns - self.work_ns) // 8
 

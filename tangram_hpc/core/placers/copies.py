@@ -28,9 +28,11 @@ class Copy:
     node: NodeView
     gpus: tuple[int, ...]
     used_at: int
+    since: int = 0  # when it was brought to the block, epoch ns
     stays_until: int = 0  # it was promised to stay so long
     busy: Action | None = None
     began: int = 0
+    ahead: int = 0  # calls that were given to it ahead, behind the one that runs
 
     @property
     def size(self) -> int:
@@ -56,7 +58,7 @@ class Copies:
         for node in self.nodes:
             seen: dict[Resident, None] = dict.fromkeys(node.gpus.resident.values())
             for there in seen:
-                self._add(Copy(there.service, node, there.gpus, there.used_at,
+                self._add(Copy(there.service, node, there.gpus, there.used_at, there.since,
                                there.since + stay(view, there.service)))
             self._mark_busy(node)
 
@@ -68,6 +70,7 @@ class Copies:
                 copy = self.at[node.node, lease.gpus[0]]
                 copy.busy = ledger.actions[lease.action].action
                 copy.began = lease.granted_at + lease.restore_ns
+                copy.ahead = len(lease.chain) - 1
 
     def _add(self, copy: Copy) -> None:
         self.of.setdefault(copy.service, []).append(copy)
@@ -117,7 +120,8 @@ class Copies:
         estimator = self.view.ledger.estimator
         v = speed(estimator.serial(action), copy.size)
         done = max(0, now - copy.began) * v >> ONE
-        return max(now, copy.began) + (estimator.remaining(action, done) << ONE) // v
+        end = max(now, copy.began) + (estimator.remaining(action, done) << ONE) // v
+        return end + copy.ahead * self.run_ns(action, copy.size)  # they are taken to be like it
 
     # ---- what a pass does ----------------------------------------------------------------------
 
@@ -137,7 +141,7 @@ class Copies:
                 for g in old.gpus:
                     del self.at[node.node, g]
         now = self.view.now_ns
-        copy = Copy(service, node, gpus, now, now + stay(self.view, service))
+        copy = Copy(service, node, gpus, now, now, now + stay(self.view, service))
         self._add(copy)
         self.begin(copy, action, shape, self.view.ledger.services[service].restore_ns)
 

@@ -1,0 +1,94 @@
+"""Mean ACT of `elastic` on GPU services over that of the better of two simple rules, cell by cell.
+
+The cells (`gpu_services.py`) are drawn by a seed over restores of 0.3 to 30 s, fewer, as many and
+more services than GPUs, degrees, steady and bursty arrivals, loads, popularities and batches. Both
+simple rules see durations in advance (`oracle`); `elastic` runs with `oracle` and with `learned`
+durations. A ratio above 1 means that a simple rule was better. The line names the worst cells, and
+says how long calls that need several GPUs waited at worst, beside the rule with the better mean.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import common
+import gpu_services as cells
+
+from tangram_hpc.core.placers.registry import make_placer
+
+SEED, COUNT = 7, 105
+SIZES = ((1, 8), (2, 8), (3, 16), (4, 4), (8, 8), (16, 16), (6, 4), (12, 4), (12, 8), (24, 16))
+RESTORES_S = (0.3, 1.2, 3.0, 6.0, 10.0, 20.0, 30.0)
+BOUND = 1.2
+WORST = 8  # cells that are named
+
+
+def drawn(seed: int, count: int, calls: int = 400) -> list[cells.Cell]:
+    """Cells at random; restores take turns."""
+    rng = random.Random(seed)
+    found = []
+    for i in range(count):
+        services, gpus = rng.choice(SIZES)
+        found.append(cells.Cell(
+            seed * 1000 + i, services, gpus, RESTORES_S[i % len(RESTORES_S)],
+            rng.choice(("one", "one", "any", "mixed")), rng.random() < .5,
+            rng.choice((.4, .8, 1.3)), rng.random() < .5, rng.choice((1, 1, 1, 8)),
+            calls if gpus <= cells.NODE_GPUS else 2 * calls))
+    return found
+
+
+def compared(cell: cells.Cell) -> list[dict[str, Any]]:
+    """A row for each kind of durations."""
+    facts = cells.material(cell)
+    wides = (False, True) if cell.degrees != "one" else (False,)
+    rules = [(name, cells.play(cell, facts, placer, "oracle")) for wide in wides for name, placer in
+             (("shares", cells.Shares(facts, wide)), ("pooled", cells.Pooled(2, wide)))]
+    name, best = min(rules, key=lambda rule: rule[1].mean_s)
+    rows = []
+    for durations in ("oracle", "learned"):
+        seen = cells.play(cell, facts, make_placer("elastic"), durations)
+        rows.append({"ratio": seen.mean_s / best.mean_s, "durations": durations, "better": name,
+                     "cell": cell._asdict(), "elastic": seen._asdict(), "rule": best._asdict()})
+    return rows
+
+
+def spread(ratios: Sequence[float]) -> dict[str, float]:
+    """A distribution of ratios; geometric mean."""
+    ordered = sorted(ratios)
+    if not ordered:
+        return {}
+    return {"runs": len(ordered), "median": round(ordered[len(ordered) // 2], 3),
+            "mean": round(math.exp(sum(map(math.log, ordered)) / len(ordered)), 3),
+            "p90": round(ordered[int(.9 * len(ordered))], 3), "worst": round(ordered[-1], 3),
+            "above_bound": sum(r > BOUND for r in ordered)}
+
+
+def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the line says of all rows."""
+    by = {field: {str(value): spread([r["ratio"] for r in rows if r["cell"][field] == value])
+                  for value in sorted({r["cell"][field] for r in rows})}
+          for field in ("restore_s", "degrees", "load", "bursty", "skewed", "batch")}
+    rows = sorted(rows, key=lambda row: -row["ratio"])
+    wide = max((r for r in rows if r["elastic"]["wide_worst_s"]), default=None,
+               key=lambda r: r["elastic"]["wide_worst_s"] / r["rule"]["wide_worst_s"])
+    return {"ratio": spread([r["ratio"] for r in rows]), "by": by,
+            "wide_calls_worst_over_rule": wide, "worst": rows[:WORST]}
+
+
+def main() -> None:
+    """Prints one line."""
+    tiny = common.arguments(__doc__).tiny
+    chosen = drawn(SEED, 4, 40) if tiny else drawn(SEED, COUNT)
+    with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
+        rows = [row for some in pool.imap(compared, chosen) for row in some]
+    common.line("gpu_services", {"seed": SEED, "cells": len(chosen), "bound": BOUND},
+                figures(rows))
+
+
+if __name__ == "__main__":
+    main()
