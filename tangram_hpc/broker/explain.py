@@ -114,10 +114,11 @@ def _ahead(scheduler: Scheduler, entry: ActionEntry) -> list[ActionEntry]:
                 break
             earlier.append(ledger.actions[other])
         return earlier
-    pool, turn = pool_of(action.key, action.degrees[-1]), ledger.ready.turn_of(action.id)
-    return [e for e in ledger.actions.values()
-            if e.action.id in ledger.ready and ledger.ready.turn_of(e.action.id) < turn
-            and pool_of(e.action.key, e.action.degrees[-1]) == pool]
+    walk, before = ledger.ready.walk(pool_of(action.key, action.degrees[-1])), []
+    while (head := walk.head()) is not None and head[0] != action.id:
+        before.append(ledger.actions[head[0]])
+        walk.next()
+    return before
 
 
 def _holders(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from ..domain.session import BACKGROUNDS, SessionSpec
 from ..errors import InvalidInput
 from ..wire import payload as pl
 from ..wire.reading import reader
+from .command_names import name_of
 from .shelf import Shelf
 
 _UNITS = {"": 1, "m": 1, "mb": 1, "mib": 1, "g": 1024, "gb": 1024, "gib": 1024,
@@ -278,7 +279,7 @@ def trajectory_name(trajectory: str | int) -> str:
 def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str] | None = None,
               stdin: bytes | str = b"", files: Mapping[str, bytes | str] | None = None,
               stream: bool = False, clean_env: bool = True) -> tuple[pl.ExecCall, str]:
-    """A command's payload, and the name of its program.
+    """A command's payload, and the name of its class (`command_names`).
 
     Raises:
         InvalidInput: an empty command, or a field of the wrong type.
@@ -294,8 +295,7 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
     call = pl.ExecCall(argv=argv, shell=shell, env=environment(env),
                        cwd=str(cwd), stdin=raw_bytes(stdin, "stdin"), files=raw, stream=stream,
                        clean_env=clean_env)
-    program = (shell.split() or argv)[0]
-    return call, program.rsplit("/", 1)[-1]
+    return call, name_of(shell, argv)
 
 
 def environment(env: Mapping[str, str] | None) -> dict[str, str]:

@@ -15,10 +15,17 @@ from ..domain.action import Action
 from ..domain.states import NodeState
 from .ending import Endings
 from .ledger import LeaseEntry, Ledger, NodeEntry
-from .queue import CPU, Shape, Walk
+from .queue import CPU, Shape, walk_by_turns
 
 AHEAD_NS = 10_000_000  # of expected work on one unit
 LEAST_NS = 20_000  # what any action costs besides its own work
+# While several clients send actions, whoever comes next waits for all that is given ahead on its
+# unit, and on a busy machine each of those takes many times LEAST_NS. So no more is given than ends
+# in SHARED_NS at the pace at which leases ahead really ended on that node. (A fixed bound is either
+# too high there, or leaves units idle between two turns of the broker: 32 halved the throughput.)
+SHARED_NS, SHARED_MIN = 10_000_000, 16
+PACE = 128  # leases over which that pace is averaged
+RECENT_NS = 1_000_000_000  # a client that sent nothing for so long is not one of them
 
 
 @dataclass(slots=True)
@@ -58,9 +65,12 @@ def ahead(ledger: Ledger, now: int) -> list[ev.Event]:
 
 def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]], share: int,
           events: list[ev.Event], taken: set[int]) -> None:
-    bays = [bay for home in (node.node, 0)
-            if (bay := ledger.ready.bay(CPU, "cpu", home)) is not None]
-    walk, fine, endings = Walk(bays), dict[Shape, int](), Endings(ledger, now)
+    bays = [bay for home in (node.node, 0) for bay in ledger.ready.bays_at(CPU, "cpu", home)]
+    active = sum(now - each.active_at < RECENT_NS for each in ledger.clients.values())
+    depth = node.ahead
+    if active > 1:
+        depth = max(SHARED_MIN, SHARED_NS // max(LEAST_NS, node.pace_ns))
+    walk, fine, endings = walk_by_turns(bays), dict[Shape, int](), Endings(ledger, now)
     tails = {unit: _tail(ledger.leases[ledger.short[unit]], share) for unit in units}
     while tails and (head := walk.head()) is not None:
         action, shape = head
@@ -70,7 +80,7 @@ def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]
         entry = ledger.actions[action]
         most = fine.get(shape)
         if most is None:
-            most = _most(ledger, node, entry.action)
+            most = _most(ledger, node, entry.action, depth)
             most = fine[shape] = most if endings.fits(node, shape) else 0
         unit = _unit_for(ledger, entry.action, node, tails)
         tail = tails[unit]
@@ -102,8 +112,8 @@ def _unit_for(ledger: Ledger, action: Action, node: NodeEntry, tails: dict[tuple
     return next(iter(tails))
 
 
-def _most(ledger: Ledger, node: NodeEntry, action: Action) -> int:
-    """How many of this shape may be ahead on one unit."""
+def _most(ledger: Ledger, node: NodeEntry, action: Action, most: int) -> int:
+    """How many of this shape may be ahead on one unit, of `most` of any shape."""
     if action.component not in ("", node.spec.component) or not is_short(ledger, action):
         return 0
-    return min(node.ahead, AHEAD_NS // max(LEAST_NS, ledger.estimator.believed(action)[1]))
+    return min(node.ahead, most, AHEAD_NS // max(LEAST_NS, ledger.estimator.believed(action)[1]))

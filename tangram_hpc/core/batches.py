@@ -16,7 +16,7 @@ from ..domain.states import NodeState
 from .copy_terms import OVERDUE_NS, crowd, patience_ns, term_end_ns
 from .ending import Endings
 from .ledger import LeaseEntry, Ledger, NodeEntry
-from .queue import GPU, Bay, Walk
+from .queue import GPU, Bay, walk_by_turns
 
 
 def batches(ledger: Ledger, now: int) -> list[ev.Event]:
@@ -34,18 +34,18 @@ def batches(ledger: Ledger, now: int) -> list[ev.Event]:
         lease = ledger.leases[number]
         copies.setdefault(lease.key, []).append(lease)
     for key, busy in copies.items():
-        bay = ledger.ready.bay(GPU, key, 0)
-        if bay is None:
+        bays = list(ledger.ready.bays_at(GPU, key, 0))
+        if not bays:
             continue
-        oldest = _oldest(ledger, bay)
-        waiting = sum(map(len, bay.lines.values()))
+        oldest = min(_oldest(ledger, bay) for bay in bays)
+        waiting = sum(len(line) for bay in bays for line in bay.lines.values())
         share = -(-waiting // len(busy))  # dealt out evenly
         for lease in busy:
             if ledger.nodes[lease.node].state is not NodeState.UP:
                 continue
             if starved and _term_end(ledger, lease, oldest) <= now:
                 continue
-            _fill(ledger, now, lease, bay, share, events, taken)
+            _fill(ledger, now, lease, bays, share, events, taken)
     return events
 
 
@@ -78,11 +78,11 @@ def _term_end(ledger: Ledger, lease: LeaseEntry, oldest: int) -> int:
     return term_end_ns(there.since, ledger.services[there.service].restore_ns, oldest)
 
 
-def _fill(ledger: Ledger, now: int, lease: LeaseEntry, bay: Bay, share: int,
+def _fill(ledger: Ledger, now: int, lease: LeaseEntry, bays: list[Bay], share: int,
           events: list[ev.Event], taken: set[int]) -> None:
     node = ledger.nodes[lease.node]
     room = min(share, 2 * ledger.services[service_of(lease.key)].batch - len(lease.chain))
-    last, walk, endings = next(reversed(lease.chain)), Walk([bay]), Endings(ledger, now)
+    last, walk, endings = next(reversed(lease.chain)), walk_by_turns(bays), Endings(ledger, now)
     while room > 0 and (head := walk.head()) is not None:
         action, shape = head
         if len(lease.gpus) not in shape.degrees or shape.component not in (

@@ -41,6 +41,7 @@ class ClientEntry:
     sessions: dict[int, None] = field(default_factory=dict)
     last_session: int = 0  # the highest id it asked for
     loose: dict[int, None] = field(default_factory=dict)  # without a session, wanted, not ended
+    active_at: int = 0  # when it last submitted an action
 
 
 @dataclass(slots=True)
@@ -53,6 +54,7 @@ class NodeEntry:
     gpus: GpuSet
     free_mem_mib: int
     ahead: int = 0  # of its spec
+    pace_ns: int = 0  # between the ends of leases ahead on one unit, lately
     parked_mib: int = 0  # what its parked services take of that
     state: NodeState = NodeState.UP
     sessions: dict[int, None] = field(default_factory=dict)

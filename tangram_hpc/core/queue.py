@@ -1,23 +1,40 @@
-"""Pure. The waiting actions that could start now, in order of readiness, grouped by shape.
+"""Pure. The waiting actions that could start now, grouped by shape, and the order among them.
 
 A shape is all that placement looks at; actions of one shape are interchangeable, so a placer that
 finds no room for one of them need not look at the others (HyperQueue interns requests likewise).
-Lines of one shape stand in *bays*, one a key and home node; bays of keys that compete for the same
-units form a *pool*. A placer that knows where something is free looks at those bays only.
-Law: who is in here is decided by the ledger; the order is that of turns, drawn once an action.
+Lines of one shape stand in *bays*, one for each key, home node, client and group of that client's
+actions; bays of keys that compete for the same units form a *pool*. A placer that knows where
+something is free looks at those bays only.
+Law: who is in here is decided by the ledger. Inside a bay the order is that of turns, drawn once
+for each action; between the bays of several clients or groups `fair_order` says who is next.
 Push and remove cost O(log line), a walk O(log) a step after O(bays) at its start.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from ..domain.action import Action, Kind, Profile
+from ..domain.ids import client_of
+from .fair_order import (
+    SINGLE,
+    TRAJECTORY,
+    ClientShare,
+    PoolShares,
+    Rounds,
+    arrival_of,
+    trajectory_of,
+)
 from .speed import octaves
 
 CPU, GPU, NOTHING = "cpu", "gpu", "nothing"  # pools; each endpoint is one of its own
+# A bay that has so many lines opens no further one for a class alone: actions of further classes
+# stand in lines by what they are expected to take, one an octave, so that a thousand names cost a
+# pass no more than a few.
+LINES_NAMED = 16
+_OCTAVE = 7  # the low bits of a bucket of `octaves`
 _T = TypeVar("_T")
 
 
@@ -25,8 +42,9 @@ class Shape(NamedTuple):
     """What placement needs to know of an action.
 
     `node` is the home node of its session (0: any); `session` its session when that one reserves
-    units of its own (0 otherwise). `name` is its class and `size` its profile's bucket
-    (`size_of`), so that a placer may go by expected size, line by line. `guarded`: only on nodes
+    units of its own (0 otherwise). A placer may go by expected size, line by line: that is `size`,
+    the bucket of the profile (`size_of`) or of what was believed when the action came; where that
+    is 0, what is believed now of the class `name`. `guarded`: only on nodes
     that can keep code from its user's files. `at_client`: its client carries it out, on no node.
     `limit`: the bucket of its timeout, 0 for none.
     """
@@ -122,12 +140,13 @@ class Line:
 
 
 class Bay:
-    """The lines of one key whose actions must start on one node (0: on any)."""
+    """The lines of one key whose actions must start on one node (0: on any), of one group of one
+    client's actions."""
 
-    __slots__ = ("heads", "key", "lines", "node", "passed")
+    __slots__ = ("group", "heads", "key", "lines", "node", "passed", "share")
 
-    def __init__(self, key: str, node: int) -> None:
-        self.key, self.node = key, node
+    def __init__(self, key: str, node: int, share: ClientShare, group: int) -> None:
+        self.key, self.node, self.share, self.group = key, node, share, group
         self.lines: dict[Shape, Line] = {}
         self.passed = 0  # how many left although somebody had waited longer
         self.heads: Turns[Line] = Turns()  # each line at the turn of its first action
@@ -146,15 +165,19 @@ class Bay:
         line._head = head
 
 
+_Bays = dict[tuple[int, int], Bay]  # by client and group
+
+
 class ReadyQueue:
     """Ready actions by pool, bay, line and turn."""
 
-    __slots__ = ("_last", "_place", "pools")
+    __slots__ = ("_last", "_place", "_shares", "pools")
 
     def __init__(self) -> None:
-        self.pools: dict[str, dict[tuple[str, int], Bay]] = {}
+        self.pools: dict[str, dict[tuple[str, int], _Bays]] = {}
         # turn, line, and how many had left its bay out of order when it came
         self._place: dict[int, tuple[int, Line, int]] = {}
+        self._shares: dict[str, PoolShares] = {}
         self._last = 0
 
     def __len__(self) -> int:
@@ -163,49 +186,88 @@ class ReadyQueue:
     def __contains__(self, action: object) -> bool:
         return action in self._place
 
-    def draw(self) -> int:
+    def draw(self, action: Action | None = None) -> int:
         """The next turn: one is drawn when an action's wait for units begins."""
         self._last += 1
-        return self._last
+        trajectory = trajectory_of(action) if action is not None else 0
+        if action is None or not trajectory:
+            return self._last
+        share = self._pool(pool_of(action.key, action.degrees[-1])).of(client_of(action.id))
+        return share.draw(trajectory, self._last)
 
-    def push(self, action: Action, node: int, session: int, turn: int) -> None:
-        """Lets an action compete for units, at its turn."""
-        shape = Shape(action.key, action.degrees, action.mem_mib, action.gpus, action.component,
-                      node, session, action.name, size_of(action.profile), action.resizable,
+    def _pool(self, pool: str) -> PoolShares:
+        shares = self._shares.get(pool)
+        if shares is None:
+            shares = self._shares[pool] = PoolShares()
+        return shares
+
+    def push(self, action: Action, node: int, session: int, turn: int,
+             believed: Callable[[Action], tuple[int, int]] | None = None) -> None:
+        """Lets an action compete for units, at its turn. `believed` tells serial fraction and work
+        of an action without a profile, where its bay has too many lines to tell classes apart."""
+        size, key = size_of(action.profile), action.key
+        shape = Shape(key, action.degrees, action.mem_mib, action.gpus, action.component,
+                      node, session, "" if size else action.name, size, action.resizable,
                       action.guarded, action.kind is Kind.GRANT,
                       octaves(action.timeout_ns) if action.timeout_ns else 0)
-        bays = self.pools.setdefault(pool_of(action.key, action.degrees[-1]), {})
-        bay = bays.get((action.key, node))
+        pool, client = pool_of(key, action.degrees[-1]), client_of(action.id)
+        group = TRAJECTORY if trajectory_of(action) else SINGLE
+        shares = self._pool(pool)
+        share = shares.clients.get(client) or shares.of(client)
+        share.waiting[group] += 1
+        shares.waiting += 1
+        bays = self.pools.setdefault(pool, {}).setdefault((key, node), {})
+        bay = bays.get((client, group))
         if bay is None:
-            bay = bays[action.key, node] = Bay(action.key, node)
+            bay = bays[client, group] = Bay(key, node, share, group)
         line = bay.lines.get(shape)
         if line is None:
-            line = bay.lines[shape] = Line(shape, bay)
+            if len(bay.lines) >= LINES_NAMED and not size and believed is not None:
+                shape = shape._replace(name="", size=octaves(believed(action)[1]) | _OCTAVE)
+                line = bay.lines.get(shape)
+            if line is None:
+                line = bay.lines[shape] = Line(shape, bay)
         line.actions.add(turn, action.id)
         bay.refresh(line)
         self._place[action.id] = (turn, line, bay.passed)
 
+    def take(self, action: int) -> None:
+        """Takes an action out that was granted units: its client and trajectory had a turn."""
+        turn, line, _ = self._place.pop(action)
+        line.bay.share.served(line.bay.group, turn)
+        self._leave(turn, line)
+
     def remove(self, action: int) -> None:
         """Takes an action out."""
         turn, line, _ = self._place.pop(action)
+        self._leave(turn, line)
+
+    def _leave(self, turn: int, line: Line) -> None:
         bay = line.bay
         bay.passed += turn != bay.heads.first()
         line.actions.drop(turn)
         bay.refresh(line)
+        share, group = bay.share, bay.group
+        share.waiting[group] -= 1
+        share.pool.waiting -= 1
+        if not share.waiting[group]:
+            share.pool.rest(share)
         if not bay.lines:
-            shape = line.shape
-            pool = pool_of(shape.key, shape.degrees[-1])
-            del self.pools[pool][shape.key, shape.node]
-            if not self.pools[pool]:
-                del self.pools[pool]
+            pool = pool_of(line.shape.key, line.shape.degrees[-1])
+            at = self.pools[pool][bay.key, bay.node]
+            del at[share.client, group]
+            if not at:
+                del self.pools[pool][bay.key, bay.node]
+                if not self.pools[pool]:
+                    del self.pools[pool]
 
     def shape_of(self, action: int) -> Shape:
         """The shape of an action that waits here."""
         return self._place[action][1].shape
 
-    def turn_of(self, action: int) -> int:
-        """The turn of an action that waits here."""
-        return self._place[action][0]
+    def bay_of(self, action: int) -> Bay:
+        """The bay of an action that waits here."""
+        return self._place[action][1].bay
 
     def passed(self, action: int) -> int:
         """How many have left its bay out of order since an action came: no more have overtaken
@@ -213,25 +275,25 @@ class ReadyQueue:
         _, line, before = self._place[action]
         return line.bay.passed - before
 
-    def bay(self, pool: str, key: str, node: int) -> Bay | None:
-        """The bay of a key and a home node (0: any), if somebody waits in it."""
-        return self.pools.get(pool, {}).get((key, node))
+    def bays_at(self, pool: str, key: str, node: int) -> Iterable[Bay]:
+        """The bays of a key and a home node (0: any) in which somebody waits."""
+        return self.pools.get(pool, {}).get((key, node), {}).values()
 
     def waits(self, pool: str) -> bool:
         """Whether anybody waits in a pool."""
         return pool in self.pools
 
-    def bays(self, pool: str) -> Iterable[Bay]:
+    def bays(self, pool: str) -> list[Bay]:
         """The bays of a pool in which somebody waits."""
-        return self.pools.get(pool, {}).values()
+        return [bay for bays in self.pools.get(pool, {}).values() for bay in bays.values()]
 
     def walk(self, pool: str) -> Walk:
         """A walk through a pool from its front; the queue must not change meanwhile."""
-        return Walk(self.bays(pool))
+        return walk_by_turns(self.bays(pool))
 
 
 class Walk:
-    """One pass over bays in order of turn, able to skip whole lines."""
+    """One pass over bays of one client and group in order of turn, able to skip whole lines."""
 
     __slots__ = ("_ahead",)
 
@@ -252,6 +314,10 @@ class Walk:
         """The first action of those left, and its shape; None at the end."""
         return (self._ahead[0][1], self._ahead[0][2].shape) if self._ahead else None
 
+    def rank(self) -> tuple[int, int]:
+        """Where the head stands in order of arrival."""
+        return 0, arrival_of(self._ahead[0][0])
+
     def next(self) -> None:
         """Passes the head."""
         _, _, line, rest, lines = heapq.heappop(self._ahead)
@@ -269,3 +335,45 @@ class Walk:
         lines = heapq.heappop(self._ahead)[4]
         if lines is not None:
             self._open(lines)
+
+
+class Rotation(Walk):
+    """One pass over bays of several clients or groups, by turns. Whoever is passed by `next` counts
+    as served, whoever is skipped does not."""
+
+    __slots__ = ("_rounds",)
+
+    def __init__(self, lists: Iterable[list[Bay]]) -> None:
+        self._rounds = Rounds((some[0].share, some[0].group, Walk(some)) for some in lists)
+
+    def head(self) -> tuple[int, Shape] | None:
+        """The first action of those left, and its shape; None at the end."""
+        walk = self._rounds.current()
+        return walk.head() if walk is not None else None
+
+    def next(self) -> None:
+        """Passes the head."""
+        walk = self._rounds.current()
+        assert walk is not None, "nobody is left"
+        walk.next()
+        self._rounds.charge()
+
+    def skip_shape(self) -> None:
+        """Passes the head and every later action of its shape."""
+        walk = self._rounds.current()
+        assert walk is not None, "nobody is left"
+        walk.skip_shape()
+
+
+def by_list(bays: Iterable[Bay]) -> list[list[Bay]]:
+    """Bays of one client and one group together, in order of their first."""
+    found: dict[tuple[int, int], list[Bay]] = {}
+    for bay in bays:
+        found.setdefault((bay.share.client, bay.group), []).append(bay)
+    return list(found.values())
+
+
+def walk_by_turns(bays: Iterable[Bay]) -> Walk:
+    """A walk over bays of one pool from its front; the queue must not change meanwhile."""
+    lists = by_list(bays)
+    return Walk(lists[0] if lists else ()) if len(lists) < 2 else Rotation(lists)

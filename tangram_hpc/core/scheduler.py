@@ -16,7 +16,7 @@ from ..domain.ids import client_of
 from ..domain.outcome import Outcome
 from ..domain.service import endpoint_of, service_of
 from ..domain.states import ENDED, ActionState, LeaseState, SessionState
-from .ahead import ahead, is_short
+from .ahead import PACE, ahead, is_short
 from .alloc_facts import found
 from .batches import batches, forget, note
 from .carry_out import Carrier
@@ -222,6 +222,7 @@ class Scheduler(Restart):
         entry = self.ledger.actions[action.id] = ActionEntry(action, event.at)
         owner = self.ledger.clients[client_of(action.id)]
         owner.actions[action.id] = None
+        owner.active_at = event.at
         if action.once:
             self.ledger.once[action.once] = action.id
         elif not action.session:
@@ -244,7 +245,7 @@ class Scheduler(Restart):
         session.waiting[action.id] = None
         self._rest(session, entry.submitted_at)
         if first or session.parallel:  # a wait for its session to open counts as a wait
-            entry.turn = self.ledger.ready.draw()
+            entry.turn = self.ledger.ready.draw(action)
         if session.parallel and session.takes:
             self._push(entry, session)
         self._promote(session)
@@ -306,7 +307,7 @@ class Scheduler(Restart):
         lease = LeaseEntry(event.lease, event.action, event.node, event.cores, event.gpus,
                            action.mem_mib, action.session, reserved, event.at, chain, key,
                            ahead=bool(event.after), restore_ns=event.restore_ns)
-        ledger.ready.remove(event.action)
+        ledger.ready.take(event.action)
         if session is not None:
             head = next(iter(session.waiting))
             assert session.parallel or head == event.action, f"{event} jumps its session's queue"
@@ -411,6 +412,9 @@ class Scheduler(Restart):
             return []
         began_at = lease.granted_at if begun else event.at
         if lease.ahead:
+            if lease.node:
+                node = self.ledger.nodes[lease.node]
+                node.pace_ns += (event.at - began_at - node.pace_ns) // PACE
             began_at = max(entry.submitted_at, min(began_at, event.at - outcome.exec_ns))
         if entry.doomed is not None:
             outcome = outcome.explained_by(entry.doomed)

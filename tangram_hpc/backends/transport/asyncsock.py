@@ -15,7 +15,7 @@ import resource
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ...errors import AccessError, ProtocolError, TangramError
 from ...wire import auth
@@ -25,6 +25,9 @@ from ...wire.message import Message
 HANDSHAKE_S = 5.0
 GONE_S = 30.0  # as long as the broker's own patience with a silent worker
 _NO_ROOM_S = 0.1  # until we look again, when there are no descriptors left
+# Messages of one link that are handed on before all other links have their turn: one read may hold
+# thousands of a client's, and whoever else speaks would wait until the last of them is dealt with.
+TURN = 128
 _IOV = 512  # well under every kernel's IOV_MAX
 
 OnParcel = Callable[[Parcel], None]
@@ -46,6 +49,7 @@ class SocketLink:
         self._inbox, self._outbox = Inbox(), Outbox()
         self._backlog: deque[Buffer] = deque()
         self.unsent = 0  # bytes in the backlog
+        self._parcels: Iterator[Parcel] | None = None  # what was read and is not yet handed on
         self._on_parcel: OnParcel = lambda parcel: None
         self._on_turn: Callable[[], None] = lambda: None
         self._on_lost: OnLost = lambda reason: None
@@ -101,6 +105,8 @@ class SocketLink:
 
     def _readable(self) -> None:
         assert self._sock is not None
+        if self._parcels is not None:
+            return  # first what was read before
         try:
             data = self._sock.recv(RECEIVE)
         except BlockingIOError:
@@ -111,9 +117,24 @@ class SocketLink:
         if not data:
             self._lose("connection closed by the peer")
             return
+        self._parcels = self._inbox.feed(data)
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Hands on the next TURN messages; the loop sees to all others before the rest of them."""
+        parcels = self._parcels
+        if parcels is None or self._sock is None:
+            return
+        left = TURN
         try:
-            for parcel in self._inbox.feed(data):
+            for parcel in parcels:
                 self._on_parcel(parcel)
+                left -= 1
+                if not left:
+                    self._loop.call_soon(self._hand_on)
+                    break
+            else:
+                self._parcels = None
         except ProtocolError as error:
             self._lose(str(error))
             return

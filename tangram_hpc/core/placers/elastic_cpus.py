@@ -51,7 +51,7 @@ class ElasticCpus:
         over what others started in this pass, so that a pass ends after STARTS such starts and
         the next one follows at once."""
         ledger = view.ledger
-        floating = ledger.ready.bay(CPU, "cpu", 0) is not None
+        floating = bool(ledger.ready.bays_at(CPU, "cpu", 0))
         for gone in [n for n in self._nodes if n not in view.nodes]:
             del self._nodes[gone]
         for node in self._due(view):
@@ -75,7 +75,7 @@ class ElasticCpus:
     def _due(self, view: Snapshot) -> list[NodeView]:
         """Nodes to look at; where many may take the same, those with most free first."""
         ledger, now = view.ledger, view.now_ns
-        floating = ledger.ready.bay(CPU, "cpu", 0) is not None
+        floating = bool(ledger.ready.bays_at(CPU, "cpu", 0))
         due: list[NodeView] = []
         rest: list[NodeView] = []
         for node in view.nodes.values():
@@ -124,8 +124,7 @@ class ElasticCpus:
         """When sizes may change again, or when the oldest of those left is overdue."""
         if kept.look_at:
             return
-        first = waiting.oldest()
-        left = back + ([first.action] if first is not None else [])
+        left = back + [first.action for first in waiting.each_oldest()]
         at = (soonest if left else view.now_ns + RESIZE_GAP_NS) if soonest else 0
         if left:
             due = min(view.ledger.actions[a].submitted_at for a in left) + OVERDUE_NS
@@ -182,18 +181,19 @@ def _lines(view: Snapshot, node: NodeView) -> list[Line]:
     """Those who may start on this node."""
     ready, lines = view.ledger.ready, []
     for home in (node.node, 0):
-        bay = ready.bay(CPU, "cpu", home)
-        if bay is not None:
+        for bay in ready.bays_at(CPU, "cpu", home):
             lines += [line for line in bay.lines.values() if node.takes(line.shape)]
     return lines
 
 
 def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiting, room: int,
             started: set[int]) -> tuple[list[tuple[Action, Shape, bool]], bool]:
-    """Who would start if units were all that counts, in order; whoever has cores of his own starts
-    at once. Also whether somebody keeps the node's GPUs for himself."""
+    """Who would start if units were all that counts, in order, and whether he must start if he can
+    at all, as he is overdue or as it is his client's turn; whoever has cores of his own starts at
+    once. Also whether somebody keeps the node's GPUs for himself."""
     chosen: list[tuple[Action, Shape, bool]] = []
     mem, gpus, mem_kept, gpus_kept = node.free_mem_mib, node.free_gpus, False, False
+    several = waiting.several
     while (head := waiting.head()) is not None:
         action, shape, _, overdue = head
         if action in started:
@@ -208,6 +208,7 @@ def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiti
             gpus_kept = gpus_kept or (overdue and lacks_gpus)
             waiting.skip_shape(shape)
             continue
+        owed = several and waiting.is_first()
         waiting.take(head)
         entry = view.ledger.actions[action].action
         mem, gpus = mem - shape.mem_mib, gpus - shape.gpus
@@ -218,5 +219,5 @@ def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiti
             continue
         fixed = not is_elastic(entry.resizable, entry.degrees)
         room -= _degrees(shape.degrees)[0] if fixed else 1
-        chosen.append((entry, shape, overdue))
+        chosen.append((entry, shape, overdue or owed))
     return chosen, gpus_kept

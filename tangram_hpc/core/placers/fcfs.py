@@ -10,7 +10,7 @@ An action that asks for no unit waits for nobody.
 from __future__ import annotations
 
 from ...domain.service import service_of
-from ..queue import CPU, GPU, NOTHING, Shape, Walk
+from ..queue import CPU, GPU, NOTHING, Shape, walk_by_turns
 from ..snapshot import Snapshot
 from .base import (
     Finder,
@@ -48,7 +48,7 @@ class Fcfs:
         if not self._strict and pool == CPU:  # where nothing is free nobody need be asked
             some = {n.node for n in view.nodes.values() if n.free_cpus}
             bays = [b for b in bays if b.node in some or (some and not b.node)]
-        walk, finder = Walk(bays), Finder(view)
+        walk, finder = walk_by_turns(bays), Finder(view)
         while (head := walk.head()) is not None:
             action, shape = head
             units = largest(shape.degrees, min(self._degree_max, finder.most(shape)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ...domain.service import service_of
 from ...domain.states import LeaseState
-from ..queue import CPU, GPU, Shape, Walk
+from ..queue import CPU, GPU, Shape, walk_by_turns
 from ..snapshot import NodeView, Snapshot
 from ..speed import ONE, run_ns, speed
 from .arrange import choose
@@ -50,8 +50,8 @@ class Paper:
 
 def _waiting_on(view: Snapshot, placement: Placement, node: NodeView) -> list[Waiter]:
     """The first who may start on this node, in order, those who lack memory or GPUs left out."""
-    bays = [b for home in (node.node, 0) if (b := view.ledger.ready.bay(CPU, "cpu", home))]
-    walk, found = Walk(bays), list[Waiter]()
+    bays = [b for home in (node.node, 0) for b in view.ledger.ready.bays_at(CPU, "cpu", home)]
+    walk, found = walk_by_turns(bays), list[Waiter]()
     started = {g.action for g in placement.grants}
     while len(found) < N_MAX + DEPTH and (head := walk.head()) is not None:
         if not view.fits(node, head[1], 0):
@@ -115,7 +115,7 @@ def _releases(view: Snapshot, node: NodeView) -> list[tuple[int, int]]:
 def _start_services(view: Snapshot, placement: Placement) -> None:
     """Rounds over the one list of all calls, until one round does not start all its candidates."""
     copies, started = Copies(view, placement), set[int]()
-    walk, order = Walk(view.ledger.ready.bays(GPU)), list[Waiter]()
+    walk, order = view.ledger.ready.walk(GPU), list[Waiter]()
     limit = N_MAX + DEPTH + sum(n.free_gpus for n in copies.nodes)
     while len(order) < limit and (head := walk.head()) is not None:
         order.append(head)

@@ -10,7 +10,7 @@ calls per GPU it has; a call runs on one GPU of its service, in order of readine
 from __future__ import annotations
 
 from ...domain.service import ServiceSpec, service_of
-from ..queue import CPU, GPU, NOTHING, Walk
+from ..queue import CPU, GPU, NOTHING, walk_by_turns
 from ..snapshot import Snapshot
 from .base import Finder, Placement, grant, largest, open_by_load, start_calls
 
@@ -58,7 +58,7 @@ class Static:
         for service, bays in waiting.items():
             free = [(n, gpu) for n, gpu in dealt.get(service, ())
                     if view.nodes[n].gpus.is_free(gpu)]
-            walk = Walk(bays)
+            walk = walk_by_turns(bays)
             while free and (head := walk.head()) is not None:
                 action, shape = head
                 able = {n.node for n in view.candidates(shape) if view.fits(n, shape, 0)}

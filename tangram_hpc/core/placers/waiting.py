@@ -1,8 +1,11 @@
 """Pure. Who waits, in the order in which `elastic` looks at them.
 
-Law (bounded bypass): smallest expected work first, in buckets of an eighth of an octave, in order
-of turn inside; but the one that has waited longest first once it was overtaken BYPASS times by
-later ones of its bay, or has waited OVERDUE_NS. Reads the queue and changes nothing.
+Between clients, and between the groups of one client's actions, the order is that of turns
+(`fair_order`); shortest first holds inside one such list and one round of its trajectories.
+Law (bounded bypass) of one list: smallest expected work first, in buckets of an eighth of an
+octave, in order of turn inside; but the one that has the lowest turn first once it was overtaken
+BYPASS times by later ones of its bay, or has waited OVERDUE_NS. Reads the queue and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from ..fair_order import Rounds, arrival_of, round_of
 from ..ledger import Ledger
-from ..queue import Line, Shape
+from ..queue import Bay, Line, Shape
 from ..speed import octaves
 
 BYPASS = 256
@@ -42,19 +46,83 @@ class Next(NamedTuple):
 
 
 class Waiting:
-    """One pass over some lines. Made in O(lines); a step costs O(log lines)."""
+    """One pass over some lines of one pool. Made in O(lines); a step costs O(log lines)."""
+
+    def __init__(self, ledger: Ledger, lines: Iterable[Line], now: int,
+                 bypass: int = BYPASS) -> None:
+        self._ledger = ledger
+        found: dict[tuple[int, int], list[Line]] = {}
+        for line in lines:
+            whose = line.bay.share.client, line.bay.group
+            if whose in found:
+                found[whose].append(line)
+            else:
+                found[whose] = [line]
+        self._lists = {whose: _List(ledger, some, now, bypass) for whose, some in found.items()}
+        self._alone = next(iter(self._lists.values())) if len(found) == 1 else None
+        self._rounds = None if self._alone is not None else Rounds(
+            (some[0].bay.share, some[0].bay.group, self._lists[whose])
+            for whose, some in found.items())
+        self.n = sum(each.n for each in self._lists.values())
+
+    def _current(self) -> _List | None:
+        return self._rounds.current() if self._rounds is not None else None
+
+    def oldest(self) -> Next | None:
+        """Who has the lowest turn of the client and group whose turn it is."""
+        each = self._alone or self._current()
+        return each.oldest() if each is not None else None
+
+    def head(self) -> Next | None:
+        """Who is next; None when nobody is left."""
+        each = self._alone or self._current()
+        return each.head() if each is not None else None
+
+    def each_oldest(self) -> list[Next]:
+        """Who has the lowest turn, for each client and group."""
+        return [first for each in self._lists.values() if (first := each.oldest()) is not None]
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one client waits."""
+        return self._rounds is not None and self._rounds.several
+
+    def is_first(self) -> bool:
+        """Whether the client whose turn it is, of several, had none in this pass."""
+        return self._rounds is not None and self._rounds.is_first()
+
+    def take(self, chosen: Next) -> None:
+        """He starts, or is to be passed over."""
+        self.n -= 1
+        if self._rounds is None:
+            assert self._alone is not None, "nobody is left"
+            return self._alone.take(chosen)
+        bay: Bay = self._ledger.ready.bay_of(chosen.action)
+        self._lists[bay.share.client, bay.group].take(chosen)
+        self._rounds.charge()
+
+    def skip_shape(self, shape: Shape) -> None:
+        """Nobody of this shape can start in this pass."""
+        for each in self._lists.values():
+            each.skip_shape(shape)
+
+
+class _List:
+    """One pass over lines of one client and group. Made in O(lines); a step costs O(log lines)."""
 
     def __init__(self, ledger: Ledger, lines: Iterable[Line], now: int,
                  bypass: int = BYPASS) -> None:
         self._ledger, self._now, self._bypass = ledger, now, bypass
-        # (bucket, turn, action, line, rest of the line)
-        self._ahead: list[tuple[int, int, int, Line, Iterator[tuple[int, int]] | None]] = []
+        # (round, bucket, turn, action, line, rest of the line)
+        self._ahead: list[tuple[int, int, int, int, Line,
+                                Iterator[tuple[int, int]] | None]] = []
         self._oldest: list[tuple[int, int, Line, Iterator[tuple[int, int]] | None]] = []
         self.n = 0
         for line in lines:
             turn = line.actions.first()
             action = line.actions.at[turn]
-            self._ahead.append((rank(ledger, line.shape), turn, action, line, None))
+            self._ahead.append((round_of(turn), rank(ledger, line.shape), turn, action, line,
+                                None))
             self._oldest.append((turn, action, line, None))
             self.n += len(line)
         heapq.heapify(self._ahead)
@@ -64,7 +132,7 @@ class Waiting:
         self._passes = 0
 
     def oldest(self) -> Next | None:
-        """Who has waited longest."""
+        """Who has the lowest turn."""
         heap = self._oldest
         while heap and (heap[0][0] in self._gone or heap[0][2].shape in self._skipped):
             turn, _, line, rest = heapq.heappop(heap)
@@ -84,14 +152,21 @@ class Waiting:
         if first is None or first.overdue:
             return first
         heap = self._ahead
-        while heap[0][1] in self._gone or heap[0][3].shape in self._skipped:
-            bucket, _, _, line, rest = heapq.heappop(heap)
+        while heap[0][2] in self._gone or heap[0][4].shape in self._skipped:
+            _, bucket, _, _, line, rest = heapq.heappop(heap)
             if line.shape not in self._skipped:
                 rest = _after(line, rest)
                 if (found := next(rest, None)) is not None:
-                    heapq.heappush(heap, (bucket, *found, line, rest))
-        _, turn, action, line, _ = heap[0]
+                    heapq.heappush(heap, (round_of(found[0]), bucket, *found, line, rest))
+        _, _, turn, action, line, _ = heap[0]
         return Next(action, line.shape, turn, False)
+
+    def rank(self) -> tuple[int, int]:
+        """The bucket of who is next, 0 if nobody may overtake him, and his place in order of
+        arrival."""
+        first = self.head()
+        assert first is not None, "nobody is left"
+        return 0 if first.overdue else self._ahead[0][1], arrival_of(first.turn)
 
     def take(self, chosen: Next) -> None:
         """He starts, or is to be passed over."""

@@ -1,0 +1,153 @@
+"""Pure. The name of a command that its caller did not name: what it runs, not the words before it.
+
+Names are classes: run times are learned for each name, and accounting counts by it. So the name
+of `cd repo && SEED=17 timeout 60 python3 -m pytest -q` is `pytest`, and each of
+`python3 run_17.py`, `python3 run_18.py` is `run_N.py`. It is a guess by the first command of the
+line that does more than prepare. Explicit names are not looked at. It reads no file and never
+fails; the cost is linear in the first LOOK characters of the line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from ..domain.class_names import template
+
+LOOK = 2000  # characters of a shell line that are read
+_DEPTH = 4  # shells that run a line that runs a shell
+# a redirection, a comment, a separator, a word with its quoted parts, an unclosed quote
+_TOKEN = re.compile(r"""(?P<away>[0-9]*>&[0-9-]|&>>?|[0-9]*(?:<<<|<<-?|<|>>|>\||>))
+                    |(?P<comment>\#[^\n]*)
+                    |(?P<end>&&|\|\||[;&|()\n])
+                    |(?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;&|()<>'"\\])+)
+                    |\S""", re.VERBOSE | re.DOTALL)
+_KEYWORDS = frozenset(("then", "do", "if", "while", "until", "else", "elif", "{", "!"))
+_NO_COMMAND = frozenset(("for", "case", "select", "function", "}", "fi", "done", "esac"))
+_PREPARES = frozenset(("cd", "export", "set", "source", ".", "ulimit", "umask", "pushd", "popd",
+                       "[", "[[", "test", "unset", "mkdir", "true", ":", "eval", "shopt", "trap"))
+# commands that run the command after them: how many words of their own come before that, and the
+# options of theirs that have a value
+_WRAPPERS = {
+    "env": (0, ("-u", "--unset", "-C", "--chdir")), "timeout": (1, ("-s", "--signal", "-k")),
+    "nice": (0, ("-n",)), "sudo": (0, ("-u", "-g", "-C", "-D", "-h", "-p")),
+    "time": (0, ("-f", "-o")), "exec": (0, ("-a",)), "nohup": (0, ()), "command": (0, ()),
+    "setsid": (0, ()), "stdbuf": (0, ("-i", "-o", "-e")), "ionice": (0, ("-c", "-n")),
+    "taskset": (1, ()), "numactl": (0, ("-C", "-N", "-m", "-i")),
+}
+_SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash"))
+_INTERPRETER = re.compile(r"(python|pypy|node|ruby|perl|julia|Rscript|php|lua)[0-9.]*$")
+_WITH_VALUE = frozenset(("-W", "-X", "-I", "-r", "--require"))  # options of interpreters
+_INLINE = frozenset(("-c", "-e", "-E", "--eval", "-"))  # the program is in the line or on stdin
+_RUNNERS = frozenset(("uv", "poetry", "pipenv"))  # `uv run COMMAND`
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
+
+
+def name_of(shell: str, argv: Sequence[str]) -> str:
+    """The name of a shell line, or of a command given as words where that is empty."""
+    if shell:
+        return _name_of_line(shell[:LOOK])
+    return _of_words(list(argv[:64]), _DEPTH) or _last_part(argv[0])
+
+
+@lru_cache(maxsize=1024)
+def _name_of_line(line: str) -> str:
+    return _of_line(line, _DEPTH) or "sh"
+
+
+def _of_line(line: str, depth: int) -> str:
+    """The name of the first command of a line that does more than prepare, else of its last."""
+    name = ""
+    for words in _commands(line):
+        found = _of_words(words, depth)
+        if found and found not in _PREPARES:
+            return found
+        name = found or name
+    return name
+
+
+def _commands(line: str) -> Iterator[list[str]]:
+    """The commands of a line as lists of words, without quotes and redirections. Nothing is read
+    behind the last one that is asked for: a long script in a line costs no more than its head."""
+    words: list[str] = []
+    away = False  # the next word is a redirection's file
+    for token in _TOKEN.finditer(line):
+        word = token["word"]
+        if token["comment"]:
+            continue
+        if token["away"]:
+            away = token["away"][-1] in "<>|"
+        elif word is None:
+            if words and words[0] not in _NO_COMMAND:
+                yield words
+            words = []
+        elif away:
+            away = False
+        elif word in _KEYWORDS and not words:
+            continue
+        else:
+            quoted = len(word) > 1 and word[0] in "'\"" and word[-1] == word[0]
+            words.append(word[1:-1] if quoted else word)
+    if words and words[0] not in _NO_COMMAND:
+        yield words
+
+
+def _of_words(words: list[str], depth: int) -> str:
+    """The name of one command; empty when nothing is left of it."""
+    while words:
+        program = _last_part(words[0])
+        if _ASSIGNMENT.match(words[0]):
+            words = words[1:]
+        elif program in _WRAPPERS:
+            own, with_value = _WRAPPERS[program]
+            words = _after_options(words[1:], with_value)[own:]
+            if not words:
+                return program
+        elif program in _RUNNERS and words[1:2] == ["run"]:
+            words = _after_options(words[2:], ())
+        elif program in _SHELLS and depth:
+            return _of_shell(words, program, depth)
+        else:
+            return _of_program(words, program)
+    return ""
+
+
+def _after_options(words: list[str], with_value: Sequence[str]) -> list[str]:
+    """What follows the options, and the value of each option that has one."""
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at] in with_value else 1
+    return words[at:]
+
+
+def _of_shell(words: list[str], program: str, depth: int) -> str:
+    """The name of a shell's line (`-c`, `-lc`), else of its script, else of the shell."""
+    for at, word in enumerate(words[1:], 2):
+        if word.startswith("-") and not word.startswith("--") and "c" in word:
+            return _of_line("".join(words[at:at + 1])[:LOOK], depth - 1) or program
+        if not word.startswith(("-", "+")):
+            return template(_last_part(word))
+    return program
+
+
+def _of_program(words: list[str], program: str) -> str:
+    """The name of an interpreter's module or script, else of the program. Programs on the search
+    path have names of their own (`bzip2`); a file's name is a template."""
+    matched = _INTERPRETER.match(program)
+    if matched is None:
+        path = words[0].rpartition("/")[0]
+        return template(program) if path and not path.endswith("bin") else program
+    at = 1
+    while at < len(words) and words[at] not in _INLINE:
+        word = words[at]
+        if word == "-m" and at + 1 < len(words):
+            return template(words[at + 1].partition(".")[0])
+        if not word.startswith("-"):
+            return template(_last_part(word))
+        at += 2 if word in _WITH_VALUE else 1
+    return matched[1]
+
+
+def _last_part(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2] or path

@@ -1,0 +1,224 @@
+"""Ready actions are taken by turns: between clients, then between trajectories of one client."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from builders import World, started
+
+from tangram_hpc.backends.transport.asyncsock import SocketLink
+from tangram_hpc.core.placers.registry import make_placer
+from tangram_hpc.core.scheduler import Scheduler
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Profile
+from tangram_hpc.domain.ids import client_of
+from tangram_hpc.domain.node import NodeSpec
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.service import MICRO, EndpointSpec, ServiceSpec
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.wire.frame import Outbox
+from tangram_hpc.wire.message import Ping
+
+PLACERS = ("elastic", "paper", "first-fit", "fcfs:2", "static:2")
+SECOND = 10**9
+
+
+def two_clients(placer: str, cpus: int = 4, gpus: int = 0) -> World:
+    """A world of one node with clients 1 and 2."""
+    w = World(placer)
+    w.happen(ev.ClientJoined(0, 2, "uid-2", "other", 0, 1, "socket"))
+    for name in ("judge", "teacher"):
+        w.happen(ev.ServiceDeclared(0, ServiceSpec(name, restore_ns=1000)))
+    w.happen(ev.EndpointDeclared(0, EndpointSpec("search", 2, 10**9 * MICRO, 10**9 * MICRO)))
+    w.node(cpus=cpus, mem=100_000, gpus=gpus)
+    return w
+
+
+def ends_before(w: World, action: int, most: int) -> int:
+    """How many leases end, oldest first, before an action has started; at most `most`."""
+    for ended in range(most):
+        w.plan()
+        if w.ledger.actions[action].state is not ActionState.PENDING:
+            return ended
+        w.finish(w.ledger.leases[next(iter(w.ledger.leases))].action)
+    return most
+
+
+@pytest.mark.parametrize("placer", PLACERS)
+@pytest.mark.parametrize("known", [False, True])
+def test_a_flood_of_one_client_does_not_stand_before_another(placer: str, known: bool) -> None:
+    w = two_clients(placer)
+    short, long = (Profile(SECOND), Profile(100 * SECOND)) if known else (None, None)
+    for _ in range(200):
+        w.submit(1, profile=short)
+    w.plan()
+    w.client = 2
+    assert ends_before(w, w.submit(1, profile=long), 100) <= 5
+
+
+@pytest.mark.parametrize("placer", PLACERS[:4])
+@pytest.mark.parametrize("fields", [
+    {"key": "service:judge"}, {"key": "endpoint:search"}, {"mem_mib": 50_000},
+    {"gpus": 1}])
+def test_clients_take_turns_for_whatever_they_wait_for(placer: str, fields: dict) -> None:
+    w = two_clients(placer, gpus=2)
+    for _ in range(150):
+        w.submit(1, **fields)
+    w.plan()
+    w.client = 2
+    assert ends_before(w, w.submit(1, **fields), 100) <= 5
+
+
+@pytest.mark.parametrize("placer", PLACERS)
+def test_two_floods_are_served_by_turns(placer: str) -> None:
+    w = two_clients(placer)
+    for client in (1, 2):
+        w.client = client
+        for _ in range(150):
+            w.submit(1)
+    order = []
+    while len(order) < 100:
+        order += started(w.plan())
+        w.finish(w.ledger.leases[next(iter(w.ledger.leases))].action)
+    assert 45 <= sum(client_of(action) == 2 for action in order[:100]) <= 55
+
+
+@pytest.mark.parametrize(("how", "placer"), [
+    *(("label", placer) for placer in PLACERS),
+    *(("session", placer) for placer in PLACERS[:4])])  # static: a session has its own cores
+def test_a_trajectory_with_many_actions_does_not_stand_before_the_others(how: str, placer: str,
+                                                                         ) -> None:
+    w = two_clients(placer, cpus=8)
+
+    def trajectory(name: str) -> dict[str, object]:
+        if how == "label":
+            return {"trajectory": name}
+        session = w.session(parallel=True)
+        w.plan()
+        w.happen(ev.SessionReady(w.now, session))
+        return {"session": session}
+
+    big, small = trajectory("big"), trajectory("small")
+    for _ in range(300):
+        w.submit(1, **big)
+    w.plan()
+    assert ends_before(w, w.submit(1, **small), 200) <= 20
+
+
+@pytest.mark.parametrize("placer", ["elastic", "first-fit", "fcfs:2"])
+def test_single_actions_and_trajectories_of_one_client_do_not_shut_each_other_out(placer: str,
+                                                                                  ) -> None:
+    w = two_clients(placer)
+    for _ in range(300):
+        w.submit(1)
+    names = [f"t{n}" for n in range(40)]
+    of = {w.submit(1, trajectory=name): name for name in names}
+    served = {"single": 0, "trajectory": 0}
+    for _ in range(200):
+        for action in started(w.plan()):
+            served["trajectory" if action in of else "single"] += 1
+        ended = w.ledger.leases[next(iter(w.ledger.leases))].action
+        w.finish(ended)
+        if ended in of:  # each trajectory always has its next action at once
+            of[w.submit(1, trajectory=of[ended])] = of[ended]
+    assert min(served.values()) >= 70, served
+
+
+def test_trajectories_with_a_few_actions_each_are_served_as_they_came() -> None:
+    w = two_clients("fcfs:1", cpus=1)
+    order = [w.submit(1, trajectory=f"t{n % 5}") for n in range(60)]
+    seen: list[int] = []
+    while len(seen) < 60:
+        seen += started(w.plan())
+        w.finish(seen[-1])
+    assert seen == order
+
+
+def test_leases_ahead_are_given_by_turns() -> None:
+    w = World("elastic")
+    w.happen(ev.ClientJoined(0, 2, "uid-2", "other", 0, 1, "socket"))
+    w.happen(ev.NodeJoined(0, 1, NodeSpec("n", "h", (0,), 64, ahead=64, untrusted=("model",))))
+    w.happen(ev.NodesComplete(0, 1))
+    for _ in range(500):
+        w.submit(1, profile=Profile(1000))
+    w.client = 2
+    other = w.submit(1, profile=Profile(1000))
+    assert other in started(w.plan())[:4]
+
+
+def test_a_client_that_could_not_be_served_saves_up_no_turns() -> None:
+    w = two_clients("first-fit", gpus=1)
+    w.client = 2
+    w.submit(1, gpus=1)
+    w.plan()
+    held = w.submit(1, gpus=1)  # waits for the GPU while the other client is served
+    w.client = 1
+    for _ in range(120):
+        w.submit(1)
+    for _ in range(60):
+        w.plan()
+        w.finish(next(x.action for x in w.ledger.leases.values() if client_of(x.action) == 1))
+    w.client = 2
+    for _ in range(100):
+        w.submit(1)
+    w.finish(next(x.action for x in w.ledger.leases.values() if client_of(x.action) == 2))
+    seen = started(w.plan())
+    assert held in seen
+    while len(seen) < 40:
+        w.finish(next(x.action for x in w.ledger.leases.values()))
+        seen += started(w.plan())
+    assert sum(client_of(action) == 1 for action in seen) >= 12
+
+
+def test_a_replay_takes_the_same_turns() -> None:
+    w = two_clients("elastic")
+    for n in range(200):
+        w.client = 1 + (n % 3 == 0)
+        w.submit(1, trajectory=f"t{n % 4}" if n % 2 else "")
+    for _ in range(50):
+        w.plan()
+        w.finish(w.ledger.leases[next(iter(w.ledger.leases))].action)
+    again = Scheduler(make_placer("elastic"))
+    for event in w.events:
+        again.handle(event)
+    w.scheduler.dirty = again.dirty = True
+    for x in (w.scheduler, again):
+        x.handle(ev.LeaseFinished(w.now, next(iter(x.ledger.leases)),
+                                  Outcome(ActionState.COMPLETED), True))
+
+    def order(scheduler: Scheduler) -> list[int]:
+        walk, seen = scheduler.ledger.ready.walk("cpu"), []
+        while (head := walk.head()) is not None:
+            seen.append(head[0])
+            walk.next()
+        return seen
+
+    assert order(again) == order(w.scheduler) and len(order(again)) > 100
+
+
+def test_a_link_that_says_much_lets_the_others_speak() -> None:
+    async def heard() -> list[str]:
+        loop, found = asyncio.get_running_loop(), list[str]()
+        pairs = {name: socket.socketpair() for name in ("loud", "quiet")}
+        links = []
+        for name, count in (("loud", 2000), ("quiet", 1)):
+            out = Outbox()
+            for n in range(count):
+                out.put(Ping(n))
+            pairs[name][1].sendall(b"".join(bytes(part) for part in out.take()))
+        for name in ("loud", "quiet"):
+            link = SocketLink(pairs[name][0], loop)
+            link.attach(lambda parcel, name=name: found.append(name), lambda: None,
+                        lambda reason: None)
+            links.append(link)
+        while len(found) < 2001:
+            await asyncio.sleep(0)
+        for link in links:
+            link.close()
+        for _, end in pairs.values():
+            end.close()
+        return found
+
+    assert asyncio.run(heard()).index("quiet") <= 512
