@@ -101,7 +101,7 @@ def _value(pending: Pending, result: ms.Result, payload: memoryview | None, stor
         return ExecResult(outcome.state, outcome.exit_code, outcome.signal, told.stdout,
                           told.stderr, told.cut, outcome.reason, outcome.cpu_ns / 1e9,
                           outcome.maxrss_kib, result.grants, outcome.isolation,
-                          outcome.enforcement)
+                          outcome.enforcement, outcome.lower_bounds)
     if outcome.state is not ActionState.COMPLETED:
         raise ActionFailed(f"{_name(pending)}: {outcome.state.value}"
                            + (f": {outcome.reason}" if outcome.reason else ""), told)

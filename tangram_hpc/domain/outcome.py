@@ -6,6 +6,7 @@ import msgspec
 
 from .states import ActionState
 
+CPU_AT_LEAST, RSS_AT_LEAST = 1, 2  # bits of `Outcome.at_least`
 TEXT_MAX = 4096  # characters of a text that is told
 
 
@@ -22,7 +23,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
         exit_code: the command's exit code; 0 when a signal ended it.
         signal: the signal that ended it, 0 for none. With `exit_code` this is sacct's ExitCode.
         exec_ns: run time on the node, by the node's monotonic clock.
-        cpu_ns: user + system time of the action's processes that were waited for.
+        cpu_ns: user + system time of the action's processes.
         maxrss_kib: largest resident set of any one of its processes.
         reason: one line that says why, when the state alone does not.
         isolation: the isolation it really had (`process`, ...).
@@ -37,6 +38,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
             FALTERED: the service cannot be brought to its GPUs, so the call is not to blame.
         retry_after_ns: how long that endpoint wants to be left alone.
         returned: bytes that it gave back, their wrapping of a few bytes included.
+        at_least: which figures are lower bounds, as they could not be measured to the end:
+            CPU_AT_LEAST for `cpu_ns`, RSS_AT_LEAST for `maxrss_kib`; 0: none.
     """
 
     state: ActionState
@@ -57,6 +60,13 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pushed: int = 0
     retry_after_ns: int = 0
     returned: int = 0
+    at_least: int = 0
+
+    @property
+    def lower_bounds(self) -> tuple[str, ...]:
+        """The names of the figures that are lower bounds."""
+        names = ((CPU_AT_LEAST, "cpu"), (RSS_AT_LEAST, "maxrss"))
+        return tuple(name for bit, name in names if self.at_least & bit)
 
     def returning(self, payload: bytes | None) -> Outcome:
         """The same, giving so much back."""
