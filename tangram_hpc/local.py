@@ -53,6 +53,8 @@ class LocalCluster:
         InvalidInput: an argument is wrong; names it.
     """
 
+    _program: Sequence[str] = ("-m", "tangram_hpc")  # a test's or a bench's worker may differ
+
     def __init__(self, cpus: int | None = None, *, mem_mib: int | None = None,
                  placer: str = "elastic", workers: int = 1, home: str | Path | None = None,
                  job: str = "", **settings: Any) -> None:
@@ -200,7 +202,7 @@ class LocalCluster:
     def _spawn_workers(self) -> None:
         for number in range(self._workers):
             name = ["--name", f"local{number}"] if self._workers > 1 else []
-            self._spawn("worker", "--access", str(self.access), *name)
+            self._spawn("worker", *name, access=self.access)
 
     def _keep(self, broker: subprocess.Popen[bytes]) -> None:
         """Starts the workers anew when none is left and that was not in order."""
@@ -226,8 +228,9 @@ class LocalCluster:
                     return
                 workers = self._children[1:]
 
-    def _spawn(self, *words: str) -> subprocess.Popen[bytes]:
-        command: Sequence[str] = [sys.executable, "-m", "tangram_hpc", *words,
+    def _spawn(self, *words: str, access: Path | None = None) -> subprocess.Popen[bytes]:
+        """`access` goes by the environment: every process of this machine may read an argv."""
+        command: Sequence[str] = [sys.executable, *self._program, *words,
                                   "--lifeline", str(self._lifeline_read)]
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -235,7 +238,9 @@ class LocalCluster:
             raise InvalidInput(f"home: cannot make {self.folder} ({error.strerror}); set "
                                "TANGRAM_HOME to a folder of your own") from None
         with open(self.folder / f"{words[0]}.log", "ab") as log:
-            child = subprocess.Popen(command, env=self._environ, stdin=subprocess.DEVNULL,
+            env = self._environ if access is None else {
+                **self._environ, "TANGRAM_ACCESS": str(access)}
+            child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL,
                                      stdout=log, stderr=log, start_new_session=True,
                                      pass_fds=[self._lifeline_read])
         self._children.append(child)

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import pytest
 
 from tangram_hpc.backends.cpu import affinity
 from tangram_hpc.backends.gpu.devices import Device, Devices
 from tangram_hpc.backends.gpu.meter import GpuMeter
-from tangram_hpc.backends.sandbox import tree
+from tangram_hpc.backends.sandbox import backends, tree
+from tangram_hpc.backends.sandbox.backends import Backends
 from tangram_hpc.backends.sandbox.executor import SandboxExecutor
 from tangram_hpc.backends.store import FolderStore
 from tangram_hpc.domain.action import Action, Kind
@@ -40,6 +42,14 @@ DEADLINE_S = 40.0
 FOUR = Devices(tuple(Device(n, selector=str(n)) for n in range(4)), "cuda")  # by Slurm's word
 NOTHING = ExecCall(argv=("/bin/true",))
 SECRETS = {"SLURM_JOB_ID": "7", "TANGRAM_ACCESS": "/secret", "PMI_FD": "9", "MY_API_KEY": "k"}
+
+
+def as_an_ordinary_user(settings: SandboxSettings) -> Backends:
+    """What an ordinary user's worker finds here. A worker that is root offers no `process` sandbox
+    to untrusted code; the tests try that sandbox as root all the same, since it must hold there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends, "is_root", lambda: False)
+        return Backends.probed(settings.isolation, settings.read_paths)
 
 
 def until(true: Callable[[], bool], what: str) -> None:
@@ -81,11 +91,12 @@ class Rig:
         pinned = options.pop("pinned", None)
         meter = GpuMeter(options.pop("devices", FOUR))
         settings = SandboxSettings(**{"kill_wait_s": 0.5, "warm": 0, **options})
+        found = as_an_ordinary_user(settings)
         self.cores: tuple[int, ...] = cores
 
         async def make() -> SandboxExecutor:
             return SandboxExecutor(self, self.store, self.scratch, cores, settings, pinned=pinned,
-                                   gpus=meter)
+                                   gpus=meter, backends=found)
 
         self.executor = self.loop.run_until_complete(make())
 

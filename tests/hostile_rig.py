@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from executor_rig import Rig, until
+from executor_rig import Rig, as_an_ordinary_user, until
 
+from tangram_hpc import LocalCluster
 from tangram_hpc.backends.sandbox import tree
-from tangram_hpc.backends.sandbox.backends import Backends
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.ports import SandboxSettings
 from tangram_hpc.wire.payload import ExecCall, ExecReturn
 
 BACKENDS = ("process", "bwrap")
@@ -60,8 +61,17 @@ _DATA = bytes(range(256)) * 4000
 
 def reason_to_skip(backend: str) -> str:
     """Why this backend cannot hold untrusted code here; "" when it can."""
-    probed = Backends.probed()
+    probed = as_an_ordinary_user(SandboxSettings())
     return "" if backend in probed.untrusted else f"{backend}: {probed.why_not.get(backend)}"
+
+
+class UsersCluster(LocalCluster):
+    """A cluster whose worker offers `process` to untrusted code also when it is root; see
+    `as_an_ordinary_user`."""
+
+    _program = ("-c", "import sys; from tangram_hpc.backends.sandbox import backends; "
+                "backends.is_root = lambda: False; from tangram_hpc.cli import main; "
+                "sys.exit(main())")
 
 
 @dataclass

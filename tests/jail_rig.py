@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from tangram_hpc.backends.sandbox import landlock, seccomp, view
+from tangram_hpc.backends.sandbox import landlock, modes, seccomp, view
+from tangram_hpc.backends.sandbox.mode_keeper import ModeKeeper
 
 NOBODY = 65534
 WHO = [os.getuid()] + ([NOBODY] if os.getuid() == 0 else [])
@@ -46,12 +48,16 @@ class Place:
                 "PYTHONPATH": PACKAGES}
 
     def run(self, work: Callable[[], Any], *confine: Callable[[], object]) -> Any:
-        """What `work` returns in a forked child of that user, confined first."""
+        """What `work` returns in a forked child of that user, confined first. A keeper in this
+        process changes the modes of files beneath `home` for a child that is `filtered`."""
+        global _door
         into, out = os.pipe()
+        keeper = ModeKeeper(lambda pid: str(self.home.parent))
         pid = os.fork()
         if pid == 0:
             try:
                 os.close(into)
+                _door = os.dup(keeper.door.fileno())
                 if self.uid != os.getuid():
                     os.setgroups([])
                     os.setresgid(self.uid, self.uid, self.uid)
@@ -66,8 +72,11 @@ class Place:
                 file.write(answer)
             os._exit(0)
         os.close(out)
-        with open(into, "rb") as file:
-            text = file.read()
+        text = b""
+        while piece := _read(into, keeper):
+            text += piece
+        os.close(into)
+        keeper.close()
         os.waitpid(pid, 0)
         answer = json.loads(text)
         assert not (isinstance(answer, dict) and "failed" in answer), answer
@@ -90,8 +99,21 @@ class Place:
                                  network=False, unlisted=[view.SHARED_MEMORY])
 
 
-def filtered() -> object:
-    return seccomp.restrict(namespaced=False, network=False)
+def _read(fd: int, keeper: ModeKeeper) -> bytes:
+    """What comes next, while the keeper answers."""
+    while True:
+        ready = select.select([fd, keeper], [], [])[0]
+        if keeper in ready:
+            keeper.turn()
+        if fd in ready:
+            return os.read(fd, 1 << 16)
+
+
+_door = -1
+
+
+def filtered() -> None:
+    modes.hand_over(_door, seccomp.restrict(namespaced=False, network=False))
 
 
 def refused(work: Callable[[], object]) -> int:

@@ -16,6 +16,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "missing", lambda runtime: "not installed")
     monkeypatch.setattr(landlock, "abi", lambda: landlock.ABI_SCOPES)
     monkeypatch.setattr(seccomp, "available", lambda: True)
+    monkeypatch.setattr(backends, "is_root", lambda: False)
 
 
 @pytest.mark.usefixtures("bare")

@@ -119,7 +119,7 @@ def test_functions_are_ended_in_time(rig: Rig, tmp_path: Path) -> None:
     assert rig.end(lease)[0].state is ActionState.CANCELLED
     assert not alive(int(hang.read_text()))
     _, _, clean = rig.function(starts, str(note))
-    assert not clean and not alive(int(note.read_text()))
+    assert clean and not alive(int(note.read_text())), "it is told when its children have ended"
 
 
 def test_payloads_by_reference(rig: Rig) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile_rig import BACKENDS, WAYS, Arena, program, reason_to_skip
+from hostile_rig import BACKENDS, WAYS, Arena, UsersCluster, program, reason_to_skip
 from hostile_rig import arena as new_arena
 
 import tangram_hpc
@@ -214,7 +214,7 @@ def cluster(request: pytest.FixtureRequest,
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SLURM_JWT", "MUNGE_SOCKET", "TANGRAM_NOTE"):
             patch.setenv(name, "s3cr3t" + "-value")
-        with LocalCluster(cpus=2, mem_mib=600, isolation=request.param,
+        with UsersCluster(cpus=2, mem_mib=600, isolation=request.param,
                           home=tmp_path_factory.mktemp("home")) as made:
             yield made
 

@@ -14,7 +14,7 @@ from test_executor_ends import other_users_python
 
 NOBODY = 65534
 HERE = Path(__file__).resolve().parent
-SUITE = ("test_hostile.py", "test_hostile_secrets.py")
+SUITE = ("test_hostile.py", "test_hostile_secrets.py", "test_file_modes.py")
 
 
 @pytest.mark.long  # in every run the cluster's user does it, in a job step

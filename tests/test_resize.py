@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile_rig import UsersCluster
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.accounting.record import ActionRecord, fold
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="one core only: nothing c
 @pytest.fixture(scope="module", params=["", "affinity"], ids=["best", "affinity"])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             ) -> Iterator[LocalCluster]:
-    with LocalCluster(cpus=2, home=tmp_path_factory.mktemp("home"),
+    with UsersCluster(cpus=2, home=tmp_path_factory.mktemp("home"),
                       enforcement=request.param) as one:
         yield one
 

@@ -76,7 +76,7 @@ def test_never_is_said_at_once(cluster: LocalCluster) -> None:
     with pytest.raises(tangram_hpc.InfeasibleRequest, match="backend: 'enroot' works on no node"):
         cluster.session(backend="enroot").opened.result(30)
     with pytest.raises(tangram_hpc.InfeasibleRequest, match="image: 'process' takes no image"):
-        cluster.session(backend="process", image="debian:12").opened.result(30)
+        cluster.session(backend="process", image="debian:12", trusted=True).opened.result(30)
 
 
 def test_memory_is_lent_as_often_as_the_site_says_and_then_waited_for(cluster: LocalCluster

@@ -96,6 +96,11 @@ def _of(r: ActionRecord, name: str) -> Any:
     return getattr(r.outcome, name) if r.outcome is not None else 0
 
 
+def _bound(r: ActionRecord, figure: str) -> str:
+    """">" when this figure of it is a lower bound."""
+    return ">" if r.outcome is not None and figure in r.outcome.lower_bounds else ""
+
+
 def _cpus_asked(r: ActionRecord) -> int:
     return r.action.degrees[0] if r.action.key == "cpu" else 0
 
@@ -117,8 +122,10 @@ FIELDS = (
     Field("ReqCPUS", 8, lambda r: str(_cpus_asked(r)), "the fewest CPUs it asked for"),
     Field("NCPUS", 6, lambda r: str(r.cpus), "the most CPUs it held"),
     Field("CPUTime", 13, lambda r: duration(r.cpu_held_ns), "CPUs held x time"),
-    Field("TotalCPU", 13, lambda r: duration(_of(r, "cpu_ns")), "user + system time used"),
-    Field("MaxRSS", 10, lambda r: f"{_of(r, 'maxrss_kib')}K", "largest resident set"),
+    Field("TotalCPU", 13, lambda r: _bound(r, "cpu") + duration(_of(r, "cpu_ns")),
+          "user + system time used; >: at least"),
+    Field("MaxRSS", 10, lambda r: f"{_bound(r, 'maxrss')}{_of(r, 'maxrss_kib')}K",
+          "largest resident set; >: at least"),
     Field("ReqMem", 8, lambda r: f"{r.action.mem_mib}M", "memory asked for"),
     Field("ReqTRES", 24, lambda r: _tres(_cpus_asked(r), r.action.mem_mib, r.action.gpus),
           "what it asked for"),
@@ -126,7 +133,8 @@ FIELDS = (
           "what it held"),
     Field("Timelimit", 13, lambda r: duration(r.action.timeout_ns) if r.action.timeout_ns
           else "UNLIMITED", "limit on run time"),
-    Field("Restarts", 8, lambda r: str(max(0, r.attempt - 1)), "attempts beyond the first"),
+    Field("Restarts", 8, lambda r: (">" if r.lost_ahead else "") + str(max(0, r.attempt - 1)),
+          "starts beyond the first; >: at least"),
     Field("Reason", 30, lambda r: (r.outcome.reason if r.outcome else "") or "None",
           "why it ended so"),
     Field("Cost", 10, lambda r: f"{_of(r, 'cost_micro') / 1e6:g}", "what its caller says it cost"),
@@ -191,7 +199,8 @@ def as_json(r: ActionRecord) -> dict[str, Any]:
         "exec_ns": o.exec_ns if o else 0, "cpu_ns": o.cpu_ns if o else 0,
         "maxrss_kib": o.maxrss_kib if o else 0, "req_cpus": _cpus_asked(r),
         "ncpus": r.cpus, "cpu_held_ns": r.cpu_held_ns, "mem_mib": r.action.mem_mib,
-        "gpus": list(r.gpus), "attempt": r.attempt,
+        "gpus": list(r.gpus), "attempt": r.attempt, "attempt_at_least": r.lost_ahead,
+        "lower_bounds": list(o.lower_bounds) if o else [],
         "cost_micro": o.cost_micro if o else 0,
         "grants": [[at, list(cores)] for at, cores in r.grants],
         "isolation": o.isolation if o else "", "enforcement": o.enforcement if o else "",

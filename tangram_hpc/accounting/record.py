@@ -31,12 +31,15 @@ class ActionRecord:
     start_ns: int = 0  # of the last attempt
     end_ns: int = 0
     node: NodeSpec | None = None
-    attempt: int = 0
+    attempt: int = 0  # how often it was started, as far as its nodes told
     outcome: Outcome | None = None
     state: ActionState = ActionState.PENDING
     grants: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     gpus: tuple[int, ...] = ()
     route: Routed | None = None  # where a rollout's turn went, the last time
+    # A lease that was given ahead of its turn was lost with its node, which may have started the
+    # action without having told so: `attempt` is a lower bound then.
+    lost_ahead: bool = False
 
     @property
     def elapsed_ns(self) -> int:
@@ -221,6 +224,9 @@ class Fold:
 
     def _returned(self, event: ev.LeaseReturned) -> None:
         record = self._by_lease.pop(event.lease)
+        granted = self._ahead.get(self._before.get(event.lease, 0))
+        if granted is not None and granted.node in self._gone:  # nobody gave it back
+            record.lost_ahead = True
         self._off(event.lease, event.at)
         doomed = self._doomed.pop(record.action.id, None)
         record.state = ActionState.PENDING

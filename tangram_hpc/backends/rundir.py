@@ -155,6 +155,7 @@ def make_scratch(environ: Mapping[str, str], named: str, what: str) -> Path:
     base = named or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or tempfile.gettempdir()
     job = environ.get("SLURM_JOB_ID", "")
     try:
+        scratch.own(base)
         sweep_scratch(Path(base))
         if Path(base).name.startswith(_NODES):
             sweep_scratch(Path(base).parent)
@@ -176,6 +177,7 @@ def sweep_scratch(base: Path) -> list[Path]:
             about = folder.lstat()
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
                 continue
+            scratch.own(folder)  # else one whose mode was taken away would stay for ever
             age_s = time.time() - about.st_mtime
             if folder.name.startswith(_NODES):
                 gone += sweep_scratch(folder)

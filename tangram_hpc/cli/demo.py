@@ -63,6 +63,10 @@ def go(args: argparse.Namespace) -> int:
 def _announce(plan: DemoPlan) -> None:
     from ..demo.job import GROUP, TRAINERS
     from ..demo.think import mean_s
+    from ..demo.walls import unguarded
+
+    if warning := unguarded():
+        print(f"tangram: {warning}", file=sys.stderr, flush=True)
 
     print(f"One RL step: {plan.problems} HumanEval problems x {GROUP} trajectories on {plan.cpus} "
           f"CPUs, {TRAINERS} MPI trainer ranks and a gateway, seed {plan.seed}.\n"

@@ -61,7 +61,7 @@ def go(args: argparse.Namespace) -> int:
             raise
         return error.exit_status
     try:  # may differ between nodes: one rank of each node says it
-        made, path = _prepare(args, environ, found)
+        made = _prepare(args, environ, found)
         if args.step_file and found.rank == 0:
             write_whole(args.step_file, environ.get("SLURM_STEP_ID", "") + "\n")
     except TangramError as error:
@@ -73,13 +73,13 @@ def go(args: argparse.Namespace) -> int:
     if found.is_gateway:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all ranks: it ends when they have
         ours = ["-m", "tangram_hpc"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
-        command = [sys.executable, *ours, "gateway", "--access", str(path)]
+        command = [sys.executable, *ours, "gateway"]  # TANGRAM_ACCESS says where the broker is
     _become(command, made)
 
 
 def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
-             ) -> tuple[dict[str, str], Path]:
-    """The environment of this rank's program, and the access file."""
+             ) -> dict[str, str]:
+    """The environment of this rank's program; TANGRAM_ACCESS names the access file."""
     from ..assemble.ways import await_access, find_access, meeting_address
     from ..backends.trainer_rank import affinity_complaint, environment, meet, wants_master
     from ..backends.transport.mpi_crowd import crowded
@@ -102,7 +102,7 @@ def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
             print(f"tangram: warning: rank {found.rank} on {socket.gethostname()}: {told}",
                   file=sys.stderr, flush=True)
     return environment(environ, found, access.job, str(path.resolve()), master,
-                       crowded(environ, usable, online)), path
+                       crowded(environ, usable, online))
 
 
 def _become(command: list[str], made: dict[str, str]) -> NoReturn:

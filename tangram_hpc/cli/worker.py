@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
+import sys
 from typing import Any
 
 
@@ -25,8 +25,24 @@ def add(verbs: Any) -> None:
     p.set_defaults(go=go)
 
 
+def _without_access_in_argv(args: argparse.Namespace) -> int:
+    """Starts this program again, which learns from its environment where the access file lies:
+    code in a sandbox can read every command line of its machine, but no environment."""
+    words = ["worker"]
+    for option in ("component", "het_group", "name", "cpus", "mem_mib", "devices", "end",
+                   "lifeline"):
+        value = getattr(args, option)
+        if value is not None:
+            words.append(f"--{option.replace('_', '-')}={value}")
+    env = {**os.environ, "TANGRAM_ACCESS": args.access}
+    ours = ["-m", "tangram_hpc"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
+    os.execve(sys.executable, [sys.executable, *ours, *words], env)
+
+
 def go(args: argparse.Namespace) -> int:
     """Runs until the broker ends."""
+    if args.access:
+        return _without_access_in_argv(args)
     from ..assemble.ways import find_access
     from ..assemble.worker import WorkerPlan, lend
     from ..backends.slurm.environ import slurm_place
@@ -35,7 +51,7 @@ def go(args: argparse.Namespace) -> int:
     config = load_config(os.environ, {"cpus": args.cpus, "mem_mib": args.mem_mib,
                                       "devices": args.devices, "end": args.end},
                          say=slurm_place(os.environ) is None)  # in a job its broker says it, once
-    access = Path(args.access) if args.access else find_access(os.environ)
+    access = find_access(os.environ)
     plan = WorkerPlan(access, config, args.component, args.name, args.lifeline,
                       args.het_group)
     return lend(plan, os.environ)

@@ -54,6 +54,7 @@ class Details:
     restore_s: float = 0.0
     batch: int = 1
     exit_code: int = 0
+    lower_bounds: tuple[str, ...] = ()
 
     @property
     def system_s(self) -> float:
@@ -77,6 +78,8 @@ class ExecResult(msgspec.Struct, frozen=True, gc=False):
         reason: one line that says why, when the state alone does not.
         cpu_s: user + system seconds of its processes.
         maxrss_kib: largest resident set of any one of them.
+        lower_bounds: which of these two are lower bounds, "cpu" and "maxrss", since they could not
+            be measured to the end.
         grants: (ns since it was granted, units from then on) of each size it had.
         isolation, enforcement: what it really had.
     """
@@ -93,6 +96,7 @@ class ExecResult(msgspec.Struct, frozen=True, gc=False):
     grants: tuple[tuple[int, int], ...] = ()
     isolation: str = ""
     enforcement: str = ""
+    lower_bounds: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -197,7 +201,7 @@ class Future(concurrent.futures.Future[Any]):
         return Details(show(r.action), o.state, r.node, r.cores, r.attempt, r.queue_ns / 1e9,
                        r.held_ns / 1e9, o.exec_ns / 1e9, act_ns / 1e9, o.cpu_ns / 1e9,
                        o.maxrss_kib, o.isolation, o.enforcement, o.reason, r.grants,
-                       o.restore_ns / 1e9, o.batch, o.exit_status)
+                       o.restore_ns / 1e9, o.batch, o.exit_status, o.lower_bounds)
 
     @property
     def route(self) -> Routed | None:

@@ -113,7 +113,7 @@ def _value(pending: Pending, result: ms.Result, payload: memoryview | None, stor
         return ExecResult(outcome.state, outcome.exit_status, outcome.signal, told.stdout,
                           told.stderr, told.cut, outcome.reason, outcome.cpu_ns / 1e9,
                           outcome.maxrss_kib, result.grants, outcome.isolation,
-                          outcome.enforcement)
+                          outcome.enforcement, outcome.lower_bounds)
     if outcome.state is not ActionState.COMPLETED:
         raise _failure(pending, outcome, told)
     if isinstance(told, pl.FileReturn):

@@ -25,8 +25,8 @@ from .session_life import OPEN_SESSION
 
 NO_GPU = ("gpus: no wall lets untrusted code at a GPU; say trusted=True if it is your own, or use "
           "a function or a service")
-NO_GUARD = ("trusted: no node here can keep a sandbox from your own files (no bwrap, no Landlock); "
-            "ask the site for one, or say trusted=True")
+NO_GUARD = ("trusted: no node here can keep a sandbox from your own files (no bwrap; no Landlock, "
+            "or workers that are root); install bubblewrap, or say trusted=True")
 
 
 def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:

@@ -17,8 +17,9 @@ import tangram_hpc
 from .crew import CREW, opinion, question
 from .policy import Plan
 from .problems import Problem, choose, load
-from .rank import Driven, arguments, drive, run_step, walls
+from .rank import Driven, arguments, drive, run_step
 from .search import SEARCH, get, query_of
+from .walls import walls
 
 SEARCH_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 300.0

@@ -22,6 +22,7 @@ import tangram_hpc
 from . import grpo
 from .policy import GROUP, Plan, Result, Run, Think, Write, steps, trajectory_plan
 from .problems import Problem, choose, load
+from .walls import walls
 
 SESSION_MEM_MIB = 64
 RUN_TIMEOUT_S = 60.0
@@ -54,14 +55,6 @@ class Driven:
     result: Result
     rows: list[Row] = field(default_factory=list)
     think_s: float = 0.0
-
-
-def walls(client: tangram_hpc.Client) -> dict[str, Any]:
-    """What isolation to ask for: `process`, as hundreds of sandboxes open at once and it is the one
-    that is built fastest, else the nodes' best. Where there is none, this step may run all the
-    same, as its code is this package's own; a model's may not."""
-    works = {name for node in client.ask("nodes")["nodes"] for name in node["untrusted"]}
-    return {"backend": "process" if "process" in works else "", "trusted": not works}
 
 
 async def drive(client: tangram_hpc.Client, plan: Plan, scale: float, asked: Any) -> Driven:

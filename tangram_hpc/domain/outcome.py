@@ -6,6 +6,7 @@ import msgspec
 
 from .states import ActionState
 
+CPU_AT_LEAST, RSS_AT_LEAST = 1, 2  # bits of `Outcome.at_least`
 TEXT_MAX = 4096  # characters of a text that is told
 # Exit statuses of the ends that a command does not choose itself. 124 is that of coreutils'
 # `timeout`, 137 that of a process that the kernel's OOM killer ended, 130 that of one that was
@@ -28,7 +29,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
             ended it or nothing is known. People are shown `exit_status` instead.
         signal: the signal that ended it, 0 for none.
         exec_ns: run time on the node, by the node's monotonic clock.
-        cpu_ns: user + system time of the action's processes that were waited for.
+        cpu_ns: user + system time of the action's processes.
         maxrss_kib: largest resident set of any one of its processes.
         reason: one line that says why, when the state alone does not.
         isolation: the isolation it really had (`process`, ...).
@@ -43,6 +44,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
             FALTERED: the service cannot be brought to its GPUs, so the call is not to blame.
         retry_after_ns: how long that endpoint wants to be left alone.
         returned: bytes that it gave back, their wrapping of a few bytes included.
+        at_least: which figures are lower bounds, as they could not be measured to the end:
+            CPU_AT_LEAST for `cpu_ns`, RSS_AT_LEAST for `maxrss_kib`; 0: none.
     """
 
     state: ActionState
@@ -63,6 +66,13 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pushed: int = 0
     retry_after_ns: int = 0
     returned: int = 0
+    at_least: int = 0
+
+    @property
+    def lower_bounds(self) -> tuple[str, ...]:
+        """The names of the figures that are lower bounds."""
+        names = ((CPU_AT_LEAST, "cpu"), (RSS_AT_LEAST, "maxrss"))
+        return tuple(name for bit, name in names if self.at_least & bit)
 
     @property
     def exit_status(self) -> int:

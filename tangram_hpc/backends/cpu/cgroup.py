@@ -42,6 +42,11 @@ class CgroupGroup:
 
     # ---- a version's own ----
 
+    @property
+    def cpu_file(self) -> str:
+        """See `enforce.Group`."""
+        raise NotImplementedError
+
     def _write_cores(self, cores: tuple[int, ...]) -> None:
         raise NotImplementedError
 

@@ -87,6 +87,12 @@ class Group1(CgroupGroup):
             return 0
         return cgroupfs.flat_keyed(self._at["memory"] + "/memory.oom_control", "oom_kill") or 0
 
+    @property
+    def cpu_file(self) -> str:
+        """See `enforce.Group`."""
+        home = self._at.get("cpuacct")
+        return f"{home}/cpuacct.usage" if home else ""
+
     def usage(self) -> Usage:
         """See `enforce.Group`."""
 

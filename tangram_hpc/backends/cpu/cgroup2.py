@@ -67,6 +67,11 @@ class Group2(CgroupGroup):
         """See `enforce.Group`."""
         return cgroupfs.flat_keyed(self._at + "/memory.events", "oom_kill") or 0
 
+    @property
+    def cpu_file(self) -> str:
+        """See `enforce.Group`."""
+        return f"{self._at}/cpu.stat"
+
     def usage(self) -> Usage:
         """See `enforce.Group`."""
         cpu_us = cgroupfs.flat_keyed(self._at + "/cpu.stat", "usage_usec")

@@ -26,6 +26,10 @@ class Group(Protocol):
 
     joins: tuple[str, ...]
 
+    @property
+    def cpu_file(self) -> str:
+        """The file in which the kernel counts its CPU time; "": nothing does."""
+
     def limit(self, mem_mib: int, pids: int) -> None:
         """Limits memory, in MiB, and processes with their threads; 0: no limit. Raises OSError."""
 

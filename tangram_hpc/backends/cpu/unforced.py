@@ -17,6 +17,7 @@ class UnforcedGroup:
     """See `enforce.Group`. Limits are not enforced; `usage` is a look at what lives just now."""
 
     joins: tuple[str, ...] = ()
+    cpu_file = ""  # the kernel counts processes here, not groups
 
     def __init__(self, pid: int, pinned: bool) -> None:
         self._pid = pid

@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PLAIN_VERSION 3     /* one more with every change of what Python tells or is told */
+#define PLAIN_VERSION 4     /* one more with every change of what Python tells or is told */
 #define BYTES (1 << 16)     /* of a read; what does not fit is Python's */
 #define OUTPUT (1 << 14)    /* of a stream, at most */
 #define ARGS 256
@@ -36,6 +36,8 @@
 #define TAG_EXEC 2
 #define TAG_RETURN 10
 #define TAG_ENDED 20
+#define RSS_AT_LEAST 2      /* of an outcome's last field: its maxrss is a lower bound */
+#define PAGE_KIB 4          /* no program has less */
 
 /* Bytes that Python owns and keeps for as long as this process lives. */
 struct bytes {
@@ -62,12 +64,13 @@ struct plain {
     int64_t output_max;  /* and one that says more on a stream; at most OUTPUT */
     struct bytes call_tail; /* of a call that has argv or shell and nothing else */
     struct bytes completed, failed; /* an outcome up to its exit code */
-    struct bytes outcome_tail;      /* and after its maxrss */
+    struct bytes outcome_tail;      /* and after its maxrss; its last byte: what is at least so */
     struct known known[KNOWN];
     /* what goes back to Python */
     int32_t pid, out, err, status, ended, fell;
     int32_t size; /* of data: an order, or bytes nobody acted on; 0: nobody is there any more */
     int64_t started_ns, cpu_ns, maxrss_kib;
+    int64_t hidden; /* its memory is not told: the kernel counts ours with it, which is more */
     uint8_t data[BYTES];
 };
 
@@ -249,6 +252,8 @@ static int tell(const struct plain *plain, uint64_t lease, const uint8_t *output
     to = put_whole(to, 0xcf, 8, (uint64_t)plain->cpu_ns);
     to = put_whole(to, 0xcf, 8, (uint64_t)plain->maxrss_kib);
     to = put(to, plain->outcome_tail.at, plain->outcome_tail.size);
+    if (plain->hidden)
+        to[-1] = RSS_AT_LEAST;
     to = put_size(to, 2 + packed(sizes[0]) + packed(sizes[1]) + 3);
     *to++ = 0x94;
     *to++ = TAG_RETURN;
@@ -340,7 +345,7 @@ static int start(struct plain *plain, const struct known *known, struct program 
     futimens(plain->cpus, times); /* from now on it has so many, see units_file.py */
     plain->started_ns = now_ns();
     plain->status = plain->ended = 0;
-    plain->cpu_ns = plain->maxrss_kib = 0;
+    plain->cpu_ns = plain->maxrss_kib = plain->hidden = 0;
     started = spawn(plain, known, program, out[1], err[1]);
     close(out[1]);
     close(err[1]);
@@ -376,6 +381,17 @@ static int alone_inside(const struct plain *plain)
     return alone && got == 0;
 }
 
+/* Whether a command's memory is not above what it was started with, which is ours: until it began
+ * its program it shared our memory. Ours only grows, so what was once enough needs no look. */
+static int hides(long maxrss_kib)
+{
+    static long ours_kib;
+    struct rusage own;
+    if (maxrss_kib > ours_kib && getrusage(RUSAGE_SELF, &own) == 0)
+        ours_kib = own.ru_maxrss;
+    return maxrss_kib <= ours_kib;
+}
+
 /* Waits for all that has ended; whether nothing is left beneath. */
 static int reap(struct plain *plain)
 {
@@ -391,6 +407,10 @@ static int reap(struct plain *plain)
             plain->fell = 1;
         plain->cpu_ns += (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * INT64_C(1000000000)
                          + (used.ru_utime.tv_usec + used.ru_stime.tv_usec) * INT64_C(1000);
+        if (pid == plain->pid && hides(used.ru_maxrss)) {
+            plain->hidden = 1;
+            used.ru_maxrss = PAGE_KIB;
+        }
         if (used.ru_maxrss > plain->maxrss_kib)
             plain->maxrss_kib = used.ru_maxrss;
         if (pid == plain->pid) {

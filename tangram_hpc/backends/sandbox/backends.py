@@ -1,11 +1,13 @@
 """Owns: which isolation backends work on this node, and which of them a session gets.
 
 Law: found out by building a sandbox, once, when the worker starts. Code that is not trusted never
-gets one that cannot keep it from its user's files.
+gets one that cannot keep it from its user's files. A worker that is root gives it no `process`
+sandbox, in which it would be root among the machine's files with Landlock alone before them.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +20,14 @@ from .hostwire import Box
 from .probe import probe
 
 _PROBE_S = 10.0
+_ROOT = ("this worker is root, whose code that is not trusted is kept in namespaces only: install "
+         "bubblewrap (apt-get install bubblewrap, dnf install bubblewrap), or start the worker as "
+         "an ordinary user")
+
+
+def is_root() -> bool:
+    """Whether what this process starts would be root without namespaces of its own."""
+    return os.geteuid() == 0
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,8 @@ class Backends:
             why_not["process"] = "this kernel's Landlock does not hold signals back"
         if not why_not["process"] and not seccomp.available():  # munge's socket would be reached
             why_not["process"] = "this kernel cannot filter system calls"
+        if not why_not["process"] and is_root():
+            why_not["process"] = _ROOT
         walled = () if why_not["process"] else ("process",)
         untrusted = works[:1] + walled + works[1:] if works[:1] == ("bwrap",) else walled + works
         if default and default not in ("process", *works):

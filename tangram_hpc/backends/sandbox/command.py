@@ -12,13 +12,14 @@ import subprocess
 import tempfile
 import time
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
 from ...wire.payload import ExecCall, ExecReturn, encode
 from .environ import DEFAULT_PATH, Grants
 from .hostwire import Run
+from .spent import Spent
 
 _PIECE = 1 << 16
 _DRAIN_MAX = 32  # reads at the end: what leftovers still write must not keep us
@@ -57,20 +58,20 @@ class Started(Protocol):
     started_ns: int
     cpu_ns: int
     maxrss_kib: int
+    hidden: int
 
 
 class Command:
     """A command under a lease.
 
     `status` is its wait status once it has ended. `state` is what its outcome will say when
-    someone stopped it. `act_at` is when its init must look at it again (monotonic ns, 0: never).
+    someone stopped it. `spent` is what it used. `act_at` is when its init must look at it again
+    (monotonic ns, 0: never).
     """
 
     __slots__ = (
         "_chunks",
-        "_cpu_s",
         "_cut",
-        "_maxrss",
         "_output_max",
         "_sizes",
         "act_at",
@@ -81,13 +82,16 @@ class Command:
         "reason",
         "reported",
         "run",
+        "spent",
         "started_ns",
         "state",
         "status",
     )
 
-    def __init__(self, run: Run, call: ExecCall, output_max: int, isolation: str) -> None:
+    def __init__(self, run: Run, call: ExecCall, output_max: int, isolation: str,
+                 spent: Spent | None = None) -> None:
         self.run = run
+        self.spent = spent or Spent()
         self.call = call
         self.isolation = isolation
         self.pid = 0
@@ -102,8 +106,6 @@ class Command:
         self._chunks: tuple[list[bytes], list[bytes]] = ([], [])
         self._sizes = [0, 0]
         self._cut = [0, 0]
-        self._cpu_s = 0.0
-        self._maxrss = 0
 
     def start(self, home: str, grants: Grants, devnull: int) -> None:
         """Starts it, with pipes for its output.
@@ -153,7 +155,7 @@ class Command:
         self.pipes = (started.out, started.err)
         for fd in self.pipes:
             os.set_blocking(fd, False)
-        self._cpu_s, self._maxrss = started.cpu_ns / 1e9, started.maxrss_kib
+        self.spent.counted(started.cpu_ns, started.maxrss_kib, bool(started.hidden))
         self.status = started.status if started.ended else None
         if self.run.timeout_ns:
             self.act_at = self.started_ns + self.run.timeout_ns
@@ -226,11 +228,6 @@ class Command:
             with suppress(OSError):  # it has ended
                 resource.prlimit(self.pid, resource.RLIMIT_NPROC, (count, count))
 
-    def used(self, usage: Any) -> None:
-        """Adds what a process of it used, as wait4 told."""
-        self._cpu_s += usage.ru_utime + usage.ru_stime
-        self._maxrss = max(self._maxrss, usage.ru_maxrss)
-
     def outcome(self) -> Outcome:
         """How it ended."""
         assert self.status is not None
@@ -242,8 +239,9 @@ class Command:
         if state is None:
             state = ActionState.FAILED if code or number else ActionState.COMPLETED
             reason = f"ended by {_name(number)}" if number else ""
-        return Outcome(state, code, number, time.monotonic_ns() - self.started_ns,
-                       round(self._cpu_s * 1e9), self._maxrss, reason, self.isolation)
+        cpu_ns, maxrss_kib, at_least = self.spent.figures()
+        return Outcome(state, code, number, time.monotonic_ns() - self.started_ns, cpu_ns,
+                       maxrss_kib, reason, self.isolation, at_least=at_least)
 
     def result(self) -> bytes:
         """Its payload for the client."""

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator
 
 from ...wire.payload import FileEntry
+from . import modes
 from .hostwire import FILE_MAX
 
 ENTRIES_MAX = 100_000  # of one listing
@@ -64,7 +65,7 @@ def write(home: str, path: str, data: bytes, mode: int) -> None:
             view = memoryview(data)
             while view:
                 view = view[file.write(view) :]
-            os.fchmod(fd, mode & 0o777)  # the host's umask is tighter than what was asked
+            modes.change_open(fd, mode & 0o777)  # the host's umask is tighter than what was asked
         except OSError as error:
             raise Refused(f"{path}: {error.strerror}") from None
 

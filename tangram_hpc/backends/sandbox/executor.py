@@ -267,6 +267,7 @@ class SandboxExecutor:
         job.stop_as(state, reason)
         if job.host.kind == RUNNER:
             if next(iter(job.host.leases)) == lease:  # else once it is at it
+                job.look_before_kill(job.host)
                 job.host.kill()
         else:
             job.host.send(Kill(lease, state, reason))
@@ -300,7 +301,7 @@ class SandboxExecutor:
     def host_failed(self, host: Host, text: str) -> None:
         """A host could not be forked."""
         self._lodging.starts.over(host)
-        if host.home != host.number:
+        if not host.fresh:
             host.tidy()
         if host.session:
             self._sessions.lost(host, text)
@@ -325,6 +326,7 @@ class SandboxExecutor:
             return  # a runner said what is not its to say
         if message.clean:
             host.leases.pop(message.lease, None)
+        host.spent_ns = message.spent_ns
         outcome = self._told(job, host, message.outcome)
         self._finish(job, outcome, message.payload, message.clean, soon=True)
         if message.clean:

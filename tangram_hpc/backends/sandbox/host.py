@@ -5,12 +5,14 @@ and the system calls for it. Must not know what a host is for.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import resource
 import signal
 import socket
 
 from . import scratch
+from .hostwire import INIT
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
@@ -18,6 +20,7 @@ _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 CONTROL = 3  # the descriptor of a host's control socket
+MODES = 4  # and of the socket on which an init hands over the listener of its filter
 
 
 def guard(name: str, when_parent_ends: int) -> None:
@@ -31,8 +34,10 @@ def guard(name: str, when_parent_ends: int) -> None:
     os.umask(0o077)
 
 
-def become(control: socket.socket, home: str, kind: str, parent: int) -> socket.socket:
-    """Turns a fresh fork of the nursery into a host; returns its control socket.
+def become(control: socket.socket, modes: int, highest: int, home: str, kind: str, parent: int
+           ) -> socket.socket:
+    """Turns a fresh fork of the nursery into a host; returns its control socket. Of the nursery's
+    descriptors, up to `highest`, it keeps that and, as an init, `modes` as MODES.
 
     Raises:
         OSError: its directory cannot be entered.
@@ -42,24 +47,32 @@ def become(control: socket.socket, home: str, kind: str, parent: int) -> socket.
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    guard(f"tangram-{kind}", signal.SIGTERM if kind == "init" else signal.SIGKILL)
+    guard(f"tangram-{kind}", signal.SIGTERM if kind == INIT else signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit(1)
-    if control.fileno() != CONTROL:
-        os.dup2(control.fileno(), CONTROL, inheritable=False)
-        control.detach()
-        control = socket.socket(fileno=CONTROL)
-    os.closerange(CONTROL + 1, 1024)  # the nursery holds few; none may reach a command
+    wanted = (control.fileno(), modes) if kind == INIT else (control.fileno(),)
+    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, MODES + 1) for fd in wanted]
+    control.detach()
+    for number, fd in enumerate(kept, CONTROL):
+        os.dup2(fd, number, inheritable=False)
+    os.closerange(CONTROL + len(kept), max(highest, *kept, 1023) + 1)  # none may reach a command
+    control = socket.socket(fileno=CONTROL)
     control.setblocking(True)
     os.chdir(scratch.home(home))
     return control
 
 
 def open_oom_score() -> int:
-    """A descriptor of this process's oom_score_adj. Who cannot be dumped owns no file of its own in
-    /proc, unless it is root, and so can be for a moment."""
+    """A descriptor of this process's oom_score_adj."""
+    return open_of_self("oom_score_adj")
+
+
+def open_of_self(name: str) -> int:
+    """A descriptor to write this process's own file in /proc. Who cannot be dumped owns no file of
+    its own there, unless it is root, and so can be for a moment. To be called before any code of a
+    user runs."""
     _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
     try:
-        return os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        return os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
     finally:
         _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

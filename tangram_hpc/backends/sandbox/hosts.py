@@ -18,7 +18,7 @@ import msgspec
 
 from ...errors import ProtocolError
 from ..cpu.enforce import Group
-from . import environ
+from . import environ, scratch, tree
 from .hostwire import (
     PACKET_MAX,
     RECEIVE,
@@ -57,11 +57,12 @@ class Host:
         leases: those it runs or has still to clean; in a runner the first is the one it is at, the
             others follow.
         box: what it was built as.
-        home: the number of its directory.
+        home: the name of its directory; `fresh`: made for it, and of no host before.
         group: what its units are enforced by, once it lives.
         oom_kills: how often memory ran out in it, as far as that was told.
         kept: dead, and its directory is for the next host of its session.
         broken: why its sandbox does not stand, when it said so.
+        spent_ns: of a runner, the CPU time that it had used when its present call began.
     """
 
     __slots__ = (
@@ -73,6 +74,7 @@ class Host:
         "box",
         "broken",
         "control",
+        "fresh",
         "functions",
         "group",
         "home",
@@ -86,6 +88,7 @@ class Host:
         "origin",
         "pid",
         "session",
+        "spent_ns",
         "tokens",
         "up",
     )
@@ -97,13 +100,13 @@ class Host:
         self.number = number
         self.kind = kind
         self.box = box
-        self.home = number
+        self.home, self.fresh = "", True
         self.group: Group | None = None
         self.broken = ""
         self.isolation = ""
         self.origin = ""
         self.up = self.kept = False
-        self.oom_kills = 0
+        self.oom_kills = self.spent_ns = 0
         self.pid = 0
         self.control: socket.socket | None = None
         self.inbox = WorkerInbox()
@@ -206,7 +209,7 @@ class Host:
     @property
     def folder(self) -> str:
         """Its directory."""
-        return os.path.join(self._nursery.root, str(self.home))
+        return os.path.join(self._nursery.root, self.home)
 
     def hang_up(self) -> None:
         """Forgets its control socket."""
@@ -290,13 +293,14 @@ class NurseryClient:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.nursery", str(there.fileno()), root],
+                [sys.executable, "-m", f"{__package__}.nursery", str(there.fileno())],
                 pass_fds=(there.fileno(),),
                 env=environ.for_hosts(os.environ),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
         self._socket = here
+        here.send(os.fsencode(root))
         here.setblocking(False)
         self.loop.add_reader(here.fileno(), self._turn, self._on_packet)
 
@@ -305,13 +309,13 @@ class NurseryClient:
         """The nursery's process id."""
         return self._process.pid
 
-    def fork(self, kind: str, box: Box, home: int = 0) -> Host:
+    def fork(self, kind: str, box: Box, home: str = "") -> Host:
         """Asks for a host, in the directory of one that died or a fresh one; `host_up`,
         `host_failed` or `host_died` follows."""
         host = Host(self, next(self._numbers), kind, box)
-        host.home = home or host.number
+        host.home, host.fresh = home or scratch.new_name(), not home
         self._hosts[host.number] = host
-        self.tell(Fork(host.number, kind, host.home))
+        self.tell(Fork(host.number, kind, host.home, host.fresh))
         return host
 
     def tell(self, message: Frame) -> None:
@@ -375,6 +379,7 @@ class NurseryClient:
         if host.kind == RUNNER:
             self.loop.add_reader(host.bell, self._turn, self._on_bell, host)
             host.up, host.isolation = True, "process"
+            host.spent_ns = tree.cpu_ns(host.pid)
             self._owner.host_up(host)
         else:
             self.loop.add_reader(fd, self._turn, self._on_data, host)

@@ -66,7 +66,7 @@ class Setup(Frame, frozen=True, tag=1):
     directory to mount for those in /etc; `watch`: memory and processes are limited by nobody else;
     `origin`: a directory whose files it begins with; `enforcement`: how its units are held, and
     `joins` the files by which it enters what holds it; `compiled`: plain commands may be served
-    by `_plain.c`."""
+    by `_plain.c`; `cpu_file`: where the kernel counts the CPU time of what holds it, or ""."""
 
     kill_wait_ns: int
     output_max: int
@@ -78,6 +78,7 @@ class Setup(Frame, frozen=True, tag=1):
     enforcement: str = ""
     joins: tuple[str, ...] = ()
     compiled: bool = True
+    cpu_file: str = ""
 
 
 class Run(Frame, frozen=True, tag=2):
@@ -149,12 +150,14 @@ class Broken(Frame, frozen=True, tag=24):
 
 
 class Ended(Frame, frozen=True, tag=20):
-    """A lease's outcome and the payload for its client; `clean`: nothing of it is left."""
+    """A lease's outcome and the payload for its client; `clean`: nothing of it is left. `spent_ns`:
+    of a runner, the CPU time that it has used in its life."""
 
     lease: int
     outcome: Outcome
     payload: bytes | None
     clean: bool
+    spent_ns: int = 0
 
 
 class Gone(Frame, frozen=True, tag=21):
@@ -175,12 +178,13 @@ class Piece(Frame, frozen=True, tag=22):
 
 
 class Fork(Frame, frozen=True, tag=40):
-    """Fork a host of this kind under this number, in the directory of number `home`: its own,
+    """Fork a host of this kind under this number, in the directory named `home`: a `fresh` one,
     which is made, or that of a host that died."""
 
     number: int
     kind: str
-    home: int
+    home: str
+    fresh: bool
 
 
 class End(Frame, frozen=True, tag=41):
@@ -192,7 +196,7 @@ class End(Frame, frozen=True, tag=41):
 class Tidy(Frame, frozen=True, tag=42):
     """Nobody needs the directory of this dead host any more."""
 
-    home: int
+    home: str
 
 
 # ---- nursery -> worker -----------------------------------------------------------------------

@@ -40,6 +40,7 @@ from .hostwire import (
 )
 from .leftovers import Leftovers
 from .meter import Meter
+from .spent import GroupCpu, Spent
 from .units_file import UnitsFile
 
 _SOON_NS = 2_000_000  # the pipes of a shorter command are only read at its end
@@ -57,6 +58,7 @@ class Init:
         self._built = False
         self._setup: Setup
         self._wall: wall.Wall
+        self._group_cpu: GroupCpu
         self._meter: Meter
         self._leftovers: Leftovers
         self._devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -116,7 +118,7 @@ class Init:
         if command is None:
             return self._leftovers.due if self._built else 0
         due = self._watch_at
-        for other in (command.act_at, self._meter.due):
+        for other in (command.act_at, self._meter.due, command.spent.look_at):
             if other and (not due or other < due):
                 due = other
         return due
@@ -148,7 +150,7 @@ class Init:
         assert isinstance(run, Run)
         call = decode(run.payload)
         assert isinstance(call, ExecCall)
-        command = Command(run, call, self._setup.output_max, self._wall.isolation)
+        command = self._command_of(run, call)
         command.adopt(served.command)
         self._begun(command)
         self._reap()
@@ -188,6 +190,7 @@ class Init:
 
     def _build(self, setup: Setup) -> None:
         """Goes behind the wall; ends when that cannot be done."""
+        self._group_cpu = GroupCpu(setup.cpu_file)
         try:
             if setup.origin:
                 scratch.copy(setup.origin, self._place)
@@ -219,7 +222,7 @@ class Init:
             return self._file(run, call)
         if not isinstance(call, ExecCall):
             return self._refuse(run, 0, f"payload: a sandbox cannot run a {type(call).__name__}")
-        command = Command(run, call, self._setup.output_max, self._wall.isolation)
+        command = self._command_of(run, call)
         try:
             self._limit_files(run.limits.disk_mib)
             self._leftovers.wake()
@@ -234,9 +237,15 @@ class Init:
         self._learn(run)
         self._begun(command)
 
+    def _command_of(self, run: Run, call: ExecCall) -> Command:
+        others = frozenset(self._ward.pids()) if self._leftovers.there else frozenset[int]()
+        spent = Spent(self._group_cpu, self._wall.holder is not None, others)
+        return Command(run, call, self._setup.output_max, self._wall.isolation, spent)
+
     def _begun(self, command: Command) -> None:
         run = command.run
         self._command = command
+        command.spent.begin(command.started_ns)
         self._meter.begin(run.limits, self._setup.watch, command.started_ns)
         self._watch_at = command.started_ns + _SOON_NS
         if command.call.stream:
@@ -305,7 +314,7 @@ class Init:
 
     def _kill(self, order: Kill) -> None:
         if self._command is not None and self._command.run.lease == order.lease:
-            self._command.stop(order.state, order.reason, self._setup.kill_wait_ns)
+            self._stop(self._command, order.state, order.reason, self._setup.kill_wait_ns)
 
     def _send(self, message: Ready | Broken | Ended | Gone | Piece) -> None:
         self._control.sendall(frame(message))
@@ -346,7 +355,7 @@ class Init:
             if self._wall.holder is not None and pid == self._wall.holder.outer:
                 return self._fall()
             if command is not None:
-                command.used(usage)
+                command.spent.reaped(pid, usage, pid == command.pid)
                 if pid == command.pid:
                     command.status = status
 
@@ -358,8 +367,11 @@ class Init:
         left = not alone and not self._ward.alone()
         if left and not command.reported and self._stays(command):
             self._leftovers.begin(command.run.background)
+            command.spent.missed()
             left = False
         if not command.reported:
+            if left:
+                self._count_left(command)
             self._report(command, clean=not left)
             command.act_at = 1  # at once: end what is left
         elif not left:
@@ -370,6 +382,13 @@ class Init:
             self._meter.end()
             if not command.run.keep:
                 self._freshen()
+
+    def _count_left(self, command: Command) -> None:
+        """Counts what its processes used that still live and will be killed. They are stopped
+        first: none ends while they are counted, and none uses more afterwards."""
+        with suppress(OSError):  # no room for the process that stops the others
+            self._ward.stop()
+        command.spent.left(self._ward.pids())
 
     def _stays(self, command: Command) -> bool:
         """Whether what a command left behind is its session's; what was stopped takes all along."""
@@ -398,18 +417,24 @@ class Init:
         now = time.monotonic_ns()
         if self._watch_at and now >= self._watch_at:
             self._watch(command)
+        if command.spent.look_at and now >= command.spent.look_at:
+            command.spent.look(self._ward.pids(), now)
         if self._meter.due and now >= self._meter.due and (broken := self._meter.look(now)):
-            command.stop(*broken, 0)  # no time to say goodbye: it would use it
+            self._stop(command, *broken, 0)  # no time to say goodbye: it would use it
             self._meter.end()
         if not command.act_at or now < command.act_at:
             return
         if command.state is None and not command.reported:
             reason = too_long(command.run.timeout_ns / 1e9)
-            command.stop(ActionState.TIMEOUT, reason, self._setup.kill_wait_ns)
+            self._stop(command, ActionState.TIMEOUT, reason, self._setup.kill_wait_ns)
         else:
             self._kill_all(command)
             command.act_at = now + _AGAIN_NS
             self._reap()
+
+    def _stop(self, command: Command, state: ActionState, reason: str, wait_ns: int) -> None:
+        command.spent.stopping(self._ward.pids())
+        command.stop(state, reason, wait_ns)
 
     def _kill_all(self, command: Command) -> None:
         try:

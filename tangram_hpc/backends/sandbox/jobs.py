@@ -8,10 +8,11 @@ import time
 from asyncio import TimerHandle
 from collections import deque
 
-from ...domain.outcome import Outcome
+from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST, Outcome
 from ...domain.session import SessionSpec
 from ...domain.states import ActionState
 from ...wire.message import Start
+from . import tree
 from .hosts import Host
 from .hostwire import RUNNER, Box
 
@@ -21,12 +22,13 @@ class Job:
 
     `live` until its outcome is on its way up. `open` until nothing of it is left. `held`: its units
     are enforced. `stop` is how it must be reported when someone ended it, at `stopped_ns`.
-    `gpu_token` ends the measuring of its GPUs.
+    `gpu_token` ends the measuring of its GPUs. `spent`: CPU time in ns and memory in KiB of a
+    function just before its runner was killed.
     """
 
     __slots__ = (
         "asked_mib", "blob", "cores", "digest", "gone", "gpu_token", "held", "host", "live",
-        "order", "payload", "started_ns", "stop", "stopped_ns", "storing", "timer",
+        "order", "payload", "spent", "started_ns", "stop", "stopped_ns", "storing", "timer",
     )  # fmt: skip
 
     def __init__(self, order: Start) -> None:
@@ -45,11 +47,18 @@ class Job:
         self.started_ns = 0
         self.stop: tuple[ActionState, str] | None = None
         self.stopped_ns = 0
+        self.spent = 0, 0
         self.timer: TimerHandle | None = None
 
     def stop_as(self, state: ActionState, reason: str) -> None:
         """Someone ends it."""
         self.stop, self.stopped_ns = (state, reason), time.monotonic_ns()
+
+    def look_before_kill(self, host: Host) -> None:
+        """Its runner is about to be killed, and cannot say what the call has used."""
+        pids = [host.pid, *tree.descendants(host.pid)]
+        used = sum(map(tree.cpu_ns, pids)) - host.spent_ns
+        self.spent = max(0, used), max(map(tree.high_water_kib, pids))
 
     def end_timer(self) -> None:
         """Its limit no longer counts."""
@@ -64,6 +73,7 @@ class Job:
     def orphaned(self, host: Host, status: int, reason: str) -> Outcome:
         """Its outcome when its host died under it."""
         state = self.stop[0] if self.stop else ActionState.FAILED
+        cpu_ns, maxrss_kib = self.spent
         number = os.WTERMSIG(status) if status >= 0 and os.WIFSIGNALED(status) else 0
         code = os.WEXITSTATUS(status) if status >= 0 and not number else 0
         if host.kind != RUNNER and not self.stop:
@@ -73,7 +83,10 @@ class Job:
             exit_code=code,
             signal=number,
             exec_ns=time.monotonic_ns() - self.started_ns,
+            cpu_ns=cpu_ns,
+            maxrss_kib=maxrss_kib,
             reason=self.stop[1] if self.stop else reason,
+            at_least=CPU_AT_LEAST | RSS_AT_LEAST,
         )
 
 

@@ -4,9 +4,8 @@ which needs neither root nor namespaces. Must not choose the paths; can never wi
 Landlock binds opening, running, making, moving and removing files; tracing and /proc/PID/environ,
 mem, fd, root of a process outside; from ABI 4 TCP; from ABI 6 signals and abstract Unix sockets. It
 does not bind what needs no open file: stat, chmod, chown, utime and extended attributes by a path,
-and connecting to a Unix socket that has a path. The system call filter beside takes some of these;
-chmod, utime and stat remain: the owner's other files can be neither read nor changed in content,
-but their mode can be.
+and connecting to a Unix socket that has a path. The system call filter beside takes these but utime
+and stat: the owner's other files can be neither read nor changed, but for their times.
 """
 
 from __future__ import annotations

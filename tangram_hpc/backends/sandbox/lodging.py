@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -84,17 +83,17 @@ class Lodging:
         """The pool that a host without a session is of."""
         return self.runners if host.kind == RUNNER else self._pools[host.box]
 
-    def fork(self, box: Box, home: int = 0) -> Host:
-        """Asks for a host, in the directory of number `home` or a fresh one."""
+    def fork(self, box: Box, home: str = "") -> Host:
+        """Asks for a host, in the directory named `home` or a fresh one."""
         return self._nursery.fork(INIT, box, home)
 
-    def berth(self) -> tuple[int, str]:
-        """A number that no directory has, and the path of the one that `fork` takes it for."""
-        number = next(self._numbers)
-        return number, os.path.join(self._nursery.root, str(number))
+    def berth(self) -> tuple[str, str]:
+        """A name that no directory has, and the path of the one that `fork` takes it for."""
+        name = folders.new_name()
+        return name, os.path.join(self._nursery.root, name)
 
-    def vacate(self, home: int) -> None:
-        """Nobody needs the directory of this number any more."""
+    def vacate(self, home: str) -> None:
+        """Nobody needs the directory of this name any more."""
         self._nursery.tell(Tidy(home))
 
     def setup(self, host: Host) -> Setup:
@@ -107,7 +106,7 @@ class Lodging:
         settings, watch = self._settings, not {"memory", "pids"} <= self.enforcer.limits
         return Setup(round(settings.kill_wait_s * 1e9), settings.output_max, host.box,
                      self.backends.read, self._etc, watch, host.origin, self._held,
-                     host.group.joins, settings.compiled)
+                     host.group.joins, settings.compiled, host.group.cpu_file)
 
     def limits(self, action: Action, spec: SessionSpec | None) -> Limits:
         """Of an action: its own memory on top of its session's; none asked for, none enforced."""
@@ -146,8 +145,11 @@ class Lodging:
     def _make_nursery(self) -> NurseryClient:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folders.own(self._folder)
             # resolved, as links inside a sandbox are followed by comparing with it
-            root = os.path.realpath(tempfile.mkdtemp(prefix="worker-", dir=self._folder))
+            folder = self._folder / f"worker-{folders.new_name()}"
+            folder.mkdir(mode=0o700)
+            root = os.path.realpath(folder)
         except OSError as error:
             raise InvalidInput(
                 f"scratch: cannot use {self._folder} ({error.strerror}); "

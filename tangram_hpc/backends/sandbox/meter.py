@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 
 from ...domain.states import ActionState
+from . import modes
 from .hostwire import Limits
 from .ward import Ward, memory_kib
 
@@ -144,7 +145,7 @@ class _Level:
                 fd = os.open(name, _FOLDER, dir_fd=above)
             except PermissionError:
                 about = os.stat(name, dir_fd=above, follow_symlinks=False)
-                os.chmod(name, 0o700, dir_fd=above)
+                modes.change(name, 0o700, above)
                 mode = stat.S_IMODE(about.st_mode)
                 fd = os.open(name, _FOLDER, dir_fd=above)
         except OSError:
@@ -156,7 +157,7 @@ class _Level:
         os.close(self.fd)
         if self._mode >= 0:
             with suppress(OSError):
-                os.chmod(self._name, self._mode, dir_fd=self._above)
+                modes.change(self._name, self._mode, self._above)
 
 
 def unlinked_mib(pids: list[int], folders: tuple[str, ...]) -> int:

@@ -40,6 +40,7 @@ from .hostwire import (
     packet,
 )
 from .init import Init
+from .mode_keeper import ModeKeeper
 
 _AGAIN_MS = 5
 _STOPS_MAX = 20  # of one host within a second
@@ -53,12 +54,13 @@ class Nursery:
         self._worker = worker
         self._root = root
         self._hosts: dict[int, int] = {}  # pid -> number
-        self._homes: dict[int, int] = {}  # number -> the number of its directory
+        self._homes: dict[int, str] = {}  # number -> the name of its directory
         self._pids: dict[int, int] = {}
         self._brooms: set[int] = set()
         self._unclean: list[int] = []
         self._stops: dict[int, tuple[float, int]] = {}  # pid -> a time, and how often since
         self._ending = False
+        self._modes = ModeKeeper(self._home_of)
         self._wake, self._into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._signals()
 
@@ -75,11 +77,14 @@ class Nursery:
         poll = select.poll()
         poll.register(self._worker.fileno(), select.POLLIN)
         poll.register(self._wake, select.POLLIN)
+        poll.register(self._modes.fileno(), select.POLLIN)
         try:
             while not self._ending:
                 for fd, _ in poll.poll(_AGAIN_MS if self._unclean else None):
                     if fd == self._wake:
                         os.read(self._wake, 512)
+                    elif fd == self._modes.fileno():
+                        self._modes.turn()
                     else:
                         self._receive()
                 self._reap()
@@ -108,11 +113,15 @@ class Nursery:
         elif isinstance(order, Tidy):
             self._tidy(order.home)
 
-    def _home(self, number: int) -> str:
-        return os.path.join(self._root, str(number))
+    def _home(self, name: str) -> str:
+        return os.path.join(self._root, name)
+
+    def _home_of(self, pid: int) -> str:
+        number = self._hosts.get(pid, -1)
+        return self._home(self._homes[number]) if number >= 0 else ""
 
     def _fork(self, order: Fork) -> None:
-        home, fresh = self._home(order.home), order.home == order.number
+        home, fresh = self._home(order.home), order.fresh
         if fresh:
             scratch.make(home)
         here, there = socket.socketpair()
@@ -126,7 +135,8 @@ class Nursery:
             there.close()
             raise
         if pid == 0:
-            _host(there, home, order.kind, parent)
+            highest = max(self._modes.highest, here.fileno(), there.fileno())
+            _host(there, self._modes.door.fileno(), highest, home, order.kind, parent)
         there.close()
         self._hosts[pid] = order.number
         self._pids[order.number] = pid
@@ -172,7 +182,7 @@ class Nursery:
         if not clean:
             self._unclean.append(number)
 
-    def _tail(self, home: int) -> str:
+    def _tail(self, home: str) -> str:
         try:
             with open(os.path.join(self._home(home), OUTPUT), "rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -191,10 +201,10 @@ class Nursery:
         for number in numbers:
             self._worker.sendall(packet(Clean(number)))
 
-    def _tidy(self, number: int) -> None:
+    def _tidy(self, name: str) -> None:
         """Removes what dead hosts left of a directory; a large one in a child, as we must not be
         late for others."""
-        home = self._home(number)
+        home = self._home(name)
         if not scratch.remove_small(home):
             try:
                 pid = os.fork()
@@ -215,11 +225,12 @@ class Nursery:
             os.rmdir(os.path.dirname(self._root))
 
 
-def _host(control: socket.socket, home: str, kind: str, parent: int) -> None:
+def _host(control: socket.socket, modes: int, highest: int, home: str, kind: str, parent: int
+          ) -> None:
     """A host's whole life; never returns."""
     status = 70
     try:
-        control = become(control, home, kind, parent)
+        control = become(control, modes, highest, home, kind, parent)
         if kind == INIT:
             Init(control, home).serve()
         else:
@@ -238,13 +249,15 @@ def _host(control: socket.socket, home: str, kind: str, parent: int) -> None:
 
 
 def main() -> None:
-    """`python -m tangram_hpc.backends.sandbox.nursery FD ROOT`."""
+    """`python -m tangram_hpc.backends.sandbox.nursery FD`. Its worker says first where its root is:
+    an argument could be read by code in a sandbox."""
     guard("tangram-nursery", signal.SIGTERM)
     worker = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(worker.fileno(), False)
     gc.collect()
     gc.freeze()  # so that a host's first collection does not copy all that it shares
-    Nursery(worker, sys.argv[2]).serve()
+    if root := worker.recv(PACKET_MAX):
+        Nursery(worker, os.fsdecode(root)).serve()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from .hostwire import RECEIVE, Run
 from .wall import Wall
 
 PATIENCE_NS = 2_000_000  # a command that takes longer is Python's from then on
-_VERSION = 3
+_VERSION = 4
 _KNOWN = 16  # kinds of orders it remembers
 _OUTPUT = 1 << 14  # bytes of a stream
 _OWN = 8  # processes of a holder inside
@@ -57,7 +57,8 @@ class _Plain(ctypes.Structure):
         ("known", _Known * _KNOWN),
         *((name, ctypes.c_int32) for name in (
             "pid", "out", "err", "status", "ended", "fell", "size")),
-        *((name, ctypes.c_int64) for name in ("started_ns", "cpu_ns", "maxrss_kib")),
+        *((name, ctypes.c_int64) for name in (
+            "started_ns", "cpu_ns", "maxrss_kib", "hidden")),
         ("data", ctypes.c_uint8 * RECEIVE),
     ]  # fmt: skip
 

@@ -25,13 +25,14 @@ from typing import Any
 import cloudpickle
 import msgspec
 
-from ...domain.outcome import Outcome
+from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST, Outcome
 from ...domain.service import pushed_by
 from ...domain.states import ActionState
 from ...wire.payload import ErrorReturn, FunctionCall, ValueReturn, decode, encode
 from ...wire.value import encode_value
 from ..cpu import cgroupfs
 from . import environ, scratch, tree
+from .host import open_of_self
 from .hostwire import (
     FRAME_MAX,
     OUTPUT,
@@ -48,6 +49,8 @@ from .hostwire import (
     frame,
 )
 
+_END_S = 1.0  # children of a function that do not end by then are not counted with it
+_MUCH_KIB = 1024
 _BATCH_NS = 1_000_000  # a result waits at most so long for the next one's
 
 
@@ -73,6 +76,7 @@ class Runner:
         self._calls: deque[Run] = deque()
         self._told: tuple[int, str] | None = None  # units and GPUs in the environment
         self._enforcement = ""
+        self._peak = OwnPeak()
         self._silent = False  # results were sent of which the worker does not know yet
         self._rung_ns = 0
         self._room = select.poll()
@@ -152,7 +156,7 @@ class Runner:
             self._told = (run.units, run.gpus)
             os.environ.update(environ.hints(run.units))
             environ.grant(os.environ, run.units, run.units, run.gpus)
-        cpu, pushed, wait_ns = _cpu_ns(), 0, 0
+        before, pushed, wait_ns = Used(), 0, 0
         began = time.monotonic_ns()
         try:
             payload, reason = self._call(run.payload), ""
@@ -161,21 +165,25 @@ class Runner:
             pushed, wait_ns = pushed_by(error)
         exec_ns = time.monotonic_ns() - began
         self._forget_output()
-        left = _children_left()
+        left = _children_left() and not _end_children(_END_S)
+        used = Used()
         outcome = Outcome(
             ActionState.FAILED if reason else ActionState.COMPLETED,
             exit_code=1 if reason else 0,
             exec_ns=exec_ns,
-            cpu_ns=max(0, _cpu_ns() - cpu),
-            maxrss_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            cpu_ns=max(0, used.cpu_ns - before.cpu_ns),
+            maxrss_kib=used.peak_kib(before),
             reason=reason,
             isolation="process",
             enforcement=self._enforcement, pushed=pushed, retry_after_ns=wait_ns,
+            at_least=(CPU_AT_LEAST if left else 0) | used.hidden(before),
         )
-        self._send(Ended(run.lease, outcome, payload, not left))
+        self._send(Ended(run.lease, outcome, payload, not left, used.cpu_ns))
+        self._peak.forget(used)
         if left:
             self._ring()
-            _end_children()
+            while not _end_children(_END_S):
+                pass
             self._send(Gone(run.lease))
 
     def _call(self, payload: bytes) -> bytes:
@@ -255,9 +263,45 @@ def _trace(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
-def _cpu_ns() -> int:
-    below = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time_ns() + round((below.ru_utime + below.ru_stime) * 1e9)
+class Used:
+    """What this process and its children that were waited for have used until now."""
+
+    __slots__ = ("_below_ns", "_below_peak_kib", "cpu_ns", "own_peak_kib")
+
+    def __init__(self) -> None:
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        below = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self._below_ns = round((below.ru_utime + below.ru_stime) * 1e9)
+        self._below_peak_kib = below.ru_maxrss
+        self.cpu_ns = round((own.ru_utime + own.ru_stime) * 1e9) + self._below_ns
+        self.own_peak_kib = own.ru_maxrss
+
+    def peak_kib(self, before: Used) -> int:
+        """The largest of this process and its children since then. The kernel keeps one figure for
+        all children ever, so that of smaller ones than an earlier one is not known."""
+        below = self._below_peak_kib if self._below_peak_kib > before._below_peak_kib else 0
+        return max(self.own_peak_kib, below)
+
+    def hidden(self, before: Used) -> int:
+        """RSS_AT_LEAST when a child may have been larger than `peak_kib` says."""
+        ran = self._below_ns > before._below_ns
+        unknown = ran and self.own_peak_kib < self._below_peak_kib <= before._below_peak_kib
+        return RSS_AT_LEAST if unknown else 0
+
+
+class OwnPeak:
+    """The most memory that this process had, which a call must not inherit from the one before."""
+
+    def __init__(self) -> None:
+        self._reset_fd = open_of_self("clear_refs")
+        self._usual_kib = Used().own_peak_kib
+
+    def forget(self, used: Used) -> None:
+        """Begins anew after a call that took much more than usual."""
+        if used.own_peak_kib > self._usual_kib + _MUCH_KIB:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._reset_fd, b"5", 0)  # of proc(5): the peak is what is held now
+            self._usual_kib = Used().own_peak_kib
 
 
 def _children_left() -> bool:
@@ -270,10 +314,15 @@ def _children_left() -> bool:
     return True
 
 
-def _end_children() -> None:
+def _end_children(seconds: float) -> bool:
+    """Ends and waits for all beneath; whether none is left after so long."""
+    until = time.monotonic() + seconds
     while _children_left():
+        if time.monotonic() > until:
+            return False
         tree.kill_beneath(os.getpid())
         time.sleep(0.001)
+    return True
 
 
 def serve(control: socket.socket, home: str) -> None:
@@ -283,4 +332,5 @@ def serve(control: socket.socket, home: str) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError, msgspec.DecodeError):
             Runner(control, home).serve()
     finally:
-        _end_children()
+        while not _end_children(_END_S):
+            pass

@@ -13,11 +13,32 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 
+from . import modes
+
 _COPY = ("cp", "-a", "--reflink=auto", "--sparse=always")
 
 
 class Uncopied(Exception):
     """A directory could not be copied; the text is one line that says why."""
+
+
+def new_name() -> str:
+    """A name that nobody can guess: 128 random bits. Code in a sandbox knows the path of its own
+    directory, and so the folder of its neighbours', which it may not list."""
+    return os.urandom(16).hex()
+
+
+def own(folder: str | os.PathLike[str]) -> None:
+    """Gives a directory of this user back to its owner. Its mode may have been taken away by what
+    ran here before, and then no worker of this user could start.
+
+    Raises:
+        OSError: it is not there, or cannot be changed.
+    """
+    about = os.lstat(folder)
+    if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and (
+            about.st_mode & 0o700 != 0o700):
+        os.chmod(folder, stat.S_IMODE(about.st_mode) | 0o700)
 
 
 def home(path: str) -> str:
@@ -92,7 +113,7 @@ def remove(path: str) -> bool:
 def _strip(root: str) -> None:
     """Removes all in `root`. A directory that is not empty is first moved up into `root`: so
     neither its depth nor the length of its path can be more than we can handle."""
-    os.chmod(root, 0o700)
+    modes.change(root, 0o700)
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     fresh = map(f".{os.urandom(8).hex()}-{{}}".format, count())  # names that cannot be there yet
     try:
@@ -125,7 +146,7 @@ def _drop(entry: str, here: int, top: int, fresh: Iterator[str]) -> list[str]:
     with suppress(OSError):
         os.rmdir(entry, dir_fd=here)
         return []
-    os.chmod(entry, 0o700, dir_fd=here)  # a user's own directory may be closed to its owner
+    modes.change(entry, 0o700, here)  # a user's own directory may be closed to its owner
     name = next(fresh)
     os.rename(entry, name, src_dir_fd=here, dst_dir_fd=top)
     return [name]

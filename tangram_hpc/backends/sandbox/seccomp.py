@@ -15,15 +15,15 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
-from functools import lru_cache
 
-from . import kernel
+from . import kernel, modes
 from .syscalls import BOTH, NEWEST, NUMBERS
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
-_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_NEW_LISTENER, _WAIT_KILLABLE = 1 << 3, 1 << 5
+_ALLOW, _ERRNO, _NOTIFY = 0x7FFF0000, 0x00050000, 0x7FC00000
 
 # instructions: the kernel's struct sock_filter is (code, jump if true, jump if false, value)
 _Code = tuple[tuple[int, int, int, int], ...]
@@ -36,6 +36,9 @@ _NEW_TIME = 0x80  # of unshare only; clone has the signal there
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _SETLEASE, _SETDELEG = 1024, 1040  # who opens such a file waits for its holder: an init, a copy
 _EVERYBODY = _UNCHANGED = 0xFFFFFFFF  # -1 to kill, and to chown
+_SET_ID = 0o6000  # set-uid and set-gid: whoever runs such a file runs it as its owner
+_MAKES_A_FILE = 0o100 | 0o20000000  # O_CREAT, __O_TMPFILE: without them open reads no mode
+_Password = tuple[int, int]
 
 _NEVER = """mount umount2 pivot_root move_mount open_tree open_tree_attr fsopen fsmount fsconfig
     fspick mount_setattr chroot setns bpf perf_event_open userfaultfd io_uring_setup
@@ -46,7 +49,9 @@ _NEVER = """mount umount2 pivot_root move_mount open_tree open_tree_attr fsopen 
     nfsservctl fanotify_init sched_setaffinity"""
 _NOT_TO_NEIGHBOURS = """ptrace process_vm_readv process_vm_writev sched_setscheduler
     sched_setparam sched_setattr ioprio_set migrate_pages move_pages"""
-_ATTRIBUTES = """setxattr lsetxattr removexattr lremovexattr setxattrat removexattrat"""
+# an access list is an attribute, and changes the mode with it
+_ATTRIBUTES = """setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr setxattrat
+    removexattrat file_setattr"""
 _UNOWNED = "memfd_create memfd_secret"  # memory that belongs to no process
 _SHARED_BY_KEY = """shmget shmat shmctl semget semop semctl semtimedop msgget msgsnd msgrcv msgctl
     mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr"""
@@ -63,8 +68,10 @@ def available() -> bool:
         return False
 
 
-def restrict(*, namespaced: bool, network: bool, sampled: bool = False) -> None:
+def restrict(*, namespaced: bool, network: bool, sampled: bool = False) -> int:
     """Takes from this process, and all it will start, what no program in a sandbox needs; for good.
+    Returns -1; without `namespaced` the listener that every change of a file's mode waits for, to
+    be handed to a `ModeKeeper`.
 
     `namespaced`: it has mount, pid and network namespaces of its own. Without, what reaches other
     processes and files of the same user goes too: tracing, priorities, extended attributes and
@@ -72,32 +79,38 @@ def restrict(*, namespaced: bool, network: bool, sampled: bool = False) -> None:
     pairs. Binding to cores is left to who is outside, in both cases. Without `network` and
     namespaces no socket is made; a namespace of its own has a loopback only, so nothing more is
     refused there. `sampled`: memory is measured by what processes map; so what would hold memory
-    without one is answered as by a kernel that has it not.
+    without one is answered as by a kernel that has it not. Nowhere can a set-uid or set-gid bit
+    be given to a file.
 
     Raises:
         OSError: this machine cannot (ENOSYS), or the kernel refuses; nothing is restricted then.
+            EBUSY: a filter that already holds this process has a listener, and there can be one.
     """
     here = kernel.machine()
     if not here:
         raise OSError(errno.ENOSYS, "no system call numbers of this machine are known")
     group = os.getegid()
-    code = program(here, namespaced=namespaced, network=network, gid=group, sampled=sampled)
+    code = program(here, namespaced=namespaced, network=network, gid=group, sampled=sampled,
+                   password=None if namespaced else modes.new_password())
     # struct sock_fprog: how many, and where
     text = ctypes.create_string_buffer(code, len(code))
     filter_ = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8,
                                                       ctypes.addressof(text)))
     kernel.renounce()
-    kernel.call(_SECCOMP[here], _SET_MODE_FILTER, 0, ctypes.addressof(filter_))
+    if namespaced:
+        kernel.call(_SECCOMP[here], _SET_MODE_FILTER, 0, ctypes.addressof(filter_))
+        return -1
+    return kernel.call(_SECCOMP[here], _SET_MODE_FILTER, _NEW_LISTENER | _WAIT_KILLABLE,
+                       ctypes.addressof(filter_))
 
 
-@lru_cache(maxsize=8)
 def program(machine: str, *, namespaced: bool, network: bool, gid: int,
-            sampled: bool = False) -> bytes:
+            sampled: bool = False, password: _Password | None = None) -> bytes:
     """Pure. The filter's instructions for "x86_64" or "aarch64", 8 bytes each, for a process of
-    this group. Kept, so that forks of a process that asked once have it made."""
+    this group. `password`: lets a change of a file's mode pass, see `modes.change`."""
     column = list(_AUDIT_ARCH).index(machine)
     numbers = {NUMBERS[name][column] if name in NUMBERS else BOTH[name]: code
-               for name, code in _special(namespaced, network, gid, sampled).items()}
+               for name, code in _special(namespaced, network, gid, sampled, password).items()}
     numbers.pop(-1, None)  # this machine has it not
     ranges: list[tuple[int, _Code]] = [(0, _answer(0))]
     for number, code in sorted(numbers.items()):
@@ -113,7 +126,8 @@ def program(machine: str, *, namespaced: bool, network: bool, gid: int,
     return b"".join(struct.pack("HBBI", *line) for line in lines)
 
 
-def _special(namespaced: bool, network: bool, gid: int, sampled: bool) -> dict[str, _Code]:
+def _special(namespaced: bool, network: bool, gid: int, sampled: bool,
+             password: _Password | None) -> dict[str, _Code]:
     """What is answered otherwise than by "allowed", by name."""
     eperm, enosys = _answer(errno.EPERM), _answer(errno.ENOSYS)
     table: dict[str, _Code] = dict.fromkeys(_NEVER.split(), eperm)
@@ -123,6 +137,7 @@ def _special(namespaced: bool, network: bool, gid: int, sampled: bool) -> dict[s
     table["fcntl"] = _refuse_values(1, _SETLEASE, _SETDELEG)
     table["ioctl"] = _refuse_values(1, _TIOCSTI, _TIOCLINUX)
     table["socket"] = _families(namespaced, network)
+    table.update(_file_modes(namespaced, password))
     if sampled:
         table.update(dict.fromkeys(f"{_UNOWNED} {_SHARED_BY_KEY}".split(), enosys))
     if namespaced:
@@ -164,6 +179,37 @@ def _refuse_values(argument: int, *values: int) -> _Code:
     """The kernel takes these arguments as 32-bit ones, so the upper half must not count."""
     tests = [(_EQUAL, len(values) - n, 0, value) for n, value in enumerate(values)]
     return (_low(argument), *tests, *_answer(0), *_answer(errno.EPERM))
+
+
+def _file_modes(namespaced: bool, password: _Password | None) -> dict[str, _Code]:
+    """What the calls that give a file its mode may do: nothing with set-uid or set-gid bits.
+    Without namespaces a mode is changed by a `ModeKeeper` only, which sees where the file lies."""
+    changed: _Code = ((_RETURN, 0, 0, _ALLOW if namespaced else _NOTIFY),)
+    mode_at = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2}
+    table = {name: _without_set_id(at, changed) for name, at in mode_at.items()}
+    if password is not None:
+        table["fchmodat"] = _without_set_id(2, (*_lets_pass(password), *changed))
+    made_at = {"creat": 1, "mkdir": 1, "mkdirat": 2, "mknod": 1, "mknodat": 2}
+    table |= {name: _without_set_id(at, _answer(0)) for name, at in made_at.items()}
+    for name, at in {"open": 1, "openat": 2}.items():
+        refuses = _without_set_id(at + 1, _answer(0))
+        table[name] = (_low(at), (_ANY_BIT, 0, len(refuses) - 1, _MAKES_A_FILE), *refuses)
+    table["openat2"] = _answer(errno.ENOSYS)  # its mode lies in memory; programs then use openat
+    return table
+
+
+def _without_set_id(mode: int, otherwise: _Code) -> _Code:
+    return (_low(mode), (_ANY_BIT, 0, 1, _SET_ID), *_answer(errno.EPERM), *otherwise)
+
+
+def _lets_pass(password: _Password) -> _Code:
+    """Allows who knows the password, which stands in the last two arguments."""
+    words = [word for half in password for word in (half & 0xFFFFFFFF, half >> 32)]
+    loads = [load for argument in (4, 5) for load in (_low(argument), _high(argument))]
+    tests: list[tuple[int, int, int, int]] = []
+    for n, (load, word) in enumerate(zip(loads, words, strict=True)):
+        tests += [load, (_EQUAL, 0, 2 * (len(words) - 1 - n) + 1, word)]
+    return (*tests, *_answer(0))
 
 
 def _families(namespaced: bool, network: bool) -> _Code:

@@ -83,7 +83,7 @@ class Sessions:
             self.up(host)
         pool.warm_up()  # for the next one
 
-    def _build(self, session: Session, home: int = 0, origin: str = "") -> Host | None:
+    def _build(self, session: Session, home: str = "", origin: str = "") -> Host | None:
         """Begins its host, when it is still wanted."""
         if self._open.get(session.id) is not session:
             return None

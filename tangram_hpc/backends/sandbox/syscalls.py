@@ -5,19 +5,23 @@ from __future__ import annotations
 # name -> (x86_64, aarch64); -1: that machine has it not
 NUMBERS: dict[str, tuple[int, int]] = {
     "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "bpf": (321, 280),
-    "chown": (92, -1), "chroot": (161, 51), "clock_adjtime": (305, 266),
+    "chmod": (90, -1), "chown": (92, -1), "chroot": (161, 51), "clock_adjtime": (305, 266),
     "clock_settime": (227, 112), "clone": (56, 220), "connect": (42, 203),
-    "create_module": (174, -1), "delete_module": (176, 106), "fanotify_init": (300, 262),
-    "fchownat": (260, 54), "fcntl": (72, 25), "finit_module": (313, 273), "init_module": (175, 105),
+    "creat": (85, -1), "create_module": (174, -1), "delete_module": (176, 106),
+    "fanotify_init": (300, 262), "fchmod": (91, 52), "fchmodat": (268, 53),
+    "fchownat": (260, 54), "fcntl": (72, 25), "finit_module": (313, 273),
+    "fremovexattr": (199, 16), "fsetxattr": (190, 7), "init_module": (175, 105),
     "ioctl": (16, 29), "ioperm": (173, -1), "iopl": (172, -1), "ioprio_set": (251, 30),
     "kcmp": (312, 272), "kexec_file_load": (320, 294), "kexec_load": (246, 104),
     "keyctl": (250, 219), "kill": (62, 129), "lchown": (94, -1), "lookup_dcookie": (212, 18),
     "lremovexattr": (198, 15), "lsetxattr": (189, 6), "memfd_create": (319, 279),
-    "migrate_pages": (256, 238),
-    "mount": (165, 40), "move_pages": (279, 239), "mq_getsetattr": (245, 185),
+    "migrate_pages": (256, 238), "mkdir": (83, -1), "mkdirat": (258, 34),
+    "mknod": (133, -1), "mknodat": (259, 33), "mount": (165, 40), "move_pages": (279, 239),
+    "mq_getsetattr": (245, 185),
     "mq_notify": (244, 184), "mq_open": (240, 180), "mq_timedreceive": (243, 183),
     "mq_timedsend": (242, 182), "mq_unlink": (241, 181), "msgctl": (71, 187), "msgget": (68, 186),
     "msgrcv": (70, 188), "msgsnd": (69, 189), "nfsservctl": (180, 42),
+    "open": (2, -1), "openat": (257, 56),
     "open_by_handle_at": (304, 265), "perf_event_open": (298, 241), "pivot_root": (155, 41),
     "prlimit64": (302, 261), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "ptrace": (101, 117), "quotactl": (179, 60), "reboot": (169, 142), "removexattr": (197, 14),
@@ -33,10 +37,11 @@ NUMBERS: dict[str, tuple[int, int]] = {
 
 # from 424 on every machine has the same
 BOTH: dict[str, int] = {
-    "clone3": 435, "fsconfig": 431, "fsmount": 432, "fsopen": 430, "fspick": 433,
+    "clone3": 435, "fchmodat2": 452, "file_setattr": 469,
+    "fsconfig": 431, "fsmount": 432, "fsopen": 430, "fspick": 433,
     "io_uring_enter": 426, "io_uring_register": 427, "io_uring_setup": 425, "memfd_secret": 447,
     "mount_setattr": 442,
-    "move_mount": 429, "open_tree": 428, "open_tree_attr": 467, "pidfd_getfd": 438,
+    "move_mount": 429, "open_tree": 428, "open_tree_attr": 467, "openat2": 437, "pidfd_getfd": 438,
     "process_madvise": 440, "quotactl_fd": 443, "removexattrat": 466, "setxattrat": 463,
 }
 

@@ -61,6 +61,26 @@ def state(pid: int) -> str:
     return chr(text[text.rindex(b")") + 2]) if text else "X"
 
 
+_TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
+
+
+def cpu_ns(pid: int) -> int:
+    """User + system time of a process and of its children that it has waited for, in whole clock
+    ticks; 0 when it is gone."""
+    text = read(f"/proc/{pid}/stat")
+    if not text:
+        return 0
+    return sum(map(int, text[text.rindex(b")") + 2 :].split()[11:15])) * _TICK_NS
+
+
+def high_water_kib(pid: int) -> int:
+    """The most memory that a process had resident since it began its program; 0 when it is gone."""
+    for line in (read(f"/proc/{pid}/status") or b"").splitlines():
+        if line.startswith(b"VmHWM:"):
+            return int(line.split()[1])
+    return 0
+
+
 _quick = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
 
 

@@ -4,19 +4,26 @@ in it, and how its sandbox looks from within. Must not start a command.
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 
 from ..cpu import cgroupfs
-from . import etc, join, landlock, scratch, seccomp, tree, view
+from . import etc, join, landlock, modes, scratch, seccomp, tree, view
 from .holder import Holder, Unholdable
 from .holders import RUNTIMES, SESSION, UNITS, Box, container_name, tmp_of
+from .host import MODES
 from .hostwire import Setup
 from .units_file import path_of
 from .ward import Beneath, Inside, Ward
 
 _END_S = 2.0
 _READY_S = 60.0  # an image may have to be unpacked
+
+
+_NO_LISTENER = ("backend: process cannot build a sandbox here: a system call filter with a "
+                "listener already holds this worker, and the kernel allows one; start it outside "
+                "of that container, or use bwrap")
 
 
 class Unbuildable(Exception):
@@ -56,6 +63,8 @@ def build(setup: Setup, home: str) -> Wall:
     box = setup.box
     try:
         cgroupfs.join(setup.joins)
+        if box.backend != "process" or box.trusted:
+            os.close(MODES)
         if box.backend == "process":
             return _process(setup, home)
         return _held(setup, home)
@@ -63,6 +72,8 @@ def build(setup: Setup, home: str) -> Wall:
         tree.end_beneath(_END_S)
         raise Unbuildable(f"backend: {box.backend} cannot build a sandbox here ({error})") from None
     except OSError as error:
+        if box.backend == "process" and error.errno == errno.EBUSY:
+            raise Unbuildable(_NO_LISTENER) from None
         what = error.strerror or str(error)
         if box.image and error.filename == box.image:
             raise Unbuildable(f"image: {box.image}: {what}") from None
@@ -77,7 +88,9 @@ def _process(setup: Setup, home: str) -> Wall:
         found = landlock.restrict(read, write, network=box.network)
         isolation += f"+landlock{found}"
         if seccomp.available():
-            seccomp.restrict(namespaced=False, network=box.network, sampled=setup.watch)
+            listener = seccomp.restrict(namespaced=False, network=box.network,
+                                        sampled=setup.watch)
+            modes.hand_over(MODES, listener)
             isolation += "+seccomp"
     return Wall(isolation, Beneath(), scratch.home(home), scratch.tmp(home), path_of(home))
 

@@ -1,0 +1,25 @@
+"""Owns: which isolation the demo asks for its programs, and what it says where there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..backends.sandbox.backends import Backends
+
+
+def walls(client: Any) -> dict[str, Any]:
+    """What isolation to ask for: `process`, as hundreds of sandboxes open at once and it is the one
+    that is built fastest, else the nodes' best. Where there is none, this step may run all the
+    same, as its code is this package's own; a model's may not."""
+    works = {name for node in client.ask("nodes")["nodes"] for name in node["untrusted"]}
+    return {"backend": "process" if "process" in works else "", "trusted": not works}
+
+
+def unguarded() -> str:
+    """A line for people when the demo's code will run without isolation here, and why; else ""."""
+    found = Backends.probed()
+    if found.untrusted:
+        return ""
+    return ("warning: the demo's programs, which are this package's own, run without isolation "
+            f"here; a model's would be refused (bwrap: {found.why_not['bwrap']}; process: "
+            f"{found.why_not['process']})")

@@ -1,0 +1,71 @@
+"""A worker that is root keeps code that it does not trust in namespaces, or refuses to run it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tangram_hpc import InfeasibleRequest, LocalCluster
+from tangram_hpc.backends.sandbox.backends import Backends
+from tangram_hpc.demo.job import warm
+from tangram_hpc.domain.session import SessionSpec
+from tangram_hpc.errors import InvalidInput
+
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="of workers that are root")
+
+
+def test_with_bwrap_untrusted_code_gets_it() -> None:
+    found = Backends.probed()
+    if "bwrap" not in found.trusted:
+        pytest.skip(f"bwrap: {found.why_not.get('bwrap')}")
+    assert found.untrusted[0] == "bwrap" and "process" not in found.untrusted
+    assert found.box(SessionSpec(1)).backend == "bwrap"
+
+
+@pytest.fixture(scope="module")
+def without_bwrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A machine on which bubblewrap was not installed, nor a container program."""
+    folder = tmp_path_factory.mktemp("bin")
+    for place in ("/usr/bin", "/bin"):
+        for name in os.listdir(place):
+            if name not in ("bwrap", "podman", "apptainer", "enroot"):
+                (folder / name).unlink(missing_ok=True)
+                (folder / name).symlink_to(f"{place}/{name}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(folder))
+        yield
+
+
+@pytest.mark.usefixtures("without_bwrap")
+def test_untrusted_code_is_refused_with_what_to_install() -> None:
+    found = Backends.probed()
+    assert found.untrusted == ()
+    for spec in (SessionSpec(1), SessionSpec(1, backend="process")):
+        with pytest.raises(InvalidInput, match=r"worker is root.*install bubblewrap"):
+            found.box(spec)
+    assert found.box(SessionSpec(1, trusted=True)).backend == "process"
+    assert Backends.probed("process").untrusted == (), "a setting does not change it"
+
+
+@pytest.mark.usefixtures("without_bwrap")
+def test_a_cluster_of_root_without_bwrap_runs_what_is_trusted_and_refuses_the_rest(
+        tmp_path: Path) -> None:
+    with LocalCluster(cpus=1, home=tmp_path) as cluster:
+        for backend in ("", "process"):
+            with pytest.raises(InfeasibleRequest, match=r"install bubblewrap|say trusted=True"):
+                cluster.session(backend=backend).opened.result(30)
+        with pytest.raises(InfeasibleRequest, match="install bubblewrap, or say trusted=True"):
+            cluster.submit(["/bin/true"]).result(30)
+        with cluster.session(trusted=True) as s:
+            assert s.exec("echo fine").result(30).text == "fine\n"
+        warm(cluster, 1)  # the demo's own programs run all the same
+
+
+@pytest.mark.usefixtures("without_bwrap")
+def test_the_demo_says_that_its_programs_run_without_isolation() -> None:
+    from tangram_hpc.demo.walls import unguarded
+
+    assert "without isolation" in unguarded() and "apt-get install bubblewrap" in unguarded()

@@ -1,0 +1,201 @@
+"""CPU time, memory and starts of an action are what it really used, or say that they are lower
+bounds.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+from builders import World
+from executor_rig import Rig
+from hostile_rig import reason_to_skip
+from test_ahead import SHORT, world
+
+from tangram_hpc.accounting.fields import as_json, choose
+from tangram_hpc.accounting.record import fold
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Kind
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.wire.payload import ExecCall
+
+SECOND = 10**9
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+# Each leaves a mark with the CPU time that it has used, every 0.05 s of it.
+SPIN = r"""
+import os, sys, time
+told, name = 0.0, sys.argv[1]
+while True:
+    sum(range(20000))
+    if time.process_time() - told > 0.05:
+        told = time.process_time()
+        with open(name + ".new", "w") as file:
+            file.write(str(told))
+        os.rename(name + ".new", name)
+"""
+
+
+# in every run each way once, by which a command is served, with a cgroup and without one
+OFTEN = {("process", "", "plain"), ("process", "affinity", "python"), ("bwrap", "", "python"),
+         ("bwrap", "affinity", "plain")}
+COMBINATIONS = [
+    pytest.param(each, id=f"{each[0]}-{each[1] or 'best'}-{each[2]}",
+                 marks=[] if each in OFTEN else [pytest.mark.long])
+    for each in product(("process", "bwrap"), ("", "affinity"), ("plain", "python"))]
+
+
+@pytest.fixture(scope="module", params=COMBINATIONS)
+def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    backend, enforcement, way = request.param
+    if why := reason_to_skip(backend):
+        pytest.skip(why)
+    made = Rig(tmp_path_factory.mktemp("rig"), trusted=False, isolation=backend,
+               enforcement=enforcement, compiled=way == "plain", again=way == "plain")
+    made.open(1)
+    yield made
+    made.close()
+
+
+def test_what_children_of_a_killed_command_used_is_counted(rig: Rig) -> None:
+    """The shell waits for none of them: one dies with it, one is in a session of its own."""
+    call = ExecCall(shell="python3 -c \"$SPIN\" one & setsid python3 -c \"$SPIN\" two & wait",
+                    env={"SPIN": SPIN})
+    lease = rig.begin(call, Kind.EXEC, session=1, timeout_ns=1_500_000_000)
+    outcome, _, _ = rig.end(lease)
+    assert outcome.state is ActionState.TIMEOUT
+    used = 0.0
+    for name in ("one", "two"):
+        text = rig.file(name)[1]
+        used += float(text.data) if text is not None else 0.0
+    assert used > 0.2, "they did not get to run"
+    # what /proc tells is in ticks of 10 ms, for user and system time each
+    assert outcome.cpu_ns / SECOND > used - 0.1, (outcome, used)
+    assert outcome.cpu_ns < 2.5 * outcome.exec_ns
+    # without a cgroup a process's time until its very end is not known
+    counted = outcome.enforcement.startswith("cgroup")
+    assert ("cpu" in outcome.lower_bounds) == (not counted), outcome
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A program of less than 2 MiB that first lives for a while, if it is told to."""
+    if COMPILER is None:
+        pytest.skip("no C compiler here")
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "tiny.c").write_text("#include <unistd.h>\n#include <stdlib.h>\n"
+                                   "int main(int n, char **v)"
+                                   "{ if (n > 1) usleep(1000 * atoi(v[1])); return 0; }\n")
+    subprocess.run([COMPILER, "-o", folder / "tiny", folder / "tiny.c"], check=True)
+    return (folder / "tiny").read_bytes()
+
+
+@pytest.mark.parametrize("ms", ["0", "300"])
+def test_the_memory_of_a_small_program_is_not_that_of_its_sandbox(
+        rig: Rig, tiny: bytes, ms: str) -> None:
+    rig.file("tiny", tiny)
+    rig.shell("chmod 700 tiny", session=1)
+    outcome, _ = rig.exec("./tiny", ms, session=1)
+    assert outcome.state is ActionState.COMPLETED
+    assert 0 < outcome.maxrss_kib < 4000, outcome
+    assert "maxrss" in outcome.lower_bounds, "the kernel does not tell it"
+    if ms != "0":
+        assert outcome.maxrss_kib > 300, "it was there long enough to be looked at"
+
+
+def test_the_memory_of_a_large_program_is_exact(rig: Rig) -> None:
+    outcome, _ = rig.exec("/usr/bin/python3", "-c", "x = bytearray(b'x') * (64 << 20)", session=1)
+    assert outcome.state is ActionState.COMPLETED
+    assert 64 << 10 < outcome.maxrss_kib < 90 << 10
+    assert "maxrss" not in outcome.lower_bounds
+
+
+# ---- functions ----
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    made = Rig(tmp_path_factory.mktemp("runner"))
+    yield made
+    made.close()
+
+
+def test_what_children_of_a_function_used_is_counted_when_they_are_ended_with_it(
+        runner: Rig) -> None:
+    def leaves_one() -> float:
+        import os
+
+        into, out = os.pipe()
+        if os.fork() == 0:
+            told = False
+            while True:
+                if not told and time.process_time() > 0.3:
+                    told = bool(os.write(out, b"x"))
+        os.read(into, 1)
+        return 0.3
+
+    outcome, _, _ = runner.function(leaves_one)
+    assert outcome.state is ActionState.COMPLETED
+    assert outcome.cpu_ns > 0.29 * SECOND and "cpu" not in outcome.lower_bounds, outcome
+
+
+def test_what_a_killed_function_used_is_counted(runner: Rig) -> None:
+    def spins() -> None:
+        import os
+
+        os.fork()
+        while True:
+            pass
+
+    runner.value(os.getpid)  # what its process used before is not the next call's
+    outcome, _, _ = runner.function(spins, timeout_ns=1_500_000_000)
+    assert outcome.state is ActionState.TIMEOUT
+    assert 0.2 * SECOND < outcome.cpu_ns < 2.5 * outcome.exec_ns, outcome
+    assert outcome.lower_bounds == ("cpu", "maxrss") and outcome.maxrss_kib > 5000
+
+
+def test_a_function_does_not_inherit_the_memory_of_the_one_before(runner: Rig) -> None:
+    large = runner.function(lambda: len(bytearray(b"x") * (96 << 20)))[0]
+    small = runner.function(lambda: 1)[0]
+    assert large.maxrss_kib > 96 << 10
+    assert small.maxrss_kib < 64 << 10, (large.maxrss_kib, small.maxrss_kib)
+
+
+# ---- starts, and what accounting shows ----
+
+
+def test_a_lower_bound_is_marked_in_the_records() -> None:
+    w = World()
+    w.node(cpus=1)
+    w.submit(1)
+    w.plan()
+    (lease,) = w.ledger.leases
+    w.happen(ev.LeaseFinished(5, lease, Outcome(
+        ActionState.TIMEOUT, cpu_ns=3 * SECOND, maxrss_kib=99, at_least=3), True))
+    (record,) = fold(w.events).records.values()
+    columns = {f.name: f.text(record) for f, _ in choose("TotalCPU,MaxRSS,Restarts")}
+    assert columns == {"TotalCPU": ">00:00:03.000", "MaxRSS": ">99K", "Restarts": "0"}
+    assert as_json(record)["lower_bounds"] == ["cpu", "maxrss"]
+
+
+def test_an_action_that_a_lost_node_may_have_started_says_so() -> None:
+    """A lease that was given ahead is not counted as a start, unless its node cannot be asked."""
+    w = world("fcfs:1")
+    first, second, third = (w.submit(profile=SHORT, attempts=3) for _ in range(3))
+    w.plan()
+    w.happen(ev.LeaseReturned(w.now, w.lease_of(third)))  # by its worker: it had not begun
+    w.happen(ev.NodeLost(w.now, 1, "gone"))
+    w.node(cpus=3)
+    w.plan()
+    for action in (first, second, third):
+        w.finish(action)
+    records = fold(w.events).records
+    (restarts, _), = choose("Restarts")
+    assert [restarts.text(records[a]) for a in (first, second, third)] == ["1", ">0", "0"]
+    assert [as_json(records[a])["attempt_at_least"] for a in (first, second, third)] == [
+        False, True, False]
