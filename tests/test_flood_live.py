@@ -22,7 +22,7 @@ for future in futures:
     future.result()
 client.close()
 """
-COUNT = 8000
+COUNT = 3000
 
 
 def test_a_flood_of_another_process_is_not_served_first(tmp_path: Path) -> None:
