@@ -101,7 +101,7 @@ class Shelf:
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}
 
-    def put(self, data: bytes) -> str:
+    def put(self, data: bytes, owner: str = "") -> str:
         self.kept[str(len(self.kept))] = bytes(data)
         return str(len(self.kept) - 1)
 

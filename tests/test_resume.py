@@ -40,6 +40,7 @@ class Peer:
     """A link whose other end is the test."""
 
     heard: list[tuple[ms.Message, bytes | None]] = field(default_factory=list)
+    unsent = 0
 
     def send(self, message: ms.Message, payload: bytes | None = None) -> None:
         self.heard.append((message, None if payload is None else bytes(payload)))
