@@ -83,6 +83,9 @@ class _Journal:
     def commit(self, then: Callable[[], None]) -> None:
         then()
 
+    def superseded(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 

@@ -56,8 +56,7 @@ class Broker(Declaring, Draining, Sandboxes):
             settings.job, slurm, scripts or SatelliteScripts(), scheduler.ledger, clock, timer,
             self._learn, lambda node, why: self._tell(node, ms.Shutdown(why)))
         self._ends = Ends(slurm, scheduler.ledger, clock, self._learn, settings.slurm_query_s)
-        self._clients: dict[int, Talk] = {}
-        self._workers: dict[int, Talk] = {}
+        self._clients, self._workers = dict[int, Talk](), dict[int, Talk]()
         self._payloads: dict[int, Buffer] = {}  # by action, until its result is known
         self._outgoing = Outgoing(overflow)
         self._sweeping = Sweeping(sweep, self._now, int(settings.grace_s * 1e9))
@@ -69,8 +68,7 @@ class Broker(Declaring, Draining, Sandboxes):
         self._beat_due = False
         self._heard = 0  # messages since the last beat
         self._wake_at = 0
-        self.ended = False
-        self.over = False  # ended because the job's work is over: it will not come back
+        self.ended = self.over = False  # over: the job's work is done, no broker will come back
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -256,8 +254,7 @@ class Broker(Declaring, Draining, Sandboxes):
                 self._of_trajectory(talk.client, message)
             case ms.Done():
                 for fact in told_by_client(self.scheduler.ledger, talk.client, message.action,
-                                           message.lease, mended(message.outcome),
-                                           self._now()):
+                                           message.lease, mended(message.outcome), self._now()):
                     self._happen(fact)
             case ms.Ping(stamp=stamp):
                 self._say(talk.client, ms.Pong(stamp))
@@ -284,8 +281,7 @@ class Broker(Declaring, Draining, Sandboxes):
         if action.once and not why:
             why = self._once.keep(action, payload)
         if why:
-            self._say(talk.client, ms.Rejected(action.id, why, why.startswith("session:")))
-            return
+            return self._say(talk.client, ms.Rejected(action.id, why, why.startswith("session:")))
         self._payloads[action.id] = payload
         self._happen(ev.ActionSubmitted(self._now(), action))
 

@@ -79,8 +79,7 @@ class Client(RolloutCalls, Quotas, Opening):
         self._opening: set[int] = set()  # sessions whose admission is awaited
         self._answers: dict[int, concurrent.futures.Future[Any]] = {}
         RolloutCalls.__init__(self)
-        self._acks: list[int] = []
-        self._ack_bytes = 0
+        self._acks, self._ack_bytes = list[int](), 0
         self._paces: dict[str, Pace] = {}
         self._closing = False
         self._failure: TangramError | None = None
@@ -366,7 +365,7 @@ class Client(RolloutCalls, Quotas, Opening):
 
     def _greet(self, channel: Channel, first: bool) -> None:
         hello = Outbox()
-        hello.put(ms.Hello(ms.PROTOCOL_VERSION, self.job, self._uid, self.name or _own_name(),
+        hello.put(ms.Hello(ms.PROTOCOL_VERSION, self.job, self._uid, self.name or f"{os.uname().nodename}:{os.getpid()}",
                            self.rank, self.size, channel.via))
         channel.send(hello.take())
         deadline = time.monotonic() + 10.0
@@ -499,7 +498,3 @@ def _usable(session: Any, kwargs: Any, on_output: Any) -> None:
         raise InvalidInput(f"kwargs: {kwargs!r:.60} is not a mapping of names to values")
     if on_output is not None and not callable(on_output):
         raise InvalidInput(f"on_output: {on_output!r:.60} is not a function of (stream, bytes)")
-
-
-def _own_name() -> str:
-    return f"{os.uname().nodename}:{os.getpid()}"

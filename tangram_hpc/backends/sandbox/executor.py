@@ -450,9 +450,8 @@ class SandboxExecutor:
 
     def _finish(self, job: Job, outcome: Outcome, payload: bytes | None, clean: bool,
                 soon: bool = False) -> None:
-        job.live = False
+        job.live, job.gone = False, clean
         job.end_timer()
-        job.gone = clean
         outcome = self._gpus.measured(job.gpu_token, outcome).returning(payload)
         if payload is not None and len(payload) > INLINE_MAX:
             job.storing = True
