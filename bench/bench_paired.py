@@ -2,7 +2,7 @@
 
     python bench/bench_paired.py --other ../parent/.venv/bin/python [--pairs 15]
 
-Each side is one process with a `LocalCluster` of its own that stands for the whole comparison, so
+Each side is one process with a cluster of its own that stands for the whole comparison, so
 that a pair's two halves lie seconds apart and the drift of a shared machine falls on both. Which
 side begins alternates from pair to pair. A figure is the time that this checkout took over the time
 that the other took (above 1: slower): the median over the pairs and its 95 % interval (bootstrap,
@@ -64,13 +64,12 @@ def burst(submit: Callable[[], Any], count: int) -> None:
 
 def measurements(stack: ExitStack, tiny: bool) -> dict[str, Callable[[], object]]:
     """What is measured, by name, on one standing cluster."""
-    from bench_sandbox import Warm
+    from bench_sandbox import UsersCluster, Warm
 
-    from tangram_hpc import LocalCluster
     from tangram_hpc.errors import TangramError
 
     home = stack.enter_context(tempfile.TemporaryDirectory())
-    cluster = stack.enter_context(LocalCluster(cpus=2, home=home))
+    cluster = stack.enter_context(UsersCluster(cpus=2, home=home))
     functions, programs, trips, sessions = (200, 32, 20, 4) if tiny else (8000, 800, 400, SESSIONS)
     plain = Warm(cluster, "process", sessions)
     stack.callback(plain.close)

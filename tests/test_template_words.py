@@ -53,7 +53,7 @@ def run(script: str, folder: Path) -> list[str]:
     (folder / "job").write_text(script)
     environ = {"PATH": f"{bin_}:{os.environ['PATH']}", "HOME": str(folder), "SLURM_JOB_ID": "7",
                "SLURM_JOB_NAME": "t", "SLURM_JOB_END_TIME": "1", "WORDS": str(folder / "words"),
-               "SLURM_JOB_NUM_NODES": "1"}
+               "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_CPUS_PER_NODE": "64"}
     subprocess.run(["bash", "job"], cwd=folder, env=environ, check=False, capture_output=True,
                    timeout=60)
     assert not (folder / "pwned").exists()

@@ -54,18 +54,18 @@ def job_dir(environ: Mapping[str, str], job: str) -> Path:
     named = own_dir(environ, job)
     here = named.with_name(f"{job}@{environ.get('SLURM_CLUSTER_NAME', '')}")
     for folder in (named, here):
-        if folder.is_dir() and not folder.is_symlink():
+        if os.path.isdir(folder) and not os.path.islink(folder):  # no error where one may not look
             return folder
     link = named.with_name(job)
-    last = link.resolve() if link.is_symlink() else link
-    if last.is_dir() and _listens(last):
+    last = Path(os.path.realpath(link)) if os.path.islink(link) else link
+    if os.path.isdir(last) and _listens(last):
         return last
     others = [p for p in named.parent.glob(f"{glob.escape(job)}@*") if "~" not in p.name]
     alive = [p for p in others if _listens(p)]
     if len(alive) > 1:
         raise InvalidInput(f"job: {job} runs on several clusters; name one of "
                            f"{', '.join(sorted(p.name for p in alive))}")
-    return alive[0] if alive else last if last.is_dir() or len(others) != 1 else others[0]
+    return alive[0] if alive else last if os.path.isdir(last) or len(others) != 1 else others[0]
 
 
 def _listens(folder: Path) -> bool:

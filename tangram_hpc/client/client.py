@@ -364,9 +364,9 @@ class Client(RolloutCalls, Quotas, Opening):
             pause = min(1.0, pause * 2)
 
     def _greet(self, channel: Channel, first: bool) -> None:
-        hello = Outbox()
-        hello.put(ms.Hello(ms.PROTOCOL_VERSION, self.job, self._uid, self.name or f"{os.uname().nodename}:{os.getpid()}",
-                           self.rank, self.size, channel.via))
+        hello, name = Outbox(), self.name or f"{os.uname().nodename}:{os.getpid()}"
+        hello.put(ms.Hello(ms.PROTOCOL_VERSION, self.job, self._uid, name, self.rank, self.size,
+                           channel.via))
         channel.send(hello.take())
         deadline = time.monotonic() + 10.0
         later = []

@@ -33,7 +33,7 @@ from .player import CLIENT, Play, Player
 from .records import FORMAT, Run
 from .workload import Cluster, WorkAction, Workload, check_match, to_ns
 
-JOB = "simulated"
+JOB = "1"  # a job id, as workers name their allocation by it
 
 
 class Failure(NamedTuple):
