@@ -31,7 +31,7 @@ def test_run_streams_and_returns_the_exit_code(site: Site, job: str) -> None:
     assert child.poll() is None and time.monotonic() - began < 60
     out, err = child.communicate(timeout=60)
     assert (child.returncode, out, err) == (7, f"{site.cluster.home}\n", "2\n")
-    rows = [r for r in site.acct(job) if r["name"] == "sleep"]
+    rows = [r for r in site.acct(job) if r["name"] == "echo"]
     assert rows[-1]["component"] == "gpu" and rows[-1]["exit_code"] == 7
 
 

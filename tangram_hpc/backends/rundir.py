@@ -60,7 +60,8 @@ def job_dir(environ: Mapping[str, str], job: str) -> Path:
     last = Path(os.path.realpath(link)) if os.path.islink(link) else link
     if os.path.isdir(last) and _listens(last):
         return last
-    others = [p for p in named.parent.glob(f"{glob.escape(job)}@*") if "~" not in p.name]
+    found = map(Path, glob.glob(f"{glob.escape(str(named.parent / job))}@*"))
+    others = [p for p in found if "~" not in p.name]
     alive = [p for p in others if _listens(p)]
     if len(alive) > 1:
         raise InvalidInput(f"job: {job} runs on several clusters; name one of "
