@@ -226,9 +226,12 @@ def test_every_verb_with_the_others_job_is_one_clear_line(sides: tuple[Side, Sid
     asked = [([word, "-j", one.job, *rest], environ) for verb in AT_A_PLACE
              for word, *rest in [verb.split()] for environ in ({}, home)]
     asked += [(verb.split(), file) for verb in (*TO_A_BROKER, "worker", "gateway")]
-    asked += [(["broker", "--job", one.job], home),
-              (["worker", "--access", file["TANGRAM_ACCESS"]], {})]
+    asked += [(["broker", "--job", one.job], home)]
     refused(two, asked)
+    # a worker that is given the path as an argument starts itself again without it
+    told = two.site.tangram("worker", "--access", file["TANGRAM_ACCESS"])
+    assert (told.returncode, told.stdout, told.stderr.count("\n")) == (2, "", 1), told.stderr
+    assert told.stderr.startswith("tangram: error: "), told.stderr
     assert one.site.tangram("run", "-j", one.job, "--", "true").returncode == 0
 
 
