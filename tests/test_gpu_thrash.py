@@ -68,6 +68,29 @@ def test_as_many_services_as_gpus_end_about_as_soon_as_on_fixed_shares(
     assert mean_s(run) <= SHARE * (fixed + restore_s)
 
 
+def test_a_short_queue_takes_no_gpu_from_a_service_that_will_be_called_again() -> None:
+    """At this load one copy of each service is enough: a second one would be brought in for a few
+    calls, and the service that it replaced would have to be brought in again."""
+    work, where = steady(1, 8, 8, 480, load=0.4), cluster(8, 8, 6.0)
+    fixed = mean_s(simulate(work, where, make_placer("static")))
+    run = simulate(work, where, make_placer("elastic"))
+    assert mean_s(run) <= SHARE * fixed
+    assert sum(1 for r in run.records if r.restore) <= 5 * 8
+
+
+def test_the_first_copy_is_not_wide_before_the_load_is_known() -> None:
+    """If the first call took all GPUs as one block, the calls that follow would overload it."""
+    rng, span_s = random.Random(5), 400 * RUN_S / (0.8 * 8)
+    drawn = [(rng.uniform(0, span_s), RUN_S * rng.lognormvariate(-.245, .7)) for _ in range(400)]
+    found = [mean_s(simulate(
+        Workload(name="one", trajectories=tuple(
+            one_call(i, at_s, "s0", run_s, degrees) for i, (at_s, run_s) in enumerate(drawn))),
+        cluster(1, 8, 6.0), make_placer("elastic"), "learned"))
+        for degrees in ((1,), (1, 2, 4, 8))]
+    narrow, any_width = found
+    assert any_width <= SHARE * narrow
+
+
 @pytest.mark.parametrize("restore_s", [3.0, 10.0, 30.0])
 @pytest.mark.parametrize(("services", "gpus"), [(6, 4), (12, 4)])
 def test_more_services_than_gpus_spend_their_gpus_on_calls(services: int, gpus: int,

@@ -38,6 +38,10 @@ class Calls:
         seen = max(now - self._first, self.horizon // YOUNG)
         return self.expected(now) * self.horizon // min(seen, self.horizon)
 
+    def is_young(self, now: int) -> bool:
+        """Whether the first call came less than a horizon ago, so that the rate is a guess."""
+        return now - self._first < self.horizon
+
     def came(self, now: int, serial: int, work_ns: int) -> None:
         """One more."""
         self._first = self._first or now

@@ -16,10 +16,11 @@ Nothing is kept from pass to pass. A pass applies these rules in order:
    `_more` deals the waiting calls to the copies as they will come free, calls given ahead counted.
    The oldest call brings in a copy where price + run + loss is least, if one of the calls would end
    later without it and would wait longer than price and than 1 to 3 times the loss (the more, the
-   longer a restore is than a call). price = restore * (1 - chance that the copy is used again).
-   loss = for each idle copy that is parked, its restore * the chance that a call comes for it and
-   finds all other copies of its service busy. chance(x calls) = x / (1 + x). This rule parks no
-   copy that has waiting calls.
+   longer a restore is than a call). price = restore * (1 - use^2) and loss = the sum over services
+   of restore * chance * use^2 for each idle copy that is parked. `use` is the part of the time in
+   which the other copies of the service are busy with all its calls, so use^2 is about the chance
+   that a call finds none of them idle; it is 1 if there are none. `chance` is that a call comes at
+   all: x / (1 + x) of x expected calls. This rule parks no copy that has waiting calls.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ LOOK = 64  # calls of one kind looked at in one pass
 WIDE = 8  # a new copy may be wide if so many times the calls expected gain its restore
 LOSSES = 3  # the wait for busy copies is worth at most so many times what parking costs
 RHO = (4, 5)  # the load that a copy should carry
-AGAIN = 8  # weight of the calls expected per copy in the chance that a new copy is used again
+LONG = 3  # of a restore of more than so many runs, a wide copy waits until the load is known
 OVER = (3, 4)  # a wide copy may be split when the load at its width exceeds this share of all GPUs
 
 Spot = tuple[int, int, int, tuple[int, ...], NodeView]  # loss, last used, node, GPUs, node
@@ -72,11 +73,14 @@ class _Pass:
                 lines.setdefault(shape._replace(name="", size=0, resizable=True), []).append(line)
         self._queues = {want: Waiting(view.ledger, some, self._now, BYPASS)
                         for want, some in lines.items()}
+        self._kinds: dict[str, list[tuple[Shape, Waiting]]] = {}  # those that wait, by service
+        for want, q in self._queues.items():
+            self._kinds.setdefault(service_of(want.key), []).append((want, q))
         self._crowd = crowd(self._queues)
         self._held: tuple[int, frozenset[int]] | None = None  # node and GPUs of a booked block
         self._drains = False  # the copies on the booked block take no further calls
-        self._losses: dict[Copy, int] = {}
-        self._crowded: dict[int, int] = {}
+        self._losses: dict[tuple[Copy, ...], int] = {}  # of copies that are parked together
+        self._loads: dict[int, int] = {}
         self._stays = 0  # when the first copy that had to be left where it is may be parked
 
     def go(self) -> int:
@@ -129,6 +133,10 @@ class _Pass:
         self._queues[want].take(head)
         return head
 
+    def _waits(self, service: str, degrees: tuple[int, ...]) -> int:
+        """How many calls of a kind wait."""
+        return sum(q.n for want, q in self._kinds.get(service, ()) if want.degrees == degrees)
+
     def _calls(self, want: Shape) -> Calls:
         return self._demand.kinds[service_of(want.key), want.degrees]
 
@@ -138,7 +146,7 @@ class _Pass:
     def _open(self, want: Shape, spot: Spot, head: Next) -> None:
         self._queues[want].take(head)
         self._copies.open(spot[4], spot[3], head.action, head.shape)
-        self._losses, self._crowded = {}, {}
+        self._losses = {}
 
     def _is_held(self, node: NodeView, gpus: tuple[int, ...]) -> bool:
         if node.node in self._kept:
@@ -157,49 +165,64 @@ class _Pass:
                 if self._copies.is_idle(c) and not self._is_drained(c)]
         return min(idle, key=lambda c: (-c.size, c.node.node, c.gpus), default=None)
 
-    def _loss(self, copy: Copy) -> int:
-        """What parking an idle copy is expected to cost."""
-        if copy not in self._losses:
-            idle = sum(self._copies.is_idle(c) for c in self._copies.of[copy.service])
-            calls = sum(self._demand.kinds[kind].expected(self._now)
-                        for kind in self._demand.of_service.get(copy.service, ())
-                        if copy.size in kind[1])
-            loss = self._restore(copy.service) * chance(calls // max(1, idle)) >> 20
-            others = len(self._copies.of[copy.service]) - 1
-            if others:  # about the chance that all of them are busy
-                busy = min(ONE, self._busy(copy) // others)
-                loss = (loss * busy >> 20) * busy >> 20
-            self._losses[copy] = loss
-        return self._losses[copy]
+    def _loss(self, over: list[Copy]) -> int:
+        """What parking these idle copies together is expected to cost."""
+        if len(over) == 1:
+            return self._loss_of(over)
+        by_service: dict[str, list[Copy]] = {}
+        for copy in over:
+            by_service.setdefault(copy.service, []).append(copy)
+        return sum(self._loss_of(parked) for parked in by_service.values())
 
-    def _busy(self, copy: Copy) -> int:
-        """How many copies like this one its service's calls keep busy, in 1/ONE."""
-        total = 0
-        for kind in self._demand.of_service.get(copy.service, ()):
-            if copy.size in kind[1]:
-                calls = self._demand.kinds[kind]
-                run = run_ns(calls.work_ns, calls.serial, copy.size)
-                total += calls.expected(self._now) * run // calls.horizon
-        return total
+    def _loss_of(self, parked: list[Copy]) -> int:
+        """The same for copies of one service."""
+        key = tuple(parked)
+        if key not in self._losses:
+            service = parked[0].service
+            copies = self._copies.of[service]
+            idle = sum(self._copies.is_idle(c) for c in copies)
+            calls = sum(self._demand.kinds[kind].expected(self._now)
+                        for kind in self._demand.of_service.get(service, ())
+                        if any(c.size in kind[1] for c in parked))
+            loss = self._restore(service) * chance(calls // max(1, idle)) >> 20
+            use = self._use(service, [c for c in copies if c not in parked])
+            self._losses[key] = len(parked) * ((loss * use >> 20) * use >> 20)
+        return self._losses[key]
+
+    def _use(self, service: str, copies: list[Copy]) -> int:
+        """The part of the next horizon in which these copies are busy with the calls of their
+        service that wait and that are expected, at most ONE; ONE if there are no copies."""
+        use = 0 if copies else ONE
+        for service_, degrees in self._demand.of_service.get(service, ()) if copies else ():
+            calls = self._demand.kinds[service_, degrees]
+            served = sum(calls.horizon * ONE // max(1, run_ns(calls.work_ns, calls.serial, c.size))
+                         for c in copies if c.size in degrees)
+            if served:
+                n = calls.steady(self._now) + ONE * self._waits(service, degrees)
+                use += n * ONE // served
+        return min(ONE, use)
 
     def _load(self, size: int) -> int:
         """GPUs that all kinds need if each call runs on `size` or what it can, in 1/ONE: the load,
-        or the chance that a call comes at all."""
-        total = 0
-        for (_, degrees), calls in self._demand.kinds.items():
-            d = max(x for x in degrees if x <= max(size, degrees[0]))
-            expected = calls.steady(self._now)
-            busy = expected * run_ns(calls.work_ns, calls.serial, d) // calls.horizon
-            total += max(chance(expected), busy * RHO[1] // RHO[0]) * d
-        return total
+        or the chance that a call comes at all. Services that were never called count once."""
+        if size not in self._loads:
+            total, services = 0, self._view.ledger.services
+            if len(services) > len(self._demand.of_service):
+                total = ONE * sum(spec.degrees[0] for name, spec in services.items()
+                                  if name not in self._demand.of_service)
+            for (_, degrees), calls in self._demand.kinds.items():
+                d = max(x for x in degrees if x <= max(size, degrees[0]))
+                expected = calls.steady(self._now)
+                busy = expected * run_ns(calls.work_ns, calls.serial, d) // calls.horizon
+                total += max(chance(expected), busy * RHO[1] // RHO[0]) * d
+            self._loads[size] = total
+        return self._loads[size]
 
     def _wide(self, degrees: tuple[int, ...]) -> int:
         """The largest degree at which everything that is expected still fits."""
         best = degrees[0]
         for d in degrees[1:]:
-            if d not in self._crowded:
-                self._crowded[d] = self._load(d)
-            if self._crowded[d] > self._copies.total * ONE:
+            if self._load(d) > self._copies.total * ONE:
                 break
             best = d
         return best
@@ -213,7 +236,7 @@ class _Pass:
                 continue
             if any(self._in_term(c) if force else self._keeps(c, ignore) for c in over):
                 continue
-            loss = sum(self._loss(c) for c in over)
+            loss = self._loss(over)
             used = max((c.used_at for c in over), default=0)
             if best is None or (loss, used, node.node, gpus) < best[:4]:
                 best = (loss, used, node.node, gpus, node)
@@ -228,9 +251,8 @@ class _Pass:
 
     def _in_term(self, copy: Copy) -> bool:
         """Whether calls wait for a copy that not even a starved call may take from them yet."""
-        oldest = min((self._came(o) for want, q in self._queues.items()
-                      if service_of(want.key) == copy.service and copy.size in want.degrees
-                      and (o := q.oldest()) is not None), default=0)
+        oldest = min((self._came(o) for want, q in self._kinds.get(copy.service, ())
+                      if copy.size in want.degrees and (o := q.oldest()) is not None), default=0)
         end = term_end_ns(copy.since, self._restore(copy.service), oldest) if oldest else 0
         if end <= self._now:
             return False
@@ -240,7 +262,7 @@ class _Pass:
 
     def _wanted(self, copy: Copy, ignore: Shape | None) -> bool:
         return any(q.n and want != ignore and copy.size in want.degrees
-                   and service_of(want.key) == copy.service for want, q in self._queues.items())
+                   for want, q in self._kinds.get(copy.service, ()))
 
     # ---- the rules -----------------------------------------------------------------------------
 
@@ -305,7 +327,8 @@ class _Pass:
 
     def _widen(self, want: Shape, copy: Copy) -> bool:
         """The only call that waits would run on a copy narrower than the load allows: a wider one
-        if it and the calls of two horizons gain twice the restore and what is parked."""
+        if it and the calls of two horizons that find no wide copy idle gain twice the restore and
+        what is parked."""
         top = self._wide(want.degrees)
         if top <= copy.size or self._load(top) > self._copies.total * ONE:
             return False
@@ -313,6 +336,9 @@ class _Pass:
         gain = (run_ns(calls.work_ns, calls.serial, copy.size)
                 - run_ns(calls.work_ns, calls.serial, top))
         gain = gain * (ONE + 2 * calls.expected(self._now)) >> 20
+        use = self._use(service_of(want.key), [c for c in self._copies.usable(want)
+                                               if c.size >= top])
+        gain = (gain * use >> 20) * use >> 20
         if gain <= 2 * restore:
             return False
         spot = self._spot(want, top, ignore=want)  # its own idle copies may be remade
@@ -325,48 +351,48 @@ class _Pass:
 
     def _more(self, want: Shape) -> bool:
         """Brings in one copy for the oldest call, if somebody would wait too long."""
-        q, restore = self._queues[want], self._restore(service_of(want.key))
-        head = q.oldest()
+        head = self._queues[want].oldest()
         if head is None or self._spot(want, want.degrees[0]) is None:
             return False
-        fit, calls = self._copies.usable(want), self._calls(want)
-        likely = chance(AGAIN * calls.expected(self._now) // (1 + len(fit)))
-        price = restore - (restore * likely >> 20)
-        best = self._cheapest(want, head, price)
-        if fit and not self._too_long(want, head, fit, price, best):
+        service, fit = service_of(want.key), self._copies.usable(want)
+        use, restore = self._use(service, fit), self._restore(service)
+        price = restore - ((restore * use >> 20) * use >> 20)
+        best = self._cheapest(want, price)
+        if fit and not self._too_long(want, fit, price, best):
             return False
         self._open(want, best[1], head)
         return True
 
-    def _cheapest(self, want: Shape, head: Next, price: int) -> tuple[int, Spot]:
+    def _cheapest(self, want: Shape, price: int) -> tuple[int, Spot]:
         """The degree and block on which a new copy costs least."""
-        action, top = self._view.ledger.actions[head.action].action, self._wide(want.degrees)
+        top = self._wide(want.degrees)
         best: tuple[int, Spot] | None = None
         calls, restore = self._calls(want), self._restore(service_of(want.key))
-        often = WIDE * (ONE + calls.expected(self._now))
         narrow = run_ns(calls.work_ns, calls.serial, want.degrees[0])
+        often = WIDE * (ONE + calls.expected(self._now))
+        if restore > LONG * narrow and calls.is_young(self._now):
+            often = ONE * self._queues[want].n  # only those that wait are known
         for d in want.degrees:
-            gain = narrow - run_ns(calls.work_ns, calls.serial, d)
-            if best is not None and gain * often >> 20 <= restore:
+            run = run_ns(calls.work_ns, calls.serial, d)
+            if best is not None and (narrow - run) * often >> 20 <= restore:
                 break
             spot = self._spot(want, d) if d <= top else None
             if spot is not None:
-                cost = price + self._copies.run_ns(action, d) + spot[0]
+                cost = price + run + spot[0]
                 if best is None or cost < best[0]:
                     best = (cost, spot)
         assert best is not None
         return best
 
-    def _too_long(self, want: Shape, head: Next, fit: list[Copy], price: int,
-                  best: tuple[int, Spot]) -> bool:
+    def _too_long(self, want: Shape, fit: list[Copy], price: int, best: tuple[int, Spot]) -> bool:
         """Whether a waiting call would rather have a new copy at the `best` cost and block: deals
-        the waiting calls to the copies as they come free."""
+        the waiting calls to the copies as they come free. Each is taken to run for the mean, since
+        the oldest may be the longest."""
         cost, loss = best[0], best[1][0]
-        action = self._view.ledger.actions[head.action].action
-        free = [(self._copies.free_at(c, self._now), i, self._copies.run_ns(action, c.size))
-                for i, c in enumerate(fit)]
-        heapq.heapify(free)
         calls = self._calls(want)
+        free = [(self._copies.free_at(c, self._now), i,
+                 run_ns(calls.work_ns, calls.serial, c.size)) for i, c in enumerate(fit)]
+        heapq.heapify(free)
         short = 2 * run_ns(calls.work_ns, calls.serial, want.degrees[0])
         times = self._restore(service_of(want.key)) * ONE // max(1, short)
         least = max(price, min(max(times, ONE), LOSSES * ONE) * loss >> 20)
