@@ -102,12 +102,13 @@ def serve(tiny: bool) -> None:
 
 
 class Side:
-    """One checkout's process."""
+    """One checkout's process. It runs outside of both checkouts: Python would import the package
+    from its current directory, whatever the interpreter has installed."""
 
     def __init__(self, python: str, tiny: bool) -> None:
         self._process = subprocess.Popen(
-            [python, __file__, "--serve", *(["--tiny"] if tiny else [])], text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            [python, str(Path(__file__).resolve()), "--serve", *(["--tiny"] if tiny else [])],
+            text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tempfile.gettempdir())
         self.names: list[str] = self._read()
 
     def measure(self, name: str) -> tuple[float, float]:

@@ -222,3 +222,26 @@ def test_a_link_that_says_much_lets_the_others_speak() -> None:
         return found
 
     assert asyncio.run(heard()).index("quiet") <= 512
+
+
+def test_what_was_read_of_a_peer_that_is_gone_is_handed_on() -> None:
+    """A write between two turns finds out that the peer is gone."""
+    async def heard() -> list[int]:
+        ours, theirs = socket.socketpair()
+        link, found = SocketLink(ours, asyncio.get_running_loop()), list[int]()
+        lost = asyncio.Event()
+
+        def answer() -> None:
+            link.send(Ping(0))
+            link.flush()
+
+        link.attach(lambda parcel: found.append(parcel[0].stamp), answer, lambda why: lost.set())
+        out = Outbox()
+        for n in range(1000):
+            out.put(Ping(n))
+        theirs.sendall(b"".join(bytes(part) for part in out.take()))
+        theirs.close()
+        await asyncio.wait_for(lost.wait(), 60)
+        return found
+
+    assert asyncio.run(heard()) == list(range(1000))

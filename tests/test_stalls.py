@@ -76,6 +76,22 @@ def test_a_session_rests_only_while_the_broker_runs() -> None:
     assert worker.all(ms.CloseSandbox)
 
 
+def test_who_left_or_rested_just_before_a_stall_is_spared_too() -> None:
+    rig = BrokerRig(grace_s=30)
+    client, worker = rig.client(), rig.worker()
+    spec = SessionSpec(mint(1, 1), idle_ns=20 * 10**9)
+    client.say(ms.RequestSession(spec))
+    worker.say(ms.SandboxUp(spec.id))
+    rig.run(5)
+    client.say(ms.RenewSession(spec.id))
+    client.leave()
+    rig.run(1)
+    rig.stopped(60)
+    rig.run(1)
+    assert not worker.all(ms.CloseSandbox)
+    assert not rig.client().last(ms.Welcome).fresh
+
+
 def test_nodes_keep_their_time_to_join() -> None:
     """Else what waits for the largest node is told that it can never run."""
     rig = BrokerRig(nodes=2, join_s=20)

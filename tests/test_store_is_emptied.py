@@ -96,6 +96,19 @@ def test_a_named_result_is_kept_until_it_is_forgotten(cluster: LocalCluster) -> 
     until(lambda: held(cluster) <= before + 100_000, "the forgotten result to go")
 
 
+def test_a_name_that_is_used_again_keeps_what_is_stored_for_it(cluster: LocalCluster) -> None:
+    """Forgotten and submitted again at once; the first one's entries are removed a grace later."""
+    data, swept = os.urandom(MIB), os.urandom(MIB)
+    for name, content in (("again", data), ("not again", swept)):
+        assert cluster.submit(turned, content, once=name).result(60) == content[::-1]
+    before = held(cluster)
+    assert cluster.forget("again", "not again") == 2
+    assert cluster.submit(turned, data, once="again").result(60) == data[::-1]
+    until(lambda: held(cluster) <= before - MIB, "the name that nobody used again to go")
+    assert cluster.submit(turned, data, once="again").result(60) == data[::-1]
+    assert cluster.forget("again") == 1
+
+
 def test_what_a_client_leaves_behind_goes_when_it_has_expired(cluster: LocalCluster) -> None:
     def entries() -> set[str]:
         return {path.name for path in (cluster.folder / "store").glob("*")}

@@ -24,6 +24,7 @@ from ..errors import InvalidInput, TangramError
 from ..ports import SlurmNever, SlurmNotNow
 
 _ASK_S = 30.0  # for the one question to Slurm
+_PAUSES_S = (3.0,)  # before it is asked again, where the controller does not answer now
 
 
 async def take_folder(environ: Mapping[str, str], job: str) -> Claim:
@@ -80,13 +81,22 @@ async def _start(environ: Mapping[str, str], job: str, slurm: Commands) -> Start
     place = slurm_place(environ)
     if place is None or place.job != job:
         return None
-    try:
-        submitted_s = await slurm.submitted(job)
-    except (SlurmNever, SlurmNotNow) as failed:
-        print(f"tangram: broker: Slurm does not tell when job {job} was submitted: {failed}",
-              file=sys.stderr)
-        submitted_s = 0
-    return Start(place.cluster, job, submitted_s, place.restarts)
+    return Start(place.cluster, job, await _submitted(job, slurm), place.restarts)
+
+
+async def _submitted(job: str, slurm: Commands) -> int:
+    """When the job was submitted (epoch s); 0, with a line, where Slurm does not tell. A controller
+    that is being restarted answers soon, and a wrong 0 would set the job's own results aside."""
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            return await slurm.submitted(job)
+        except (SlurmNever, SlurmNotNow) as failed:
+            if pause_s is None or isinstance(failed, SlurmNever):
+                print(f"tangram: broker: Slurm does not tell when job {job} was submitted: "
+                      f"{failed}", file=sys.stderr)
+                return 0
+            await asyncio.sleep(pause_s)
+    return 0
 
 
 async def _refuse_if_alive(folder: Path, job: str, now: Start | None) -> None:

@@ -20,9 +20,11 @@ import stat
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import InvalidInput
+from .claim import Lock
 from .sandbox import scratch
 from .slurm.environ import slurm_place
 
@@ -141,7 +143,11 @@ def _prune(jobs: Path) -> None:
     """Drops the oldest runs without Slurm; jobs of Slurm are the user's to remove."""
     local = sorted(jobs.glob("local-*"), key=lambda p: p.stat().st_mtime_ns)
     for old in local[: max(0, len(local) - KEPT_LOCAL_RUNS)]:
-        shutil.rmtree(old, ignore_errors=True)
+        with suppress(InvalidInput):  # another process has just removed it
+            lock = Lock(old)
+            if lock.held:  # else its broker still runs
+                shutil.rmtree(old, ignore_errors=True)
+            lock.release()
 
 
 _ALIVE = ".alive"  # locked by who made the folder, for as long as that process lives

@@ -56,7 +56,7 @@ _OUTCOME: Bounds = {
     "energy_mj": (-1, 1 << 60), "cost_micro": (0, MICRO_MAX), "pushed": (0, 2),
     "retry_after_ns": (0, NS_MAX), "returned": (0, AMOUNT_MAX)}
 _RETURNED: Bounds = {"characters": (0, AMOUNT_MAX)}
-_ENDED: Bounds = {"tokens": (-1, CONTEXT_MAX), "epoch": (-1, COUNT_MAX)}
+_ENDED: Bounds = {"tokens": (-1, CONTEXT_MAX), "epoch": (-1, AMOUNT_MAX)}
 _HELLO: Bounds = {"rank": (-1, AMOUNT_MAX), "size": (0, AMOUNT_MAX)}
 
 

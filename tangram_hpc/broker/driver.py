@@ -59,7 +59,8 @@ class Broker(Declaring, Draining, Sandboxes):
         self._clients, self._workers = dict[int, Talk](), dict[int, Talk]()
         self._payloads: dict[int, Buffer] = {}  # by action, until its result is known
         self._outgoing = Outgoing(overflow)
-        self._sweeping = Sweeping(sweep, self._now, int(settings.grace_s * 1e9))
+        self._sweeping = Sweeping(sweep, self._now, int(settings.grace_s * 1e9),
+                                  lambda name: self._once.in_use(name))
         self._once = Once(scheduler.ledger, spool, self._sweeping.forgotten)
         self._replies: list[tuple[int, ms.Message, Buffer | None]] = []  # (client, word)
         self._touched: dict[int, Link] = {}  # links to flush at the end of the beat
@@ -167,7 +168,7 @@ class Broker(Declaring, Draining, Sandboxes):
         """Ends a conversation, with the reason."""
         talk.link.send(ms.Refused(text))
         talk.link.flush()
-        talk.link.close()  # which tells nobody
+        talk.link.close()  # this does not call `lost`
         self.lost(talk, f"its broker refused it: {text}")
 
     def _mismatch(self, version: int, job: str) -> str:
@@ -483,12 +484,11 @@ class Broker(Declaring, Draining, Sandboxes):
         self._touch()
 
     def _watch(self) -> None:
-        if self.ended:
+        if self.ended or self.superseded():
             return
         self._judge.look()
         for node in self._liveness.silent(self._now()):
-            talk = self._workers.get(node)
-            if talk is not None:
+            if (talk := self._workers.get(node)) is not None:
                 talk.link.close()
                 self.lost(talk, f"silent for {SILENCE_S:.0f} s")
         self.satellites.watch()

@@ -129,6 +129,11 @@ class Once:
         self._drop(gone)
         return len(gone)
 
+    def in_use(self, name: str) -> bool:
+        """Whether an action of this name is open, or its result is kept."""
+        return name in self._ledger.once or (
+            self._spool is not None and self._spool.has_result(name))
+
     def _drop(self, names: list[str]) -> None:
         assert self._spool is not None
         self._spool.drop(names)

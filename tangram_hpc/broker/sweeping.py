@@ -19,13 +19,14 @@ class Sweeping:
         sweep: removes the entries of owners that begin with one of these; does not wait.
         now: the broker's time in ns.
         grace_ns: how long the entries of a forgotten name stay.
+        in_use: whether a name has been submitted again; then its entries are not removed.
     """
 
     def __init__(self, sweep: Callable[[list[str]], None], now: Callable[[], int],
-                 grace_ns: int) -> None:
-        self._sweep, self._now, self._grace_ns = sweep, now, grace_ns
+                 grace_ns: int, in_use: Callable[[str], bool]) -> None:
+        self._sweep, self._now, self._grace_ns, self._in_use = sweep, now, grace_ns, in_use
         self._left: list[str] = []
-        self._forgotten: list[tuple[int, str]] = []  # (since, owner), oldest first
+        self._forgotten: list[tuple[int, str]] = []  # (since, name), oldest first
 
     def left(self, client: int) -> None:
         """A client has expired."""
@@ -34,7 +35,7 @@ class Sweeping:
     def forgotten(self, names: Iterable[str]) -> None:
         """Nothing is kept under these names any more."""
         now = self._now()
-        self._forgotten += [(now, owner_by_name(name)) for name in names]
+        self._forgotten += [(now, name) for name in names]
 
     def watch(self) -> None:
         """Called every few seconds."""
@@ -42,7 +43,8 @@ class Sweeping:
         until, due = self._now() - self._grace_ns, 0
         while due < len(self._forgotten) and self._forgotten[due][0] <= until:
             due += 1
-        owners += [owner for _, owner in self._forgotten[:due]]
+        owners += [owner_by_name(name) for _, name in self._forgotten[:due]
+                   if not self._in_use(name)]
         del self._forgotten[:due]
         if owners:
             self._sweep(owners)

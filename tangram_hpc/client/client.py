@@ -143,7 +143,7 @@ class Client(RolloutCalls, Quotas, Opening):
         Raises:
             InvalidInput: an argument is wrong; names it.
         """
-        if self._failure is not None:  # before a function or a payload goes to the store
+        if self._failure is not None:  # before a function goes to the store
             raise self._failure
         _usable(session, kwargs, on_output)
         options = Options(cpus, mem, gpus, timeout, name, retries, resizable, component, profile,
@@ -243,6 +243,9 @@ class Client(RolloutCalls, Quotas, Opening):
                      key: str = "cpu") -> Future:
         in_session = session.spec.id if session is not None else 0
         held = (call.digest,) if type(call) is pl.FunctionCall else ()
+        if self._failure is not None:  # in the child of a fork the store is the parent's
+            self._store.release(held)
+            raise self._failure
         try:
             action = make_action(self._mint(), kind, options, in_session, what, key)
             if held and action.once:
@@ -411,8 +414,7 @@ class Client(RolloutCalls, Quotas, Opening):
                 self._acks.append(action)
                 if payload is not None:
                     self._ack_bytes += len(payload)
-                pending = self._take(action)
-                if pending is not None:
+                if (pending := self._take(action)) is not None:
                     conclude(pending, message, payload, self._store)
                     if pending.held:
                         self._store.release(pending.held)
@@ -426,8 +428,7 @@ class Client(RolloutCalls, Quotas, Opening):
                     open_one.turn.granted(message)
             case ms.SessionUp(session=session_id):
                 self._opening.discard(session_id)
-                session = self._sessions.get(session_id)
-                if session is not None:
+                if (session := self._sessions.get(session_id)) is not None:
                     session._up(message)
             case ms.SessionDown(session=session_id, reason=reason, never=never):
                 with self._lock:
@@ -448,8 +449,7 @@ class Client(RolloutCalls, Quotas, Opening):
         return self._pending.pop(action, None)  # only this thread takes; no lock for each result
 
     def _rejected(self, message: ms.Rejected) -> None:
-        pending = self._take(message.id)
-        if pending is not None:
+        if (pending := self._take(message.id)) is not None:
             refuse(pending, message)
             self._store.release(pending.held)
             return

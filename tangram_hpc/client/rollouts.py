@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..domain.action import Kind
+from ..domain.outcome import TEXT_MAX
 from ..domain.rollouts import Turn
 from ..errors import InvalidInput
 from ..rollouts import Rollouts, rollouts_spec
@@ -88,7 +89,7 @@ class RolloutCalls(ServiceCalls):
         if status not in _STATUSES:
             raise InvalidInput(f"status: {status!r} is not one of {', '.join(_STATUSES)}")
         self._known(pool)
-        word = ms.ToolReturned(pool, trajectory_name(trajectory), str(tool),
+        word = ms.ToolReturned(pool, trajectory_name(trajectory), str(tool)[:TEXT_MAX],
                                _count("characters", characters), _STATUSES[status])
         with self._lock:
             self._put(word)

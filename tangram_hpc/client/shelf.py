@@ -12,6 +12,7 @@ removed by the broker.
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 from ..domain.ids import client_of
 from ..ports import Store
@@ -30,6 +31,7 @@ class Shelf:
         self._store, self._owner = store, f"{client}.call"
         self._lock = threading.Lock()  # held while an entry is written: its count says it is there
         self._held: dict[str, int] = {}  # entry -> how many hold it
+        self._released: deque[str] = deque()  # let go of, and not yet counted; see `_settle`
 
     def put(self, data: bytes, once: str = "") -> str:
         """Stores the bytes and holds them once; their name in the store.
@@ -42,27 +44,42 @@ class Shelf:
         with self._lock:
             name = self._store.put(data, self._owner)
             self._held[name] = self._held.get(name, 0) + 1
-            return name
+        self._settle()
+        return name
 
     def hold(self, name: str) -> None:
         """Holds an entry that somebody holds already once more."""
         with self._lock:
             self._held[name] += 1
+        self._settle()
 
     def keep(self, name: str, once: str) -> str:
         """An entry of this client's for an action with a name of its own; its other name."""
         return self._store.put(self._store.get(name), owner_by_name(once))
 
     def release(self, names: tuple[str, ...]) -> None:
-        """Lets entries go; those that nobody holds any more are removed."""
-        for name in names:
-            with self._lock:
-                left = self._held.get(name, 0) - 1
-                if left > 0:
-                    self._held[name] = left
-                elif left == 0:
-                    del self._held[name]
-                    self._store.drop(name)
+        """Lets entries go; those that nobody holds any more are removed. Never waits."""
+        if names:
+            self._released.extend(names)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Counts the entries that were let go of. Does not wait for the lock, as the client's own
+        thread must not wait for a large write; whoever holds the lock comes here after it."""
+        while self._released and self._lock.acquire(blocking=False):
+            try:
+                while self._released:
+                    self._let_go(self._released.popleft())
+            finally:
+                self._lock.release()
+
+    def _let_go(self, name: str) -> None:
+        left = self._held.get(name, 0) - 1
+        if left > 0:
+            self._held[name] = left
+        elif left == 0:
+            del self._held[name]
+            self._store.drop(name)
 
     def get(self, name: str) -> bytes:
         """What lies in the store under a name; see `ports.Store.get`."""

@@ -47,7 +47,7 @@ def is_short(ledger: Ledger, action: Action) -> bool:
 def ahead(ledger: Ledger, now: int) -> list[ev.Event]:
     """Grants behind the leases of `ledger.short`: units on which too little is given ahead.
 
-    Units that got enough leave it. O(units in it + grants).
+    Units that got enough leave it. O(clients + units in it + grants).
     """
     events: list[ev.Event] = []
     if not ledger.ready.waits(CPU):
@@ -57,19 +57,19 @@ def ahead(ledger: Ledger, now: int) -> list[ev.Event]:
     for unit in ledger.short:
         by_node.setdefault(unit[0], []).append(unit)
     taken: set[int] = set()
+    shared = sum(now - each.active_at < RECENT_NS for each in ledger.clients.values()) > 1
     for number, units in by_node.items():
-        if ledger.nodes[number].state is NodeState.UP:
-            _fill(ledger, now, ledger.nodes[number], units, share, events, taken)
+        node = ledger.nodes[number]
+        if node.state is NodeState.UP:
+            depth = node.ahead if not shared else max(
+                SHARED_MIN, SHARED_NS // max(LEAST_NS, node.pace_ns))
+            _fill(ledger, now, node, units, share, depth, events, taken)
     return events
 
 
 def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]], share: int,
-          events: list[ev.Event], taken: set[int]) -> None:
+          depth: int, events: list[ev.Event], taken: set[int]) -> None:
     bays = [bay for home in (node.node, 0) for bay in ledger.ready.bays_at(CPU, "cpu", home)]
-    active = sum(now - each.active_at < RECENT_NS for each in ledger.clients.values())
-    depth = node.ahead
-    if active > 1:
-        depth = max(SHARED_MIN, SHARED_NS // max(LEAST_NS, node.pace_ns))
     walk, fine, endings = walk_by_turns(bays), dict[Shape, int](), Endings(ledger, now)
     tails = {unit: _tail(ledger.leases[ledger.short[unit]], share) for unit in units}
     while tails and (head := walk.head()) is not None:

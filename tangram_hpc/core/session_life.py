@@ -54,12 +54,12 @@ class IdleClock:
         """Whether a session rests."""
         return session in self._rests.get(patience_ns, ())
 
-    def stalled(self, moved_ns: int, before: int) -> None:
-        """The clocks of sessions that rest since `before` or longer start so much later. O(all)."""
+    def stalled(self, moved_ns: int, now: int) -> None:
+        """Starts the clock of each resting session `moved_ns` later, but not later than `now`; the
+        order within a group stays as it is. O(all)."""
         for group in self._rests.values():
             for session, since in group.items():
-                if since <= before:
-                    group[session] = since + moved_ns
+                group[session] = max(since, min(since + moved_ns, now))
 
     def next_end(self) -> int:
         """When the next session has rested for too long; 0 for never."""
@@ -100,11 +100,11 @@ def stalled(ledger: Ledger, event: ev.BrokerStalled) -> None:
     """The broker did not run for a while: what a client could not say to it in that time ends
     neither the client's grace nor a session's rest. O(clients that are away + sessions that rest).
     """
-    moved_ns, before = event.moved_ns, event.at - event.moved_ns
     for client, away in ledger.expiring.items():
-        if away.since <= before and not away.bye:
+        if not away.bye:
+            moved_ns = max(0, min(event.moved_ns, event.at - away.since))
             ledger.expiring[client] = Away(away.since + moved_ns, away.until + moved_ns, away.bye)
-    ledger.idle.stalled(moved_ns, before)
+    ledger.idle.stalled(event.moved_ns, event.at)
 
 
 def next_lapse(ledger: Ledger) -> int:

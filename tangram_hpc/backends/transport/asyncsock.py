@@ -16,6 +16,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from ...errors import AccessError, ProtocolError, TangramError
 from ...wire import auth
@@ -101,6 +102,10 @@ class SocketLink:
     def _lose(self, reason: str) -> None:
         if self._sock is not None:
             self._shut()
+            parcels, self._parcels = self._parcels, None
+            with suppress(ProtocolError):
+                for parcel in parcels or ():  # they were read before the peer was lost
+                    self._on_parcel(parcel)
             self._on_lost(reason)
 
     def _readable(self) -> None:
