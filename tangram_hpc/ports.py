@@ -124,7 +124,8 @@ class Spool(Protocol):
 
 
 class Overflow(Protocol):
-    """Payloads for clients that do not read, out of memory; gone with the broker."""
+    """Holds payloads for clients that do not read, on disk instead of in memory. Its content ends
+    with the broker."""
 
     def put(self, client: int, data: Buffer) -> int:
         """Writes a payload; its offset in the client's overflow, or -1: there is no room."""

@@ -133,7 +133,9 @@ def test_a_process_that_is_stopped_for_good_is_ended_by_its_watcher() -> None:
 
 @pytest.mark.slurm
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("again", [True, False], ids=["stopped for 8 s", "stopped for good"])
+@pytest.mark.parametrize("again", [
+    pytest.param(True, id="stopped for 8 s"),
+    pytest.param(False, id="stopped for good", marks=pytest.mark.long)])
 def test_under_srun_the_step_ends(site: Site, again: bool) -> None:
     """`srun --kill-on-bad-exit=0`, as the templates say it."""
     name = f"gwstop{int(again)}"

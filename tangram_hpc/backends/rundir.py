@@ -51,8 +51,9 @@ def own_dir(environ: Mapping[str, str], job: str) -> Path:
 
 
 def job_dir(environ: Mapping[str, str], job: str) -> Path:
-    """The folder of a job that is named by its id, or by `ID@CLUSTER`: of this cluster, else of the
-    job that runs, else of the one that started last. It need not exist."""
+    """The folder of a job given as `ID` or `ID@CLUSTER`. For a bare id it takes, in this order:
+    this cluster's folder, the folder whose broker runs, the folder that was started last. It need
+    not exist."""
     named = own_dir(environ, job)
     here = named.with_name(f"{job}@{environ.get('SLURM_CLUSTER_NAME', '')}")
     for folder in (named, here):
@@ -102,9 +103,8 @@ def move_away(folder: Path) -> Path:
 
 
 def link_last(folder: Path, job: str) -> Path | None:
-    """Lets `jobs/JOB` lead to this folder. Returns where a folder of that very name, which a
-    release
-    before this one made, was moved to; None where there was none."""
+    """Points the link `jobs/JOB` at this folder. A real folder of that name, from an earlier
+    release, is moved away first. Returns its new path, or None if there was none."""
     link, moved = folder.with_name(job), None
     if link == folder:
         return None

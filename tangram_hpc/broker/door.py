@@ -111,7 +111,8 @@ def _wrong_names(action: Action) -> str:
 
 
 def _wrong_kind(action: Action) -> str:
-    """A key that no kind of action has, which a broker that still waits for nodes would keep."""
+    """Checks that the key, kind, session and degrees of an action belong together. Admission cannot
+    do this before all nodes have joined."""
     what, colon, name = action.key.partition(":")
     if action.key != "cpu" and not (colon and name and what in ("service", "endpoint", "rollouts")):
         return f"key: {_short(action.key)} is not `cpu`, `service:NAME` or `endpoint:NAME`"
@@ -184,8 +185,8 @@ def mended(outcome: Outcome) -> Outcome:
             and len(o.reason) + len(o.isolation) + len(o.enforcement) <= TEXT_MAX):
         return outcome
     why = wrong_outcome(outcome)
-    return Outcome(ActionState.FAILED, reason=f"its end was told wrongly: {why}") if (
-        why) else outcome
+    return Outcome(ActionState.FAILED, reason="the worker reported an impossible outcome "
+                   f"({why}); see the worker's log") if why else outcome
 
 
 def _wrong_service(spec: ServiceSpec) -> str:

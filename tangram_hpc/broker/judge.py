@@ -30,7 +30,7 @@ class Judge:
         self._now, self._happen, self._satellites = now, happen, satellites
         self.liveness = Liveness(int(SILENCE_S * 1e9))
         self._stalls = Stalls(now(), _STALLED_S * 1e9)
-        self._made_up = 0.0  # of the stalls so far: what `missed_s` has told
+        self._made_up = 0.0  # stalled ns that `missed_s` has returned already
 
     def look(self) -> None:
         """To be called before anything is judged by the clock. After a stall each deadline moves by

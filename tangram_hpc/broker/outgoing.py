@@ -112,8 +112,8 @@ class Outgoing:
         return [result for result, _ in kept.results.values()] if kept is not None else []
 
     def told(self) -> dict[str, int]:
-        """For people: by client, how many results wait for it, of those that have more than fits
-        into memory."""
+        """The number of unacknowledged results of each client that has payloads in the overflow;
+        shown by `tangram info --json`."""
         return {str(client): len(kept.results) for client, kept in self._kept.items()
                 if any(isinstance(place, Place) for _, place in kept.results.values())}
 

@@ -170,7 +170,8 @@ class Session:
             self.opened.set_result(None)
 
     def _down(self, reason: str, never: bool = False, error: TangramError | None = None) -> None:
-        """It has ended; `error`: what its opening raises when that is not of the session itself."""
+        """It has ended. `error`: raised by a pending `opened` when the client failed and not the
+        session."""
         self.why_ended = why_ended(self.spec.id, reason)
         if not self.opened.done():
             own = InfeasibleRequest(reason) if never else SessionLost(self.why_ended)

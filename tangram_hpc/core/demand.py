@@ -33,8 +33,8 @@ class Calls:
         return self._x * self.horizon // (self.horizon + since) if since > 0 else self._x
 
     def steady(self, now: int) -> int:
-        """Calls expected within the horizon if they go on as since the first: before a horizon has
-        passed, the count holds only those of the time that has."""
+        """Calls expected per horizon at the rate seen since the first call. It scales the count up
+        while less than one horizon has passed."""
         seen = max(now - self._first, self.horizon // YOUNG)
         return self.expected(now) * self.horizon // min(seen, self.horizon)
 

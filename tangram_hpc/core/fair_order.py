@@ -104,7 +104,8 @@ class ClientShare:
         self.ends = {each: at for each, at in ahead[:len(ahead) // 2] if at > self.round}
 
     def served(self, group: int, turn: int) -> None:
-        """One of its actions was granted units. What nobody competes for is not counted."""
+        """One of its actions was granted units. Nothing is counted while this client
+        is the only one of its pool."""
         pool = self.pool
         if len(pool.clients) > 1:
             pool.time = self.start()
@@ -204,7 +205,7 @@ class Rounds(Generic[_W]):
         return self._heap[0][1] not in self._served
 
     def charge(self) -> None:
-        """The list whose turn it is has had it."""
+        """Counts one turn for the current list."""
         tag, client = self._heap[0]
         self._served.add(client)
         start, each = self._groups[client][0]

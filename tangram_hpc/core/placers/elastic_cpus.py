@@ -188,9 +188,10 @@ def _lines(view: Snapshot, node: NodeView) -> list[Line]:
 
 def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiting, room: int,
             started: set[int]) -> tuple[list[tuple[Action, Shape, bool]], bool]:
-    """Who would start if units were all that counts, in order, and whether he must start if he can
-    at all, as he is overdue or as it is his client's turn; whoever has cores of his own starts at
-    once. Also whether somebody keeps the node's GPUs for himself."""
+    """Returns the actions to start, in order, as if only units were scarce; each with a flag that
+    it must start if it fits, since it is overdue or its client has had no turn in this pass. The
+    second value says whether a waiting action reserves the node's GPUs. Actions with reserved cores
+    start at once."""
     chosen: list[tuple[Action, Shape, bool]] = []
     mem, gpus, mem_kept, gpus_kept = node.free_mem_mib, node.free_gpus, False, False
     several = waiting.several

@@ -88,7 +88,7 @@ class Waiting:
         return self._rounds is not None and self._rounds.several
 
     def is_first(self) -> bool:
-        """Whether the client whose turn it is, of several, had none in this pass."""
+        """Whether several clients wait and the current one has not been served in this pass."""
         return self._rounds is not None and self._rounds.is_first()
 
     def take(self, chosen: Next) -> None:
