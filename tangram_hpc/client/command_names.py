@@ -16,6 +16,7 @@ from functools import lru_cache
 from ..domain.class_names import template
 
 LOOK = 2000  # characters of a shell line that are read
+_SHORT = 400  # characters of a command given as words whose name is remembered
 _DEPTH = 4  # shells that run a line that runs a shell
 # a redirection, a comment, a separator, a word with its quoted parts, an unclosed quote
 _TOKEN = re.compile(r"""(?P<away>[0-9]*>&[0-9-]|&>>?|[0-9]*(?:<<<|<<-?|<|>>|>\||>))
@@ -48,7 +49,14 @@ def name_of(shell: str, argv: Sequence[str]) -> str:
     """The name of a shell line, or of a command given as words where that is empty."""
     if shell:
         return _name_of_line(shell[:LOOK])
-    return _of_words(list(argv[:64]), _DEPTH) or _last_part(argv[0])
+    if len(argv) < 9 and sum(map(len, argv)) < _SHORT:  # short ones are kept: they often come again
+        return _name_of_words(tuple(argv))
+    return _name_of_words.__wrapped__(tuple(argv[:64]))
+
+
+@lru_cache(maxsize=1024)
+def _name_of_words(argv: tuple[str, ...]) -> str:
+    return _of_words(list(argv), _DEPTH) or _last_part(argv[0])
 
 
 @lru_cache(maxsize=1024)
