@@ -19,6 +19,7 @@ that names the field, the source and the remedy.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -171,8 +172,10 @@ def gather(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = Non
         values.update(told)
         origin.update(dict.fromkeys(told, str(path)))
 
-    home = Path(environ.get("HOME") or Path.home()).absolute()
+    home = _home(environ)
     for path in (SITE_FILE, user_file(environ)):
+        if path.is_relative_to(home) and not os.access(home, os.X_OK):
+            continue  # as after `sudo` or `su`, which can leave HOME at another user's home
         text = read_trusted(path, home, _KIND)
         if text is not None:
             take(path, _parsed(text, path, _KIND))
@@ -189,7 +192,9 @@ def gather(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = Non
         if value is not None:
             values[key], origin[key] = value, f"--{key.replace('_', '-')}"
     here = Path(FILE)
-    unnamed = not named and here.exists() and not any(here.samefile(file) for file in files)
+    # os.path.exists is False, and Path.exists fails, where this folder may not be searched
+    unnamed = (not named and os.path.exists(here)
+               and not any(here.samefile(file) for file in files))
     return Gathered(values, origin, tuple(files), here.absolute() if unnamed else None)
 
 
@@ -197,8 +202,16 @@ def user_file(environ: Mapping[str, str]) -> Path:
     """Where the user's own settings lie, by the XDG base directories; it need not exist."""
     base = environ.get("XDG_CONFIG_HOME", "")
     if not base.startswith("/"):  # unset, or relative, which the standard tells to ignore
-        base = str(Path(environ.get("HOME") or Path.home()).absolute() / ".config")
+        base = str(_home(environ) / ".config")
     return Path(base) / "tangram" / FILE
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    try:
+        return Path(environ.get("HOME") or Path.home()).absolute()
+    except RuntimeError:
+        raise InvalidInput("HOME is not set, and this user id has no entry in the password "
+                           "database; set HOME") from None
 
 
 def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None, *,

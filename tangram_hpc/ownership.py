@@ -39,6 +39,7 @@ def read_trusted(path: Path, home: Path, what: str) -> str | None:
     """
     try:
         folders, links, real = _way(path)
+        real.stat()  # a file that is not there cannot mislead, so its folders are not judged
         above = set(home.resolve().parents) if home.resolve() in real.parents else set()
         for folder in folders:
             if folder not in above:

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from executor_rig import Rig, until
+from executor_rig import Rig, as_an_ordinary_user, until
 from hostile_rig import WAYS, Arena, Duel, reason_to_skip
 from hostile_rig import arena as new_arena
 
 from tangram_hpc.backends.rundir import make_scratch, sweep_scratch
-from tangram_hpc.backends.sandbox import kernel, tree
+from tangram_hpc.backends.sandbox import backends, kernel, tree
+from tangram_hpc.ports import SandboxSettings
 
 # The raw system calls, so that no C library stands between. argv: a path outside, and a machine.
 CALLS = """
@@ -313,7 +314,34 @@ def said(duel: Duel, source: str, *args: object) -> list | dict:
     return json.loads(back.stdout)
 
 
+def test_a_kernel_on_which_no_mode_can_be_changed_offers_process_to_trusted_code_only(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Yama's ptrace_scope 2 on the keeper may not read a path in a caller's memory."""
+    if why := reason_to_skip("process"):
+        pytest.skip(why)
+    for scope, offered in (("1", True), ("2", False), ("3", False)):
+        (tmp_path / "scope").write_text(f"{scope}\n")
+        monkeypatch.setattr(backends, "_YAMA", str(tmp_path / "scope"), raising=False)
+        found = as_an_ordinary_user(SandboxSettings())
+        assert ("process" in found.untrusted) is offered
+        assert ("ptrace_scope is above 1" in found.why_not.get("process", "")) is not offered
+        assert "process" in found.trusted
+
+
 # ---- names and scratch folders ----
+
+
+def test_a_set_gid_bit_above_the_scratch_folder_is_not_inherited(tmp_path: Path) -> None:
+    """Else each folder made in a sandbox has the bit, and what copies its mode is refused."""
+    if why := reason_to_skip("process"):
+        pytest.skip(why)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    scratch.chmod(0o2700)
+    rig = Rig(tmp_path, trusted=False, isolation="process")
+    outcome, back = rig.shell("mkdir d && cp -a d e && chmod 755 e && stat -c %a d e")
+    rig.close()
+    assert (outcome.exit_code, back.stdout) == (0, b"700\n755\n"), (outcome, back)
 
 
 def test_the_folders_of_sandboxes_have_names_that_nobody_guesses(arena: Arena) -> None:

@@ -64,6 +64,18 @@ def test_what_acct_prints_is_understood_by_explain(cluster: LocalCluster) -> Non
     assert told.returncode == 2 and f"is of job {JOB}, and --job says 5" in told.stderr
 
 
+def test_a_job_of_a_named_cluster_is_that_job(tmp_path: Path) -> None:
+    """`explain -j JOB@CLUSTER` takes ids of the job that name no cluster."""
+    with LocalCluster(cpus=1, home=tmp_path, job=f"{JOB}@here", warm=0) as other:
+        assert other.submit(["true"], name="three").result().ok
+        rows = tangram(other, "acct", "-j", f"{JOB}@here", "-n", "-P", "-o", "JobID").stdout
+        short = rows.split()[0].removeprefix(f"{JOB}@here.")
+        told = tangram(other, "explain", "-j", f"{JOB}@here", f"{JOB}.{short}")
+        assert told.returncode == 0 and "three  COMPLETED" in told.stdout, told
+        told = tangram(other, "explain", "-j", "5@here", f"{JOB}.{short}")
+        assert told.returncode == 2 and "--job says 5@here" in told.stderr, told
+
+
 @pytest.mark.parametrize("form", ["{job}", "{job}+1", "{job}.0", "{job}.batch", "{job}+1.extern",
                                   "{job}.het+1", "{first}"])
 def test_each_form_of_a_jobs_id_names_the_job(cluster: LocalCluster, form: str) -> None:

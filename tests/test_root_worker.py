@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from tangram_hpc import InfeasibleRequest, LocalCluster
+from tangram_hpc.backends.doctor import isolation
+from tangram_hpc.backends.doctor.check import SlurmFacts, Where
 from tangram_hpc.backends.sandbox.backends import Backends
+from tangram_hpc.config import Config
 from tangram_hpc.demo.job import warm
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.errors import InvalidInput
@@ -48,6 +51,14 @@ def test_untrusted_code_is_refused_with_what_to_install() -> None:
             found.box(spec)
     assert found.box(SessionSpec(1, trusted=True)).backend == "process"
     assert Backends.probed("process").untrusted == (), "a setting does not change it"
+
+
+@pytest.mark.usefixtures("without_bwrap")
+def test_the_doctor_tells_root_what_helps() -> None:
+    """Another kernel would not: root needs a program, or is to be an ordinary user."""
+    told = isolation.sandboxes(Where({}, Config.model_validate({}), "", SlurmFacts()))
+    assert "install bubblewrap, or start workers as an ordinary user" in told.remedy, told
+    assert "Landlock ABI" not in told.remedy
 
 
 @pytest.mark.usefixtures("without_bwrap")

@@ -26,6 +26,7 @@ needs_both = pytest.mark.skipif(not seccomp.available() or landlock.abi() < 6,
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOWED, ERRNO, NOTIFY = 0x7FFF0000, 0x00050000, 0x7FC00000
 ASKS = -1  # the call waits for who holds the filter's listener
+DONE = -2  # success is reported, and no call is made
 HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h",
            "aarch64": "/usr/include/asm-generic/unistd.h"}
 
@@ -35,7 +36,7 @@ def number(machine: str, name: str) -> int:
 
 
 def answer(code: bytes, arch: int, nr: int, *args: int) -> int:
-    """Runs a filter as the kernel would: the errno it gives, 0 for allowed, ASKS for notified."""
+    """Runs a filter as the kernel would: an errno, 0 for allowed, ASKS for notified, or DONE."""
     data = struct.pack("<iIQ6Q", nr, arch, 0, *(a & (1 << 64) - 1 for a in (*args, *[0] * 6)[:6]))
     at = held = 0
     for _ in range(len(code)):
@@ -53,7 +54,7 @@ def answer(code: bytes, arch: int, nr: int, *args: int) -> int:
         else:
             assert op == 0x06, f"instruction {op:#x}"
             assert value in (ALLOWED, NOTIFY) or value & 0xFFFF0000 == ERRNO
-            return {ALLOWED: 0, NOTIFY: ASKS}.get(value, value & 0xFFFF)
+            return {ALLOWED: 0, NOTIFY: ASKS, ERRNO: DONE}.get(value, value & 0xFFFF)
     raise AssertionError("no end")
 
 
@@ -82,7 +83,7 @@ def test_every_number_has_its_answer(machine: str, namespaced: bool, network: bo
 
 @pytest.mark.parametrize("machine", ARCH)
 def test_arguments_are_compared_as_the_kernel_reads_them(machine: str) -> None:
-    code = seccomp.program(machine, namespaced=False, network=False, gid=7)
+    code = seccomp.program(machine, namespaced=False, network=False, gid=7, uid=6)
 
     def ask(name: str, *args: int) -> int:
         return answer(code, ARCH[machine], number(machine, name), *args)
@@ -106,8 +107,13 @@ def test_arguments_are_compared_as_the_kernel_reads_them(machine: str) -> None:
     assert ask("prlimit64", high, 7, 1) == 0  # pid 0, as the kernel takes it
     assert ask("setpriority", 0, 0, 5) == 0
     assert ask("setpriority", 0, 9, 5) == ask("setpriority", 2, 0, 5) == errno.EPERM
-    assert ask("fchownat", 0, 0, 7, 7) == ask("fchownat", 0, 0, 7, -1) == 0
-    assert ask("fchownat", 0, 0, 7, 8) == errno.EPERM
+    for name, before in {"chown": 1, "lchown": 1, "fchown": 1, "fchownat": 2}.items():
+        if number(machine, name) >= 0:
+            asked = {(user, group): ask(name, *[0] * before, user, group)
+                     for user in (6, -1, 0, 7) for group in (7, -1, 0, 6)}
+            kept = {owner for owner, got in asked.items() if got == DONE}
+            assert kept == {(6, 7), (6, -1), (-1, 7), (-1, -1)}, name
+            assert {asked[owner] for owner in asked if owner not in kept} == {errno.EPERM}, name
     stream, datagram, packet, nonblocking = 1, 2, 5, 0x80800
     assert ask("socketpair", 1, stream | nonblocking) == ask("socketpair", 1, packet) == 0
     assert ask("socketpair", 1, datagram) == ask("socketpair", 1, 3) == errno.EACCES
@@ -185,6 +191,33 @@ def test_mounts_and_namespaces(place: Place) -> None:  # noqa: F811
     assert place.run(work, filtered) == [errno.EPERM] * 10
     assert place.run(lambda: [call("clone3"), call("setxattr"), call("shmget")], filtered) == [
         errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOSYS]
+
+
+@needs_filter
+def test_files_outside_keep_their_group_and_their_set_id_bits(place: Place) -> None:  # noqa: F811
+    """A change of the owner to oneself clears these bits; it is answered and not made."""
+    path = place.outside / "program"
+    path.touch()
+    os.chown(path, place.uid, 0)
+    path.chmod(0o6755)
+    before = path.stat()
+
+    def work() -> list[int]:
+        uid, gid = os.geteuid(), os.getegid()
+        fd = os.open(path, os.O_RDONLY)
+        found = []
+        for group in (-1, gid):
+            for user in (-1, uid):
+                found += [refused(lambda u=user, g=group: os.chown(path, u, g)),
+                          refused(lambda u=user, g=group: os.lchown(path, u, g)),
+                          refused(lambda u=user, g=group: os.fchown(fd, u, g))]
+        return [*found, refused(lambda: os.fchown(fd, -1, gid + 1)),
+                refused(lambda: os.chown(path, uid + 1, -1))]
+
+    assert place.run(work, filtered) == [0] * 12 + [errno.EPERM] * 2
+    after = path.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (
+        before.st_mode, before.st_uid, before.st_gid)
 
 
 @needs_filter

@@ -152,6 +152,59 @@ def test_a_link_counts_as_a_folder_on_the_way(home: Path) -> None:
         assert f"belongs to user {ELSE}" in refused(home)
 
 
+def test_folders_are_not_judged_where_there_is_no_file(home: Path) -> None:
+    """A home that its group may write to, as some sites make them, misleads nobody by itself."""
+    home.chmod(0o775)
+    assert setting(home, "grace_s") == (30.0, "default")
+    user_file(home, "grace_s = 7\n")
+    assert f"its group can write to {home}" in refused(home)
+
+
+def as_somebody_else(environ: dict[str, str], folder: Path) -> str:
+    """What another account gets that reads its settings in a folder: `grace_s`, or an error."""
+    from tangram_hpc.config import load_config
+
+    into, out = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.chdir(folder)
+            os.setgroups([])
+            os.setresgid(ELSE, ELSE, ELSE)
+            os.setresuid(ELSE, ELSE, ELSE)
+            os.environ.pop("HOME", None)
+            text = str(load_config(environ).grace_s)
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            text = f"{type(error).__name__}: {error}"
+        os.write(out, text.encode())
+        os._exit(0)
+    os.close(out)
+    os.waitpid(pid, 0)
+    with open(into, "rb") as file:
+        return file.read().decode()
+
+
+@as_root
+def test_a_home_that_may_not_be_entered_holds_no_file(home: Path) -> None:
+    """`sudo -u other` leaves HOME at a home of mode 0700; all verbs go on with the defaults."""
+    user_file(home, "grace_s = 7\n")
+    home.chmod(0o700)
+    assert as_somebody_else({"HOME": str(home)}, Path("/")) == "30.0"
+
+
+@as_root
+def test_a_current_folder_that_may_not_be_searched_holds_no_file(home: Path) -> None:
+    """Whether `tangram.toml` lies in it cannot be found out, so nothing is said of it."""
+    (home / "repository").chmod(0o700)
+    assert as_somebody_else({"HOME": "/"}, home / "repository") == "30.0"
+
+
+@as_root
+def test_a_user_without_a_home_is_told_to_set_it() -> None:
+    """A user id without an entry in the password database, as in some containers."""
+    assert as_somebody_else({}, Path("/")).startswith("InvalidInput: HOME is not set")
+
+
 def test_the_sites_file_lies_below_the_users(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """/etc/tangram is checked alike and read first; here it stands elsewhere."""
     from tangram_hpc import config

@@ -21,7 +21,8 @@ HOSTILE = ("x\n#SBATCH --uid=0", "x\ntouch pwned", "$(touch pwned)", "`touch pwn
            "x;touch pwned", "x&touch pwned", "x|touch pwned", "x>pwned", "a)b", "{a,b}", "a*", "~x",
            '"x', "'x", "x\\",
            "x\x00y", "x\x1b[2J", "${x:-$(touch pwned)}", "${x@P}", "${x[$(touch pwned)]}", "$((x))",
-           "<(touch pwned)", "x\r\ntouch pwned")
+           "<(touch pwned)", "x\r\ntouch pwned",
+           "${x:-`touch pwned`}", "${x:-'y'}", '${x:-"}', "${x:-\\y}")
 # a stand-in for Slurm's and tangram's commands: it writes its words down and ends
 STUB = '#!/bin/sh\nfor word; do printf "%s\\n" "$word"; done >> "$WORDS"\nexit 3\n'
 

@@ -35,7 +35,7 @@ def go(args: argparse.Namespace) -> int:
     from ..errors import InvalidInput
 
     action, job = args.action.action, args.job or args.action.job
-    if args.job and args.action.job not in ("", args.job):
+    if args.job and args.action.job not in ("", args.job, args.job.partition("@")[0]):
         raise InvalidInput(f"ACTION: {args.action.job}.{action} is of job {args.action.job}, and "
                            f"--job says {args.job}; leave one of them out")
     told, over = _ask(job, action)

@@ -38,7 +38,7 @@ _MORE = ("broker_options", "more")
 _QUOTED = ("scratch", "workload", "config")
 _WORD_BAD = re.compile(r"[\s'\"`#$&;|<>\\(){}\[\]*?!~^]")
 _QUOTED_BAD = re.compile(r"['\"`\\$]|[^\S ]")
-_VARIABLE = re.compile(r"\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*(:-[^${}]*)?\}")
+_VARIABLE = re.compile(r"\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*(:-[^${}'\"`\\]*)?\}")
 _WHOLE = ("requeues", "warn", "wait_s")
 _WORDS = {"gateway": ("on", "off")}
 

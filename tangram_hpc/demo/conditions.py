@@ -18,7 +18,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-WORTH_TELLING = 0.05  # of the CPU time there was; so much changes a ratio by as much
+# Share of the CPU time taken by other work from which a run is reported as disturbed: it can change
+# a ratio by about as much.
+WORTH_TELLING = 0.05
 
 
 @dataclass(frozen=True)

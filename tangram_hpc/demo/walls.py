@@ -8,9 +8,9 @@ from ..backends.sandbox.backends import Backends
 
 
 def walls(client: Any) -> dict[str, Any]:
-    """What isolation to ask for: `process`, as hundreds of sandboxes open at once and it is the one
-    that is built fastest, else the nodes' best. Where there is none, this step may run all the
-    same, as its code is this package's own; a model's may not."""
+    """Session options for the demo's programs. `process` starts fastest, and hundreds of sandboxes
+    open at once; otherwise the nodes' best backend. If no backend can hold untrusted code, the
+    programs run as trusted, since they ship with this package. A model's code must not."""
     works = {name for node in client.ask("nodes")["nodes"] for name in node["untrusted"]}
     return {"backend": "process" if "process" in works else "", "trusted": not works}
 

@@ -22,6 +22,8 @@ _NEWUSER, _NEWNS = 0x10000000, 0x00020000
 _WALL = "install bubblewrap (unprivileged user namespaces must be on), or a kernel with " \
         f"Landlock ABI {landlock.ABI_SCOPES} (Linux 6.12)"
 
+_AS_ROOT = "install bubblewrap, or start workers as an ordinary user"
+
 
 def sandboxes(where: Where) -> Finding:
     """What sessions can be made of here."""
@@ -33,7 +35,7 @@ def sandboxes(where: Where) -> Finding:
                         told.why_not.items() if not why.endswith("is not installed"))
     if not told.untrusted:
         return warn(f"nothing here holds code that is not trusted ({lacking or 'no program'})",
-                    f"{_WALL}; until then sessions need trusted=True")
+                    f"{_AS_ROOT if is_root() else _WALL}; until then sessions need trusted=True")
     return ok(f"untrusted code in {', '.join(_named(told.untrusted))}"
               f"{f' ({lacking})' if lacking else ''}")
 
@@ -50,7 +52,8 @@ def walls(where: Where) -> Finding:
     text = f"Landlock {f'ABI {level}' if level else 'is not there'}, system call filter " \
            f"{'works' if filtered else 'does not'}"
     if is_root():
-        return skip(f"{text}; a worker that is root gives code that is not trusted `bwrap` only")
+        return skip(f"{text}; a worker that is root runs untrusted code in bwrap or a container "
+                    "only")
     if level >= landlock.ABI_SCOPES and filtered:
         return ok(text)
     return warn(f"{text}: `process` is for trusted code only here",

@@ -64,7 +64,8 @@ struct plain {
     int64_t output_max;  /* and one that says more on a stream; at most OUTPUT */
     struct bytes call_tail; /* of a call that has argv or shell and nothing else */
     struct bytes completed, failed; /* an outcome up to its exit code */
-    struct bytes outcome_tail;      /* and after its maxrss; its last byte: what is at least so */
+    /* the outcome's fields after maxrss; the last byte is the set of `at_least` bits */
+    struct bytes outcome_tail;
     struct known known[KNOWN];
     /* what goes back to Python */
     int32_t pid, out, err, status, ended, fell;

@@ -20,14 +20,24 @@ from .hostwire import Box
 from .probe import probe
 
 _PROBE_S = 10.0
-_ROOT = ("this worker is root, whose code that is not trusted is kept in namespaces only: install "
+_ROOT = ("this worker is root, and root runs untrusted code only in namespaces: install "
          "bubblewrap (apt-get install bubblewrap, dnf install bubblewrap), or start the worker as "
          "an ordinary user")
+_YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
 
 def is_root() -> bool:
     """Whether what this process starts would be root without namespaces of its own."""
     return os.geteuid() == 0
+
+
+def _yama() -> int:
+    """How far the kernel forbids to trace one's own processes: 0 to 3; 0 where it has no Yama."""
+    try:
+        with open(_YAMA) as file:
+            return int(file.read())
+    except FileNotFoundError:
+        return 0
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,9 @@ class Backends:
             why_not["process"] = "this kernel cannot filter system calls"
         if not why_not["process"] and is_root():
             why_not["process"] = _ROOT
+        if not why_not["process"] and _yama() > 1:
+            why_not["process"] = ("kernel.yama.ptrace_scope is above 1, so no file mode can be "
+                                  "changed in it; set it to 1, or install bubblewrap")
         walled = () if why_not["process"] else ("process",)
         untrusted = works[:1] + walled + works[1:] if works[:1] == ("bwrap",) else walled + works
         if default and default not in ("process", *works):

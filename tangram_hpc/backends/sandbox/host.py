@@ -36,8 +36,9 @@ def guard(name: str, when_parent_ends: int) -> None:
 
 def become(control: socket.socket, modes: int, highest: int, home: str, kind: str, parent: int
            ) -> socket.socket:
-    """Turns a fresh fork of the nursery into a host; returns its control socket. Of the nursery's
-    descriptors, up to `highest`, it keeps that and, as an init, `modes` as MODES.
+    """Turns a fresh fork of the nursery into a host and returns its control socket. Closes all
+    descriptors inherited from the nursery (`highest` is the largest), except the control socket
+    and, in an init, `modes`, which becomes descriptor MODES.
 
     Raises:
         OSError: its directory cannot be entered.
@@ -68,9 +69,8 @@ def open_oom_score() -> int:
 
 
 def open_of_self(name: str) -> int:
-    """A descriptor to write this process's own file in /proc. Who cannot be dumped owns no file of
-    its own there, unless it is root, and so can be for a moment. To be called before any code of a
-    user runs."""
+    """Opens a file of this process in /proc for writing. Root owns these files while the process is
+    not dumpable, so it is made dumpable for a moment. Call it before any user's code runs."""
     _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
     try:
         return os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)

@@ -149,6 +149,8 @@ class Lodging:
             # resolved, as links inside a sandbox are followed by comparing with it
             folder = self._folder / f"worker-{folders.new_name()}"
             folder.mkdir(mode=0o700)
+            # a set-gid bit of the folder above would be inherited
+            os.chmod(folder, 0o700)
             root = os.path.realpath(folder)
         except OSError as error:
             raise InvalidInput(

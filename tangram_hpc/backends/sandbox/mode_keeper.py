@@ -68,7 +68,7 @@ class ModeKeeper:
         return max(self._own, default=0)
 
     def close(self) -> None:
-        """Answers nobody any more: the kernel then says ENOSYS to who asks."""
+        """Closes all listeners. Sandboxed programs that then change a mode get ENOSYS."""
         for listener in self._own:
             os.close(listener)
         self._own.clear()
@@ -169,7 +169,8 @@ def _named(tid: int, folder: int, address: int, flags: int) -> int:
     """The file that the caller named by a path at `address` of its memory."""
     path = _read_path(tid, address)
     if match := _A_DESCRIPTOR.fullmatch(path):
-        # of itself, whatever process it names: others' are not its to use
+        # A /proc/PID/fd/N path always means the caller's own descriptor N, whichever PID it names:
+        # the caller may not use other processes' descriptors.
         return _descriptor(tid, int(match[1]))
     if not path and not flags & _AT_EMPTY_PATH:
         raise OSError(errno.ENOENT, "no path")

@@ -1,11 +1,8 @@
 """Owns: how an init changes file modes from behind its own system call filter, and how it hands the
 filter's listener over. Must not decide about a sandboxed program's calls: `mode_keeper` does.
 
-Every `chmod` behind the filter of a `process` sandbox waits for the keeper, which reads the path in
-the caller's memory. It cannot read the memory of an init, which no program of its user may trace.
-An init therefore makes its own changes with a password of 128 random bits in two arguments that
-the call does not use, for which the filter lets it pass. No sandboxed program can read the init's
-memory either.
+An init changes modes without the keeper: it puts a secret of 128 random bits into two unused
+arguments of `fchmodat`, and the filter allows calls that carry it.
 """
 
 from __future__ import annotations

@@ -49,7 +49,9 @@ from .hostwire import (
     frame,
 )
 
-_END_S = 1.0  # children of a function that do not end by then are not counted with it
+# A function's children are killed and waited for. After this many seconds the result is sent
+# without them, and its CPU time is a lower bound.
+_END_S = 1.0
 _MUCH_KIB = 1024
 _BATCH_NS = 1_000_000  # a result waits at most so long for the next one's
 

@@ -74,9 +74,9 @@ def restrict(*, namespaced: bool, network: bool, sampled: bool = False) -> int:
     be handed to a `ModeKeeper`.
 
     `namespaced`: it has mount, pid and network namespaces of its own. Without, what reaches other
-    processes and files of the same user goes too: tracing, priorities, extended attributes and
-    groups of files by path, memory and queues shared by a key, and every way to a Unix socket but
-    pairs. Binding to cores is left to who is outside, in both cases. Without `network` and
+    processes and files of the same user goes too: tracing, priorities, extended attributes,
+    owners and groups of files, memory and queues shared by a key, and every way to a Unix socket
+    but pairs. Binding to cores is left to who is outside, in both cases. Without `network` and
     namespaces no socket is made; a namespace of its own has a loopback only, so nothing more is
     refused there. `sampled`: memory is measured by what processes map; so what would hold memory
     without one is answered as by a kernel that has it not. Nowhere can a set-uid or set-gid bit
@@ -89,8 +89,8 @@ def restrict(*, namespaced: bool, network: bool, sampled: bool = False) -> int:
     here = kernel.machine()
     if not here:
         raise OSError(errno.ENOSYS, "no system call numbers of this machine are known")
-    group = os.getegid()
-    code = program(here, namespaced=namespaced, network=network, gid=group, sampled=sampled,
+    code = program(here, namespaced=namespaced, network=network, gid=os.getegid(),
+                   uid=os.geteuid(), sampled=sampled,
                    password=None if namespaced else modes.new_password())
     # struct sock_fprog: how many, and where
     text = ctypes.create_string_buffer(code, len(code))
@@ -104,13 +104,14 @@ def restrict(*, namespaced: bool, network: bool, sampled: bool = False) -> int:
                        ctypes.addressof(filter_))
 
 
-def program(machine: str, *, namespaced: bool, network: bool, gid: int,
+def program(machine: str, *, namespaced: bool, network: bool, gid: int, uid: int = 0,
             sampled: bool = False, password: _Password | None = None) -> bytes:
     """Pure. The filter's instructions for "x86_64" or "aarch64", 8 bytes each, for a process of
-    this group. `password`: lets a change of a file's mode pass, see `modes.change`."""
+    this user and group. `password`: lets a change of a file's mode pass, see `modes.change`."""
     column = list(_AUDIT_ARCH).index(machine)
     numbers = {NUMBERS[name][column] if name in NUMBERS else BOTH[name]: code
-               for name, code in _special(namespaced, network, gid, sampled, password).items()}
+               for name, code in _special(namespaced, network, gid, uid, sampled,
+                                           password).items()}
     numbers.pop(-1, None)  # this machine has it not
     ranges: list[tuple[int, _Code]] = [(0, _answer(0))]
     for number, code in sorted(numbers.items()):
@@ -126,7 +127,7 @@ def program(machine: str, *, namespaced: bool, network: bool, gid: int,
     return b"".join(struct.pack("HBBI", *line) for line in lines)
 
 
-def _special(namespaced: bool, network: bool, gid: int, sampled: bool,
+def _special(namespaced: bool, network: bool, gid: int, uid: int, sampled: bool,
              password: _Password | None) -> dict[str, _Code]:
     """What is answered otherwise than by "allowed", by name."""
     eperm, enosys = _answer(errno.EPERM), _answer(errno.ENOSYS)
@@ -145,8 +146,8 @@ def _special(namespaced: bool, network: bool, gid: int, sampled: bool,
     table.update(dict.fromkeys(_NOT_TO_NEIGHBOURS.split(), eperm))
     table.update(dict.fromkeys(_ATTRIBUTES.split(), _answer(errno.EOPNOTSUPP)))
     table.update(dict.fromkeys(_SHARED_BY_KEY.split(), enosys))
-    table["chown"] = table["lchown"] = _own_group(2, gid)
-    table["fchownat"] = _own_group(3, gid)
+    for name, owner in {"chown": 1, "lchown": 1, "fchown": 1, "fchownat": 2}.items():
+        table[name] = _keeps_owner(owner, uid, gid)
     table["kill"] = _refuse_values(0, _EVERYBODY)
     table["setpriority"] = _own_priority()
     table["prlimit64"] = _own_limits()
@@ -235,10 +236,12 @@ def _pairs() -> _Code:
             *_answer(errno.EACCES), *_answer(0))
 
 
-def _own_group(argument: int, gid: int) -> _Code:
-    """To no group but its own, by a path that could be anyone's; to no other owner anyway."""
-    return (_low(argument), (_EQUAL, 2, 0, gid), (_EQUAL, 1, 0, _UNCHANGED),
-            *_answer(errno.EPERM), *_answer(0))
+def _keeps_owner(argument: int, uid: int, gid: int) -> _Code:
+    """Own user and own group only, and then success without a call: a real call would clear the
+    set-id bits of the named file, or change its group, wherever the file lies."""
+    return (_low(argument), (_EQUAL, 1, 0, uid), (_EQUAL, 0, 3, _UNCHANGED),
+            _low(argument + 1), (_EQUAL, 2, 0, gid), (_EQUAL, 1, 0, _UNCHANGED),
+            *_answer(errno.EPERM), (_RETURN, 0, 0, _ERRNO))
 
 
 def _own_priority() -> _Code:

@@ -57,7 +57,7 @@ class GroupCpu:
 
 
 class Spent:
-    """One command's. Made when it begins.
+    """CPU time and memory of one command. Create it just before the command starts.
 
     Attributes:
         look_at: when `look` wants to be called (monotonic ns, 0: never).
@@ -98,7 +98,7 @@ class Spent:
         self._maxrss_kib = max(self._maxrss_kib, usage.ru_maxrss)
 
     def counted(self, cpu_ns: int, maxrss_kib: int, hidden: bool) -> None:
-        """What was seen of it before, elsewhere."""
+        """Takes over what the compiled loop measured before Python took charge of the command."""
         self._cpu_ns = self._main_ns = cpu_ns
         self._maxrss_kib, self._hidden = maxrss_kib, hidden
 

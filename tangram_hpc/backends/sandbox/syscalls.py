@@ -9,6 +9,7 @@ NUMBERS: dict[str, tuple[int, int]] = {
     "clock_settime": (227, 112), "clone": (56, 220), "connect": (42, 203),
     "creat": (85, -1), "create_module": (174, -1), "delete_module": (176, 106),
     "fanotify_init": (300, 262), "fchmod": (91, 52), "fchmodat": (268, 53),
+    "fchown": (93, 55),
     "fchownat": (260, 54), "fcntl": (72, 25), "finit_module": (313, 273),
     "fremovexattr": (199, 16), "fsetxattr": (190, 7), "init_module": (175, 105),
     "ioctl": (16, 29), "ioperm": (173, -1), "iopl": (172, -1), "ioprio_set": (251, 30),
