@@ -120,7 +120,7 @@ class Side:
         return took, cpu
 
     def close(self) -> None:
-        """Ends the side in order."""
+        """Closes the side's standard input, which ends it, and waits for its end."""
         self._process.communicate(timeout=120)
 
     def _read(self) -> Any:
@@ -161,7 +161,7 @@ def compare(other: str, pairs: int, tiny: bool) -> None:
 
 
 def main() -> None:
-    """Either side's process, or the comparison."""
+    """Runs one side's process with `--serve`, and the comparison without."""
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--other", default=sys.executable,
                    help="the Python interpreter of the other checkout; default: this one's")
