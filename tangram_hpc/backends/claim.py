@@ -110,7 +110,7 @@ class Claim:
         except OSError as error:
             raise InvalidInput(f"job folder {folder}: cannot write there ({error.strerror})"
                                ) from None
-        self._path = _path(folder, number)
+        self._path = os.fspath(_path(folder, number))
 
     def superseded(self, now: bool = False) -> bool:
         """Whether another broker has taken the folder, or it is gone. Looks at most every
@@ -181,7 +181,7 @@ def _path(folder: Path, number: int) -> Path:
     return folder / f"{_PREFIX}{number}"
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path | str) -> bytes:
     """A file's content; empty when it is gone. Opening it asks a shared file system's server, which
     looking at its name alone does not."""
     try:

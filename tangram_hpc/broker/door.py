@@ -60,19 +60,11 @@ _ENDED: Bounds = {"tokens": (-1, CONTEXT_MAX), "epoch": (-1, AMOUNT_MAX)}
 _HELLO: Bounds = {"rank": (-1, AMOUNT_MAX), "size": (0, AMOUNT_MAX)}
 
 
-def wrong(message: ms.Message) -> str:
-    """What is wrong with a message from a peer, naming the field; empty if nothing is."""
-    if type(message) is ms.Submit:
-        return wrong_action(message.action)
-    check = _CHECKS.get(type(message))
-    return check(message) if check is not None else ""
-
-
-def wrong_action(action: Action) -> str:
-    """What is wrong with an action as such."""
+def _wrong_submit(message: ms.Submit) -> str:
     # Nearly all actions pass here, at the price of some instructions. Several numbers are looked at
     # as one: a negative one, or one with a high bit, leaves something after the shift. That the
     # degrees between the first and the last ascend is looked at by admission.
+    action = message.action
     d, session = action.degrees, action.session
     if (action.key == "cpu" and not (action.mem_mib | action.gpus | action.attempts_max) >> 16
             and not (action.id | action.timeout_ns | session) >> 59
@@ -83,6 +75,11 @@ def wrong_action(action: Action) -> str:
             and action.turn is None and action.profile is None
             and (session or action.kind is not Kind.FILE)):
         return ""
+    return wrong_action(action)
+
+
+def wrong_action(action: Action) -> str:
+    """What is wrong with an action as such."""
     return (_out_of(action, _ACTION) or _wrong_degrees(action) or _wrong_names(action)
             or _wrong_kind(action) or _wrong_turn(action.turn))
 
@@ -177,7 +174,7 @@ def wrong_outcome(outcome: Outcome) -> str:
 def mended(outcome: Outcome) -> Outcome:
     """An outcome that can be counted: as it was told, or a failure that says what was wrong with
     it. The attempt is over in either case, and its lease must end."""
-    o = outcome  # as in `wrong_action`: nearly all pass here
+    o = outcome  # as in `_wrong_submit`: nearly all pass here
     if (not (o.exec_ns | o.cpu_ns | o.maxrss_kib | o.restore_ns | o.exit_code | o.signal
              | o.returned) >> 40 and o.batch == 1 and o.gpu_util_pct == -1 == o.energy_mj
             and not (o.pushed or o.cost_micro or o.retry_after_ns) and o.gpu_max_mem_mib == -1
@@ -240,7 +237,10 @@ def _wrong_packed(word: ms.SandboxPacked) -> str:
     return "" if _DIGEST.fullmatch(word.files) else f"files: {_short(word.files)} is no digest"
 
 
-_CHECKS: dict[type, Callable[[Any], str]] = {
+# By class of message: what is wrong with one, naming the field; empty if nothing is. Whatever the
+# types of a class that is not listed allow makes sense.
+CHECKS: dict[type, Callable[[Any], str]] = {
+    ms.Submit: _wrong_submit,
     ms.RequestSession: lambda m: wrong_session(m.spec),
     ms.Hello: _wrong_hello,
     ms.WorkerHello: lambda m: wrong_node(m.spec),

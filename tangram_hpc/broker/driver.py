@@ -24,7 +24,7 @@ from ..ports import Buffer, Clock, Journal, Link, Overflow, Slurm, Spool, Timer,
 from ..wire import message as ms
 from .answers import answer
 from .declaring import Declaring
-from .door import mended, refusal_of, wrong
+from .door import CHECKS, mended, refusal_of
 from .draining import Draining
 from .ends import Ends
 from .judge import SILENCE_S, WATCH_S, Judge
@@ -124,7 +124,7 @@ class Broker(Declaring, Draining, Sandboxes):
         if self.ended:
             return
         self._heard += 1
-        if why := wrong(message):
+        if (check := CHECKS.get(type(message))) is not None and (why := check(message)):
             self._turn_away(talk, message, why)
         elif talk.client:
             self._from_client(talk, message, payload)
@@ -180,7 +180,7 @@ class Broker(Declaring, Draining, Sandboxes):
     def _join_client(self, talk: Talk, hello: ms.Hello) -> None:
         if why := self._mismatch(hello.version, hello.job):
             return self._refuse(talk, why)
-        ledger = self.scheduler.ledger
+        ledger, s = self.scheduler.ledger, self.settings
         known = ledger.by_uid.get(hello.uid, 0)
         talk.client = known or ledger.next_client
         old = self._clients.get(talk.client)
@@ -190,7 +190,6 @@ class Broker(Declaring, Draining, Sandboxes):
         self._clients[talk.client] = talk
         self._happen(ev.ClientJoined(self._now(), talk.client, hello.uid, hello.name, hello.rank,
                                      hello.size, hello.via))
-        s = self.settings
         self._say(talk.client, ms.Welcome(talk.client, s.job, s.store, self.scheduler.placer.name,
                                           self._journal.mode, s.grace_s, not known))
         for result in self._outgoing.of(talk.client) if known else ():
@@ -440,11 +439,12 @@ class Broker(Declaring, Draining, Sandboxes):
     def _beat(self) -> None:
         if self.ended or self.superseded():
             return
-        self._beat_due = True
-        self._judge.look()
-        while events := self.scheduler.plan(self._now()):
+        self._beat_due, now = True, self._now()
+        self._judge.look(now)
+        while events := self.scheduler.plan(now):
             for event in events:
                 self._happen(event)
+            now = self._now()
         touched, self._touched = self._touched, {}
         for link in touched.values():
             link.flush()
@@ -486,7 +486,7 @@ class Broker(Declaring, Draining, Sandboxes):
     def _watch(self) -> None:
         if self.ended or self.superseded():
             return
-        self._judge.look()
+        self._judge.look(self._now())
         for node in self._liveness.silent(self._now()):
             if (talk := self._workers.get(node)) is not None:
                 talk.link.close()

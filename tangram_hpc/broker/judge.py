@@ -32,10 +32,10 @@ class Judge:
         self._stalls = Stalls(now(), _STALLED_S * 1e9)
         self._made_up = 0.0  # stalled ns that `missed_s` has returned already
 
-    def look(self) -> None:
-        """To be called before anything is judged by the clock. After a stall each deadline moves by
-        it, and a little more, so that what has arrived meanwhile is read first."""
-        now = self._now()
+    def look(self, now: int) -> None:
+        """To be called before anything is judged by the clock, with the present time. After a stall
+        each deadline moves by it, and a little more, so that what has arrived meanwhile is read
+        first."""
         stalled_ns = int(self._stalls.look(now))
         if stalled_ns:
             self.liveness.stalled(now)
@@ -44,6 +44,6 @@ class Judge:
 
     def missed_s(self) -> float:
         """For how long the broker did not run since this was last asked."""
-        self.look()
+        self.look(self._now())
         missed, self._made_up = self._stalls.total - self._made_up, self._stalls.total
         return missed / 1e9

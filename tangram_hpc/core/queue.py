@@ -216,7 +216,12 @@ class ReadyQueue:
         share = shares.clients.get(client) or shares.of(client)
         share.waiting[group] += 1
         shares.waiting += 1
-        bays = self.pools.setdefault(pool, {}).setdefault((key, node), {})
+        at = self.pools.get(pool)
+        if at is None:
+            at = self.pools[pool] = {}
+        bays = at.get((key, node))
+        if bays is None:
+            bays = at[key, node] = {}
         bay = bays.get((client, group))
         if bay is None:
             bay = bays[client, group] = Bay(key, node, share, group)
@@ -277,7 +282,9 @@ class ReadyQueue:
 
     def bays_at(self, pool: str, key: str, node: int) -> Iterable[Bay]:
         """The bays of a key and a home node (0: any) in which somebody waits."""
-        return self.pools.get(pool, {}).get((key, node), {}).values()
+        at = self.pools.get(pool)
+        found = at.get((key, node)) if at is not None else None
+        return found.values() if found is not None else ()
 
     def waits(self, pool: str) -> bool:
         """Whether anybody waits in a pool."""
@@ -375,5 +382,6 @@ def by_list(bays: Iterable[Bay]) -> list[list[Bay]]:
 
 def walk_by_turns(bays: Iterable[Bay]) -> Walk:
     """A walk over bays of one pool from its front; the queue must not change meanwhile."""
-    lists = by_list(bays)
-    return Walk(lists[0] if lists else ()) if len(lists) < 2 else Rotation(lists)
+    bays = list(bays)
+    lists = by_list(bays) if len(bays) > 1 else ()
+    return Walk(bays) if len(lists) < 2 else Rotation(lists)

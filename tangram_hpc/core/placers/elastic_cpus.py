@@ -92,10 +92,15 @@ class ElasticCpus:
 
     def _divide(self, view: Snapshot, placement: Placement, node: NodeView, kept: _Node) -> None:
         holders, lefts, soonest = self._holders(view, node, kept)
+        lines = _lines(view, node)
+        if not holders and not lines:  # nothing to size and nothing to start, as after most ends
+            kept.keeps_gpus = False
+            if soonest and not kept.look_at:
+                kept.look_at = view.now_ns + RESIZE_GAP_NS
+            return
         room = node.free_cpus + sum(lease.units - 1 for lease, _, _, _ in holders
                                     if lease.units > 1)
         started = {g.action for g in placement.grants}
-        lines = _lines(view, node)
         waiting = Waiting(view.ledger, lines, view.now_ns)
         chosen, kept.keeps_gpus = _choose(view, placement, node, waiting, room, started)
         entrants = []

@@ -58,12 +58,15 @@ class Waiting:
                 found[whose].append(line)
             else:
                 found[whose] = [line]
-        self._lists = {whose: _List(ledger, some, now, bypass) for whose, some in found.items()}
-        self._alone = next(iter(self._lists.values())) if len(found) == 1 else None
-        self._rounds = None if self._alone is not None else Rounds(
-            (some[0].bay.share, some[0].bay.group, self._lists[whose])
-            for whose, some in found.items())
-        self.n = sum(each.n for each in self._lists.values())
+        self._lists: dict[tuple[int, int], _List] = {}
+        self.n = 0
+        for whose, some in found.items():
+            self._lists[whose] = each = _List(ledger, some, now, bypass)
+            self.n += each.n
+        # Most passes see one list: they need no rounds.
+        self._rounds = Rounds((some[0].bay.share, some[0].bay.group, self._lists[whose])
+                              for whose, some in found.items()) if len(found) > 1 else None
+        self._alone = each if len(found) == 1 else None
 
     def _current(self) -> _List | None:
         return self._rounds.current() if self._rounds is not None else None
