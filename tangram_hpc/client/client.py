@@ -29,12 +29,12 @@ from ..wire import message as ms
 from ..wire import payload as pl
 from ..wire.frame import Buffer, Outbox
 from .forked import end_copy, not_ours, watch
+from .functions import FunctionBook, Shipped
 from .future import Future
 from .opening import Opening
 from .quotas import Quotas
 from .request import (
     Cpus,
-    FunctionBook,
     Options,
     Work,
     environment,
@@ -148,8 +148,10 @@ class Client(RolloutCalls, Quotas, Opening):
         _usable(session, kwargs, on_output)
         options = Options(cpus, mem, gpus, timeout, name, retries, resizable, component, profile,
                           trusted, endpoint, once, _trajectory(trajectory, session))
+        call: pl.Payload
+        shipped = None
         if callable(work):
-            call: pl.Payload = self._book.call(work, args, dict(kwargs or {}), trusted)
+            call, shipped = self._book.call(work, args, dict(kwargs or {}), trusted)
             kind, what = Kind.FUNCTION, getattr(work, "__name__", "function")
         else:
             if args or kwargs:
@@ -162,7 +164,7 @@ class Client(RolloutCalls, Quotas, Opening):
             call, what = exec_call(work, cwd=cwd, env=env, stdin=stdin, files=files,
                                    stream=on_output is not None, clean_env=clean_env)
             kind = Kind.EXEC
-        return self._send_action(kind, options, session, what, call, trusted, on_output)
+        return self._send_action(kind, options, session, what, call, trusted, on_output, shipped)
 
     def map(self, work: Work, *iterables: Iterable[Any], **options: Any) -> Iterator[Any]:
         """`submit(work, *items, **options)` for each tuple of items; yields results in order.
@@ -240,29 +242,29 @@ class Client(RolloutCalls, Quotas, Opening):
     def _send_action(self, kind: Kind, options: Options, session: Session | None, what: str,
                      call: pl.Payload, trusted: bool = False,
                      on_output: Callable[[int, bytes], None] | None = None,
-                     key: str = "cpu") -> Future:
-        in_session = session.spec.id if session is not None else 0
-        held = (call.digest,) if type(call) is pl.FunctionCall else ()
-        if self._failure is not None:  # in the child of a fork the store is the parent's
-            self._store.release(held)
-            raise self._failure
+                     shipped: Shipped | None = None, key: str = "cpu") -> Future:
+        in_session, held = session.spec.id if session is not None else 0, ""
         try:
+            if self._failure is not None:  # in the child of a fork the store is the parent's
+                raise self._failure
             action = make_action(self._mint(), kind, options, in_session, what, key)
-            if held and action.once:
-                call = msgspec.structs.replace(call, digest=self._store.keep(held[0], action.once))
+            if shipped is not None and action.once:
+                call = msgspec.structs.replace(
+                    call, digest=self._store.keep(shipped.name, action.once))
             payload = packed(call, "work, env, cwd, files")
             if len(payload) > ms.INLINE_MAX:
-                name = self._store.put(payload, action.once)
-                payload, held = pl.encode(pl.Stored(name, len(payload))), (*held, name)
+                held = self._store.put(payload, action.once)
+                payload = pl.encode(pl.Stored(held, len(payload)))
             with self._lock:
                 self._check_open()
                 future = Future(action.id, self._cancel)
                 self._pending[action.id] = Pending(action, payload, future, trusted,
                                                    time.monotonic_ns(), on_output, session=session,
-                                                   held=held)
+                                                   held=held, shipped=shipped)
                 self._put(ms.Submit(action), payload)
         except TangramError:
             self._store.release(held)
+            self._book.not_sent(shipped)
             raise
         return future
 
@@ -416,8 +418,7 @@ class Client(RolloutCalls, Quotas, Opening):
                     self._ack_bytes += len(payload)
                 if (pending := self._take(action)) is not None:
                     conclude(pending, message, payload, self._store)
-                    if pending.held:
-                        self._store.release(pending.held)
+                    pending.over(self._book, self._store)
             case ms.Output(id=action, stream=stream):
                 open_one = self._pending.get(action)
                 if open_one is not None and open_one.on_output is not None and payload is not None:
@@ -451,8 +452,7 @@ class Client(RolloutCalls, Quotas, Opening):
     def _rejected(self, message: ms.Rejected) -> None:
         if (pending := self._take(message.id)) is not None:
             refuse(pending, message)
-            self._store.release(pending.held)
-            return
+            return pending.over(self._book, self._store)
         answer = self._answers.pop(message.id, None)
         if answer is not None:
             return answer.set_exception(InvalidInput(message.text))

@@ -1,14 +1,11 @@
-"""Pure but for pickling functions: what a caller wrote, checked, as Action and payload.
+"""Pure. What a caller wrote, checked, as Action and payload.
 
-Law: a wrong argument is an InvalidInput that names it, before anything is sent. The only place on
-the client that pickles; nothing here unpickles.
+Law: a wrong argument is an InvalidInput that names it, before anything is sent.
 """
 
 from __future__ import annotations
 
 import operator
-import pickle
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
@@ -24,17 +21,13 @@ from ..errors import InvalidInput
 from ..wire import payload as pl
 from ..wire.reading import reader
 from .command_names import name_of
-from .shelf import Shelf
 
 _UNITS = {"": 1, "m": 1, "mb": 1, "mib": 1, "g": 1024, "gb": 1024, "gib": 1024,
           "t": 1024 * 1024, "k": 1 / 1024}
 
 ONCE_MAX = 200  # bytes of the name of an action's work
 NAME_CUT = 80  # characters of a name that nobody gave
-FUNCTIONS_MAX = 1024  # shipped functions that are remembered
-FUNCTION_BYTES_MAX = 32 << 20  # what they may take in the store, where no open action needs them
 CPUS_MAX = 1 << 16  # of one action: more than any node has
-_NO_ARGUMENTS = pickle.dumps(((), {}), protocol=5)
 
 _encoder = msgspec.msgpack.Encoder()
 _WRITTEN_AS = {"degrees": "cpus", "mem_mib": "mem", "disk_mib": "disk", "attempts_max": "retries",
@@ -338,59 +331,3 @@ def raw_bytes(data: bytes | str, field: str) -> bytes:
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     raise InvalidInput(f"{field}: {type(data).__name__} is neither bytes nor str")
-
-
-class FunctionBook:
-    """Functions that were shipped: each is pickled once and stored once, by digest. The book holds
-    what it may ship again: the youngest, up to a number and an amount of bytes."""
-
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf, self._lock = shelf, threading.Lock()
-        # by id(), oldest first: the function, its name in the store, its bytes
-        self._known: dict[int, tuple[Callable[..., Any], str, int]] = {}
-        self._bytes = 0
-
-    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-             pickled: bool) -> pl.FunctionCall:
-        """The payload of one call, whose function is held in the store for it.
-
-        Raises:
-            InvalidInput: the function or an argument cannot be pickled.
-        """
-        arguments = _NO_ARGUMENTS
-        if args or kwargs:
-            try:
-                arguments = pickle.dumps((args, kwargs), protocol=5)
-            except (pickle.PicklingError, AttributeError, TypeError):
-                arguments = _cloudpickled((args, kwargs), "arguments")
-        with self._lock:
-            known = self._known.get(id(function))
-            if known is None or known[0] is not function:
-                known = self._learn(function)
-            self._shelf.hold(known[1])
-        return pl.FunctionCall(known[1], arguments, pickled)
-
-    def _learn(self, function: Callable[..., Any]) -> tuple[Callable[..., Any], str, int]:
-        data = _cloudpickled(function, "function")
-        old = self._known.pop(id(function), None)  # of a function that is gone
-        if old is not None:
-            self._forget(old)
-        known = self._known[id(function)] = (function, self._shelf.put(data), len(data))
-        self._bytes += len(data)
-        while len(self._known) > FUNCTIONS_MAX or (
-                self._bytes > FUNCTION_BYTES_MAX and len(self._known) > 1):
-            self._forget(self._known.pop(next(iter(self._known))))
-        return known
-
-    def _forget(self, known: tuple[Callable[..., Any], str, int]) -> None:
-        self._bytes -= known[2]
-        self._shelf.release((known[1],))
-
-
-def _cloudpickled(value: Any, field: str) -> bytes:
-    import cloudpickle  # only function actions need it
-
-    try:
-        return bytes(cloudpickle.dumps(value))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise InvalidInput(f"{field}: cannot be pickled ({error})") from None

@@ -31,6 +31,7 @@ from ..errors import (
 from ..wire import message as ms
 from ..wire import payload as pl
 from ..wire.value import decode_value
+from .functions import FunctionBook, Shipped
 from .future import ExecResult, Future
 from .session import Session
 from .shelf import Shelf
@@ -54,7 +55,15 @@ class Pending(msgspec.Struct, gc=False):
     cancelled: bool = False
     turn: Turn | None = None  # of a grant
     session: Session | None = None  # that it was submitted to
-    held: tuple[str, ...] = ()  # entries of the job's store that it needs until it is over
+    held: str = ""  # the entry of the job's store that it needs until it is over
+    shipped: Shipped | None = None  # the function that it needs until then
+
+    def over(self, book: FunctionBook, store: Shelf) -> None:
+        """Called when it has ended: what it needed may leave the job's store."""
+        if self.shipped is not None:
+            book.over(self.shipped)
+        if self.held:
+            store.release(self.held)
 
 
 class Streams:

@@ -15,6 +15,7 @@ from ..wire import message as ms
 from ..wire import payload as pl
 from ..wire.value import encode_value
 from .asking import Asking
+from .functions import Shipped
 from .future import Future
 from .request import Options, trajectory_name
 
@@ -32,7 +33,7 @@ class ServiceCalls(Asking):
     def _send_action(self, kind: Kind, options: Options, session: Session | None, what: str,
                      call: pl.Payload, trusted: bool = False,
                      on_output: Callable[[int, bytes], None] | None = None,
-                     key: str = "cpu") -> Future:
+                     shipped: Shipped | None = None, key: str = "cpu") -> Future:
         raise NotImplementedError
 
     def register_service(self, name: str, service: Service | Mapping[str, Any]) -> None:

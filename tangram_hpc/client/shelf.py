@@ -47,20 +47,15 @@ class Shelf:
         self._settle()
         return name
 
-    def hold(self, name: str) -> None:
-        """Holds an entry that somebody holds already once more."""
-        with self._lock:
-            self._held[name] += 1
-        self._settle()
-
     def keep(self, name: str, once: str) -> str:
         """An entry of this client's for an action with a name of its own; its other name."""
         return self._store.put(self._store.get(name), owner_by_name(once))
 
-    def release(self, names: tuple[str, ...]) -> None:
-        """Lets entries go; those that nobody holds any more are removed. Never waits."""
-        if names:
-            self._released.extend(names)
+    def release(self, name: str) -> None:
+        """Lets an entry go (empty: none), which is removed when nobody holds it any more. Never
+        waits."""
+        if name:
+            self._released.append(name)
             self._settle()
 
     def _settle(self) -> None:

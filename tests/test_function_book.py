@@ -1,0 +1,99 @@
+"""Shipped functions stay in the job's store while an open action needs them, and no longer."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tangram_hpc.client import functions
+from tangram_hpc.client.functions import FunctionBook
+from tangram_hpc.client.shelf import Shelf
+
+
+class Entries:
+    """A store in memory (fills `ports.Store`)."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+
+    def put(self, data: bytes, owner: str = "") -> str:
+        name = f"{hashlib.sha256(data).hexdigest()}.{owner}"
+        self.held[name] = bytes(data)
+        return name
+
+    def get(self, name: str) -> bytes:
+        return self.held[name]
+
+    def drop(self, name: str) -> None:
+        del self.held[name]  # a KeyError tells of an entry that is dropped twice
+
+
+def made(number: int) -> Callable[[], int]:
+    return lambda: number
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "FUNCTIONS_MAX", 2)
+
+
+def book_of(entries: Any) -> FunctionBook:
+    return FunctionBook(Shelf(entries, 7))
+
+
+def test_a_forgotten_function_stays_until_its_last_action_is_over(few: None) -> None:
+    entries = Entries()
+    book, works = book_of(entries), [made(n) for n in range(3)]
+    first, shipped = book.call(works[0], (), {}, False)
+    book.call(works[0], (), {}, False)
+    for work in works[1:]:  # the book forgets the first
+        book.over(book.call(work, (), {}, False)[1])
+    assert first.digest in entries.held
+    book.over(shipped)
+    assert first.digest in entries.held
+    book.over(shipped)
+    assert first.digest not in entries.held and len(entries.held) == 2
+
+
+def test_a_forgotten_function_that_nobody_needs_goes_at_once(few: None) -> None:
+    entries = Entries()
+    book = book_of(entries)
+    for work in [made(n) for n in range(5)]:
+        book.over(book.call(work, (), {}, False)[1])
+    assert len(entries.held) == 2
+
+
+def test_a_call_that_was_not_sent_holds_nothing(few: None) -> None:
+    entries = Entries()
+    book, works = book_of(entries), [made(n) for n in range(3)]
+    call, shipped = book.call(works[0], (), {}, False)
+    for work in works[1:]:
+        book.over(book.call(work, (), {}, False)[1])
+    book.not_sent(shipped)
+    book.not_sent(None)
+    assert call.digest not in entries.held
+
+
+def test_ends_and_evictions_from_two_threads_drop_each_entry_once(few: None) -> None:
+    entries = Entries()
+    book, works = book_of(entries), [made(n) for n in range(300)]
+    over: list[functions.Shipped] = []
+    done = threading.Event()
+
+    def client_thread() -> None:
+        while not (done.is_set() and not over):
+            if over:
+                book.over(over.pop())
+
+    thread = threading.Thread(target=client_thread)
+    thread.start()
+    for work in works:
+        for _ in range(3):
+            over.append(book.call(work, (), {}, False)[1])
+    done.set()
+    thread.join(60)
+    assert not thread.is_alive() and len(entries.held) == 2
