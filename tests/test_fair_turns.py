@@ -9,6 +9,7 @@ import pytest
 from builders import World, started
 
 from tangram_hpc.backends.transport.asyncsock import SocketLink
+from tangram_hpc.core.fair_order import PoolShares
 from tangram_hpc.core.placers.registry import make_placer
 from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain import event as ev
@@ -146,6 +147,81 @@ def test_leases_ahead_are_given_by_turns() -> None:
     w.client = 2
     other = w.submit(1, profile=Profile(1000))
     assert other in started(w.plan())[:4]
+
+
+def crowd_of_two(first: str = "") -> World:
+    """A node of one CPU that takes leases ahead, and two clients with 600 short actions each. Those
+    of client 1 are of a trajectory `first`, or of none."""
+    w = World("elastic")
+    w.happen(ev.ClientJoined(0, 2, "uid-2", "other", 0, 1, "socket"))
+    w.happen(ev.NodeJoined(0, 1, NodeSpec("n", "h", (0,), 64, ahead=64, untrusted=("model",))))
+    w.happen(ev.NodesComplete(0, 1))
+    for _ in range(600):
+        for w.client in (1, 2):
+            w.submit(1, profile=Profile(1000), trajectory=first if w.client == 1 else "")
+    return w
+
+
+def ended_of(w: World, some: set[int], turns: int, back: int) -> int:
+    """How many of `some` are among the next actions that end, one after the other. Every tenth
+    time, at most `back` leases of `some` that have not begun are returned."""
+    found = 0
+    for n in range(turns):
+        w.plan()
+        if n % 10 == 0:
+            ahead = [x.lease for x in w.ledger.leases.values() if not x.begun and x.action in some]
+            for lease in ahead[::-1][:back]:
+                w.happen(ev.LeaseReturned(w.now, lease))
+            w.plan()
+        ends = next(x.action for x in w.ledger.leases.values() if x.begun)
+        found += ends in some
+        w.finish(ends)
+    return found
+
+
+@pytest.mark.parametrize("first", ["", "t"])
+def test_a_lease_that_comes_back_unbegun_is_counted_once(first: str) -> None:
+    w = crowd_of_two(first)
+    ones = {a for a in w.ledger.actions if client_of(a) == 1}
+    w.client = 2
+    assert 195 <= ended_of(w, ones, 400, back=5) <= 205
+
+
+def test_a_returned_lease_is_counted_once_between_the_groups_of_a_client() -> None:
+    w = crowd_of_two()
+    for action in [a for a in w.ledger.actions if client_of(a) == 2]:
+        w.happen(ev.ActionCancelled(w.now, action, "not wanted"))
+    w.client = 1
+    ones = {w.submit(1, profile=Profile(1000), trajectory=f"t{n}") for n in range(600)}
+    # a group may be BURST turns ahead before the other comes first
+    assert 190 <= ended_of(w, ones, 400, back=5) <= 210
+
+
+def test_an_action_whose_pool_was_empty_meanwhile_is_counted_anew() -> None:
+    pool = PoolShares()
+    one, _ = pool.of(1), pool.of(2)
+    counted = one.served(0, 1, 7)
+    assert one.tag == 1
+    one.returned(7, counted)
+    assert one.served(0, 1, 7) == counted and one.tag == 1
+    pool.rest(one)
+    one, _ = pool.of(1), pool.of(2)
+    one.returned(7, counted)
+    one.served(0, 1, 7)
+    assert one.tag == 1 and pool.time == 0
+
+
+def test_an_attempt_that_had_units_is_a_turn_of_its_own() -> None:
+    w = two_clients("fcfs:1", cpus=1)
+    for _ in range(3):
+        for w.client in (1, 2):
+            w.submit(1, attempts=9)
+    served = []
+    for _ in range(6):
+        served += started(w.plan())
+        state = ActionState.NODE_FAIL if client_of(served[-1]) == 1 else ActionState.COMPLETED
+        w.finish(served[-1], state)
+    assert [client_of(action) for action in served] == [1, 2, 1, 2, 1, 2]
 
 
 def test_a_client_that_could_not_be_served_saves_up_no_turns() -> None:

@@ -125,6 +125,7 @@ class ActionEntry:
     action: Action
     submitted_at: int
     turn: int = 0  # its place among all that wait, drawn when nothing of its own is before it
+    counted: int = 0  # on which levels of `fair_order` its last grant was counted as a turn
     state: ActionState = ActionState.PENDING
     lease: int = 0
     attempt: int = 0

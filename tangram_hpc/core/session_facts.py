@@ -211,7 +211,8 @@ class SessionFacts:
         entry.turn = entry.turn or self.ledger.ready.draw(entry.action)
         node = session.node if session is not None else 0
         own = session.spec.id if session is not None and session.cores else 0
-        self.ledger.ready.push(entry.action, node, own, entry.turn, self.ledger.estimator.believed)
+        self.ledger.ready.push(entry.action, node, own, entry.turn, self.ledger.estimator.believed,
+                               entry.counted)
         if node:
             self.ledger.nodes[node].news += 1
         else:
