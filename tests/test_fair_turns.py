@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import socket
 
 import pytest
@@ -18,7 +19,7 @@ from tangram_hpc.domain.ids import client_of
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import MICRO, EndpointSpec, ServiceSpec
-from tangram_hpc.domain.states import ActionState
+from tangram_hpc.domain.states import ActionState, SessionState
 from tangram_hpc.wire.frame import Outbox
 from tangram_hpc.wire.message import Ping
 
@@ -246,6 +247,68 @@ def test_a_client_that_could_not_be_served_saves_up_no_turns() -> None:
         w.finish(next(x.action for x in w.ledger.leases.values()))
         seen += started(w.plan())
     assert sum(client_of(action) == 1 for action in seen) >= 12
+
+
+@pytest.mark.parametrize("placer", PLACERS)
+def test_a_flood_of_sessions_does_not_stand_before_another_clients(placer: str) -> None:
+    w = two_clients(placer, cpus=64)
+    many = [w.session(mem=10_000) for _ in range(200)]  # ten fit at a time
+    w.plan()
+    w.client = 2
+    one = w.session(mem=10_000)
+    for ended in range(100):
+        w.plan()
+        if w.ledger.sessions[one].state is not SessionState.WAITING:
+            break
+        w.happen(ev.SessionClosed(w.now, many[ended], ""))
+    assert ended <= 2 and [s in w.ledger.sessions for s in many[ended:]] == [True] * (200 - ended)
+
+
+def test_two_clients_sessions_open_by_turns_and_in_order() -> None:
+    w = two_clients("first-fit")
+    of: dict[int, list[int]] = {1: [], 2: []}
+    for w.client in (1, 2):
+        of[w.client] = [w.session(mem=100_000) for _ in range(30)]
+    seen: list[int] = []
+    while len(seen) < 60:
+        w.plan()
+        (opened,) = [s for s, e in w.ledger.sessions.items()
+                     if e.state is SessionState.OPENING]
+        seen.append(opened)
+        w.happen(ev.SessionClosed(w.now, opened, ""))
+    assert [s for s in seen if client_of(s) == 1] == of[1]
+    assert [s for s in seen if client_of(s) == 2] == of[2]
+    assert all({client_of(s) for s in pair} == {1, 2} for pair in zip(seen[::2], seen[1::2],
+                                                                       strict=True))
+
+
+def test_a_large_session_waits_for_one_of_each_other_client_at_most() -> None:
+    w = two_clients("first-fit")
+    held = [w.session(mem=10_000) for _ in range(10)]
+    w.plan()
+    large = w.session(mem=60_000)
+    w.client = 2
+    small = [w.session(mem=10_000) for _ in range(50)]
+    for session in held[:7]:  # six make room for the large one, one for a small one before it
+        w.happen(ev.SessionClosed(w.now, session, ""))
+        w.plan()
+    opened = [s for s in small if w.ledger.sessions[s].state is not SessionState.WAITING]
+    assert w.ledger.sessions[large].state is SessionState.OPENING and len(opened) <= 1
+
+
+def test_a_copy_of_the_waiting_sessions_has_their_order() -> None:
+    w = two_clients("first-fit")
+    for n in range(40):
+        w.client = 1 + (n % 3 == 0)
+        w.session(mem=30_000)
+    w.plan()
+    again = Scheduler(make_placer("first-fit"))
+    for event in w.events:
+        again.handle(event)
+    order = list(w.ledger.opening)
+    assert again.ledger.opening == w.ledger.opening == copy.deepcopy(w.ledger.opening)
+    assert list(again.ledger.opening) == order and len(order) == 37 == len(w.ledger.opening)
+    assert all(session in w.ledger.opening for session in order)
 
 
 def test_a_replay_takes_the_same_turns() -> None:
