@@ -3,6 +3,7 @@ everybody else."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from broker_rig import BrokerRig, Peer, action_of, serves
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tangram_hpc import LocalCluster
 from tangram_hpc.backends.spool import FileSpool
 from tangram_hpc.domain.action import Action, Kind, Profile
 from tangram_hpc.domain.ids import mint
@@ -19,6 +21,7 @@ from tangram_hpc.domain.rollouts import RolloutService, RolloutsSpec, Turn
 from tangram_hpc.domain.service import EndpointSpec, ServiceSpec
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.errors import InvalidInput
 from tangram_hpc.wire import message as ms
 
 # ---- what is refused, and in which words -------------------------------------------------------
@@ -60,6 +63,56 @@ def test_an_action_is_refused_by_the_name_of_its_field(fields: dict[str, Any], f
     client.say(ms.Submit(action), b"call")
     assert field in refused(client)
     assert serves(rig, other, worker, 1)
+
+
+@pytest.mark.parametrize(("message", "said"), [
+    (ms.ToolReturned("p", "t", "pytest", -1, 0), "ToolReturned: characters: -1"),
+    (ms.ToolReturned("p", "t", "pytest", 1, 7), "ToolReturned: status: 7"),
+    (ms.ToolReturned("p", "x" * 10_000, "pytest", 1, 0), "ToolReturned: trajectory"),
+    (ms.EndTrajectory("p", "t", 1 << 60), "EndTrajectory: tokens"),
+    (ms.Shutdown("x" * 10_000), "Shutdown: reason"),
+    (ms.Hello(ms.PROTOCOL_VERSION, "j", "u"), "Hello: a client does not say it"),
+    (ms.Hello(1, "other", ""), "Hello: uid"), (ms.Started((1,)), "Started: a client does not"),
+    (ms.Finished(1, Outcome(ActionState.COMPLETED), n=0), "Finished: a client does not"),
+    (ms.WorkerHello(7, "j", NodeSpec("n", "h", (0, 0), 1)), "WorkerHello: cores"),
+    (ms.Submit(Action(mint(1, 1), "x", degrees=())), "Submit: cpus"),
+    (ms.RequestSession(SessionSpec(mint(1, 2), "s", -1)), "RequestSession: mem_mib"),
+    (ms.DeclareService(0, ServiceSpec("")), "DeclareService: name"),
+    (ms.Submit(Action(mint(1, 9), "x"), n=0), "without its payload")])
+def test_a_refused_message_of_a_client_costs_it_nothing_else(message: Any, said: str) -> None:
+    rig = BrokerRig()
+    worker, client = rig.worker(), rig.client()
+    client.say(ms.RequestSession(SessionSpec(mint(1, 2), "s", 1)))
+    worker.say(ms.SandboxUp(mint(1, 2)))
+    client.say(ms.Submit(action_of(client, 1)), b"call")
+    before = len(client.all(ms.Rejected))
+    client.say(message, b"call" if getattr(message, "n", 0) else None)
+    (told,) = client.all(ms.Rejected)[before:]
+    assert said in told.text and "\n" not in told.text and len(told.text) < 200
+    assert told.id == (mint(1, 9) if "payload" in said else 0)
+    assert not client.closed and not client.all(ms.Refused) and not client.all(ms.SessionDown)
+    worker.say(ms.Finished(worker.last(ms.Start).lease, Outcome(ActionState.COMPLETED), n=1), b"v")
+    assert client.last(ms.Result).action == mint(1, 1)
+    assert serves(rig, client, worker, 3)
+
+
+def test_a_client_logs_what_was_refused_and_keeps_its_futures(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with LocalCluster(cpus=2, home=tmp_path) as cluster:
+        _say_and_go_on(cluster, caplog)
+
+
+def _say_and_go_on(cluster: LocalCluster, caplog: pytest.LogCaptureFixture) -> None:
+    channel, opens = cluster._channel, cluster.submit(["sleep", "0.5"])
+    with cluster._lock:
+        cluster._put(ms.ToolReturned("p", "t", "pytest", -1, 0))
+    assert cluster.submit(pow, 2, 3).result(60) == 8 and opens.result(60).exit_code == 0
+    assert cluster._channel is channel
+    (record,) = [r for r in caplog.records if r.name.startswith("tangram_hpc.client")]
+    assert "ToolReturned: characters: -1" in record.getMessage()
+    with pytest.raises(InvalidInput, match="tokens"):
+        cluster._pools.add("p")
+        cluster.trajectory_ended("p", "t", 1 << 33)
 
 
 def test_a_client_acknowledges_only_its_own_results() -> None:

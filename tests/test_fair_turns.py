@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import socket
 
 import pytest
 from builders import World, started
 
 from tangram_hpc.backends.transport.asyncsock import SocketLink
+from tangram_hpc.core.fair_order import PoolShares
 from tangram_hpc.core.placers.registry import make_placer
 from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain import event as ev
@@ -17,7 +19,7 @@ from tangram_hpc.domain.ids import client_of
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import MICRO, EndpointSpec, ServiceSpec
-from tangram_hpc.domain.states import ActionState
+from tangram_hpc.domain.states import ActionState, SessionState
 from tangram_hpc.wire.frame import Outbox
 from tangram_hpc.wire.message import Ping
 
@@ -148,6 +150,81 @@ def test_leases_ahead_are_given_by_turns() -> None:
     assert other in started(w.plan())[:4]
 
 
+def crowd_of_two(first: str = "") -> World:
+    """A node of one CPU that takes leases ahead, and two clients with 600 short actions each. Those
+    of client 1 are of a trajectory `first`, or of none."""
+    w = World("elastic")
+    w.happen(ev.ClientJoined(0, 2, "uid-2", "other", 0, 1, "socket"))
+    w.happen(ev.NodeJoined(0, 1, NodeSpec("n", "h", (0,), 64, ahead=64, untrusted=("model",))))
+    w.happen(ev.NodesComplete(0, 1))
+    for _ in range(600):
+        for w.client in (1, 2):
+            w.submit(1, profile=Profile(1000), trajectory=first if w.client == 1 else "")
+    return w
+
+
+def ended_of(w: World, some: set[int], turns: int, back: int) -> int:
+    """How many of `some` are among the next actions that end, one after the other. Every tenth
+    time, at most `back` leases of `some` that have not begun are returned."""
+    found = 0
+    for n in range(turns):
+        w.plan()
+        if n % 10 == 0:
+            ahead = [x.lease for x in w.ledger.leases.values() if not x.begun and x.action in some]
+            for lease in ahead[::-1][:back]:
+                w.happen(ev.LeaseReturned(w.now, lease))
+            w.plan()
+        ends = next(x.action for x in w.ledger.leases.values() if x.begun)
+        found += ends in some
+        w.finish(ends)
+    return found
+
+
+@pytest.mark.parametrize("first", ["", "t"])
+def test_a_lease_that_comes_back_unbegun_is_counted_once(first: str) -> None:
+    w = crowd_of_two(first)
+    ones = {a for a in w.ledger.actions if client_of(a) == 1}
+    w.client = 2
+    assert 195 <= ended_of(w, ones, 400, back=5) <= 205
+
+
+def test_a_returned_lease_is_counted_once_between_the_groups_of_a_client() -> None:
+    w = crowd_of_two()
+    for action in [a for a in w.ledger.actions if client_of(a) == 2]:
+        w.happen(ev.ActionCancelled(w.now, action, "not wanted"))
+    w.client = 1
+    ones = {w.submit(1, profile=Profile(1000), trajectory=f"t{n}") for n in range(600)}
+    # a group may be BURST turns ahead before the other comes first
+    assert 190 <= ended_of(w, ones, 400, back=5) <= 210
+
+
+def test_an_action_whose_pool_was_empty_meanwhile_is_counted_anew() -> None:
+    pool = PoolShares()
+    one, _ = pool.of(1), pool.of(2)
+    counted = one.served(0, 1, 7)
+    assert one.tag == 1
+    one.returned(7, counted)
+    assert one.served(0, 1, 7) == counted and one.tag == 1
+    pool.rest(one)
+    one, _ = pool.of(1), pool.of(2)
+    one.returned(7, counted)
+    one.served(0, 1, 7)
+    assert one.tag == 1 and pool.time == 0
+
+
+def test_an_attempt_that_had_units_is_a_turn_of_its_own() -> None:
+    w = two_clients("fcfs:1", cpus=1)
+    for _ in range(3):
+        for w.client in (1, 2):
+            w.submit(1, attempts=9)
+    served = []
+    for _ in range(6):
+        served += started(w.plan())
+        state = ActionState.NODE_FAIL if client_of(served[-1]) == 1 else ActionState.COMPLETED
+        w.finish(served[-1], state)
+    assert [client_of(action) for action in served] == [1, 2, 1, 2, 1, 2]
+
+
 def test_a_client_that_could_not_be_served_saves_up_no_turns() -> None:
     w = two_clients("first-fit", gpus=1)
     w.client = 2
@@ -170,6 +247,68 @@ def test_a_client_that_could_not_be_served_saves_up_no_turns() -> None:
         w.finish(next(x.action for x in w.ledger.leases.values()))
         seen += started(w.plan())
     assert sum(client_of(action) == 1 for action in seen) >= 12
+
+
+@pytest.mark.parametrize("placer", PLACERS)
+def test_a_flood_of_sessions_does_not_stand_before_another_clients(placer: str) -> None:
+    w = two_clients(placer, cpus=64)
+    many = [w.session(mem=10_000) for _ in range(200)]  # ten fit at a time
+    w.plan()
+    w.client = 2
+    one = w.session(mem=10_000)
+    for ended in range(100):
+        w.plan()
+        if w.ledger.sessions[one].state is not SessionState.WAITING:
+            break
+        w.happen(ev.SessionClosed(w.now, many[ended], ""))
+    assert ended <= 2 and [s in w.ledger.sessions for s in many[ended:]] == [True] * (200 - ended)
+
+
+def test_two_clients_sessions_open_by_turns_and_in_order() -> None:
+    w = two_clients("first-fit")
+    of: dict[int, list[int]] = {1: [], 2: []}
+    for w.client in (1, 2):
+        of[w.client] = [w.session(mem=100_000) for _ in range(30)]
+    seen: list[int] = []
+    while len(seen) < 60:
+        w.plan()
+        (opened,) = [s for s, e in w.ledger.sessions.items()
+                     if e.state is SessionState.OPENING]
+        seen.append(opened)
+        w.happen(ev.SessionClosed(w.now, opened, ""))
+    assert [s for s in seen if client_of(s) == 1] == of[1]
+    assert [s for s in seen if client_of(s) == 2] == of[2]
+    assert all({client_of(s) for s in pair} == {1, 2} for pair in zip(seen[::2], seen[1::2],
+                                                                       strict=True))
+
+
+def test_a_large_session_waits_for_one_of_each_other_client_at_most() -> None:
+    w = two_clients("first-fit")
+    held = [w.session(mem=10_000) for _ in range(10)]
+    w.plan()
+    large = w.session(mem=60_000)
+    w.client = 2
+    small = [w.session(mem=10_000) for _ in range(50)]
+    for session in held[:7]:  # six make room for the large one, one for a small one before it
+        w.happen(ev.SessionClosed(w.now, session, ""))
+        w.plan()
+    opened = [s for s in small if w.ledger.sessions[s].state is not SessionState.WAITING]
+    assert w.ledger.sessions[large].state is SessionState.OPENING and len(opened) <= 1
+
+
+def test_a_copy_of_the_waiting_sessions_has_their_order() -> None:
+    w = two_clients("first-fit")
+    for n in range(40):
+        w.client = 1 + (n % 3 == 0)
+        w.session(mem=30_000)
+    w.plan()
+    again = Scheduler(make_placer("first-fit"))
+    for event in w.events:
+        again.handle(event)
+    order = list(w.ledger.opening)
+    assert again.ledger.opening == w.ledger.opening == copy.deepcopy(w.ledger.opening)
+    assert list(again.ledger.opening) == order and len(order) == 37 == len(w.ledger.opening)
+    assert all(session in w.ledger.opening for session in order)
 
 
 def test_a_replay_takes_the_same_turns() -> None:

@@ -416,6 +416,35 @@ def test_one_that_is_silent_for_too_long_is_lost() -> None:
     desk.close()
 
 
+class _Stopped(SystemClock):
+    """A clock whose owner is stopped now and then: to that, time jumps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jumped_ns = 0
+
+    def now_ns(self) -> int:
+        return super().now_ns() + self.jumped_ns
+
+
+def test_a_desk_that_was_stopped_judges_nobody_by_that_time() -> None:
+    clock, pool = _Stopped(), HybridPool(PoolRules(), [[0]], [1], [[6], [7]])
+    desk = Desk(pool, clock, [["x"]], "127.0.0.1", KEY, JOB, silence_s=3.0)
+    one, nap = AtDesk(desk, 6, 5), threading.Event()
+    becomes(desk, Role.HYBRID_ROLLOUT)
+    desk.begin(0, 0)
+    desk.signal(Signal(1, 0, 2000, 1000))
+    told = one.order()
+    for _ in range(2):  # longer than anybody may be silent, and than any stage may take
+        clock.jumped_ns += 3600 * 10**9
+        nap.wait(1.2)
+        assert desk.roles()[6] is Role.HYBRID_JOINING and desk.states()[0] is R.REQUESTED
+    one.say(MemberDone(6, 5, told.order.generation, R.REQUESTED))
+    assert one.order().order.stage is R.FETCHING_STATE
+    becomes(desk, Role.LOST)  # a real silence is one still
+    desk.close()
+
+
 class _Elsewhere:
     """A port without a conversation: nothing is heard from there."""
 

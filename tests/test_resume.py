@@ -20,9 +20,10 @@ from tangram_hpc.accounting.record import fold
 from tangram_hpc.backends.journal import FileJournal, journals, next_journal, read_journals
 from tangram_hpc.backends.spool import FileSpool
 from tangram_hpc.broker.driver import Broker, Settings
+from tangram_hpc.client.request import Options, exec_call, make_action
 from tangram_hpc.core.placers.registry import make_placer
 from tangram_hpc.core.scheduler import Scheduler
-from tangram_hpc.domain.action import Action
+from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.allocation import AllocPolicy, SatelliteShape
 from tangram_hpc.domain.ids import mint
 from tangram_hpc.domain.node import NodeSpec
@@ -263,6 +264,51 @@ def test_a_name_is_waited_for_by_all_who_submit_it(tmp_path: Path) -> None:
     assert said == {first: b"a/1", second: b"a/1"}
     refused = [m for m, _ in rig.trainer.heard if isinstance(m, ms.Rejected)]
     assert [m.id for m in refused] == [other] and "is the name of exec x" in refused[0].text
+    rig.close()
+
+
+def command(rig: Rig, line: str, once: str, **options) -> Action:
+    """The action for a shell line as the client makes it."""
+    rig.counter += 1
+    _, what = exec_call(line)
+    return make_action(mint(rig.client, rig.counter), Kind.EXEC, Options(once=once, **options), 0,
+                       what)
+
+
+def test_a_command_whose_class_an_older_release_derived_otherwise_is_the_same_work(
+        tmp_path: Path) -> None:
+    rig = Rig(tmp_path, 1)
+    older = msgspec.structs.replace(command(rig, "cd x && make -j", "a"), name="cd")
+    fields = msgspec.to_builtins(older)[:-1]  # that release knew no `guessed`
+    rig.say(ms.Submit(msgspec.convert(fields, Action)), b"a")
+    rig.turn()
+    # not closed: killed
+    again = Rig(tmp_path, 2)
+    action = command(again, "cd x && make -j", "a")
+    assert action.name == "make"
+    again.say(ms.Submit(action), b"a")
+    again.finish_all()
+    said = {m.action: p for m, p in again.trainer.heard if isinstance(m, ms.Result)}
+    assert said == {action.id: b"a/1"}
+    assert not [m for m, _ in again.trainer.heard if isinstance(m, ms.Rejected)]
+    again.close()
+    rig.close()
+
+
+@pytest.mark.parametrize(("first", "second", "same"), [
+    ({}, {}, True), ({"name": "build"}, {"name": "build"}, True), ({"name": "build"}, {}, True),
+    ({"name": "build"}, {"name": "test"}, False)])
+def test_only_classes_that_callers_gave_are_compared(tmp_path: Path, first: dict, second: dict,
+                                                     same: bool) -> None:
+    rig = Rig(tmp_path, 1)
+    actions = [command(rig, "make", "a", **first), command(rig, "ninja", "a", **second)]
+    for action in actions:
+        rig.say(ms.Submit(action), b"a")
+    function = Action(mint(rig.client, 99), "make", Kind.FUNCTION, once="a")
+    rig.say(ms.Submit(function), b"a")
+    rig.finish_all()
+    refused = [m.id for m, _ in rig.trainer.heard if isinstance(m, ms.Rejected)]
+    assert refused == [*(() if same else (actions[1].id,)), function.id]
     rig.close()
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tangram_hpc.broker.declaring import Declaring
+from tangram_hpc.broker.door import CHECKS
 from tangram_hpc.broker.explain import explain
 from tangram_hpc.broker.tell_rollouts import rollouts
 from tangram_hpc.cli.explain import lines
@@ -553,9 +554,11 @@ def test_a_word_with_a_status_that_is_none_says_nothing() -> None:
     world.serve(world.turn("t"))
     teller.scheduler, teller._now, teller._happen = world.scheduler, lambda: 1, world.happen
     for status, told in ((99, 0), (-1, 0), (1, 1)):
-        before = len(world.events)
-        teller._of_trajectory(1, ms.ToolReturned("p", "t", "tests", 1, status))
-        assert len(world.events) - before == told
+        before, word = len(world.events), ms.ToolReturned("p", "t", "tests", 1, status)
+        why = CHECKS[type(word)](word)  # as the driver asks before it hands a word on
+        if not why:
+            teller._of_trajectory(1, word)
+        assert len(world.events) - before == told and ("status" in why) == (not told)
 
 
 class Saves(Declaring):

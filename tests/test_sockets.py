@@ -204,7 +204,8 @@ def test_another_version_or_job_is_told_so(cluster: LocalCluster) -> None:
         sock.close()
 
 
-def test_a_submit_without_its_payload_ends_that_conversation_only(cluster: LocalCluster) -> None:
+def test_a_submit_without_its_payload_is_refused_and_that_conversation_goes_on(
+        cluster: LocalCluster) -> None:
     from tangram_hpc.backends.transport.dial import dial
     from tangram_hpc.domain.action import Action
     from tangram_hpc.domain.ids import mint
@@ -225,5 +226,8 @@ def test_a_submit_without_its_payload_ends_that_conversation_only(cluster: Local
         welcome = told[0]
         assert isinstance(welcome, ms.Welcome)
         say(ms.Submit(Action(mint(welcome.client, 1), "x"), n=0))
-        assert isinstance(told[0], ms.Refused) and "without its payload" in told[0].text
+        assert isinstance(told[0], ms.Rejected) and told[0].id == mint(welcome.client, 1)
+        assert "without its payload" in told[0].text
+        say(ms.Ping(7))
+        assert told == [ms.Pong(7)]
     assert cluster.submit(pow, 2, 2).result(30) == 4

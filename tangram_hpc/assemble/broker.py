@@ -27,7 +27,7 @@ from ..backends.slurm.choice import make_slurm
 from ..backends.slurm.environ import slurm_place
 from ..backends.slurm.remark import leave_remark
 from ..backends.spool import FileSpool
-from ..backends.store import FolderStore
+from ..backends.store import DRAFT_S, FolderStore
 from ..backends.transport.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from ..broker.driver import Broker
 from ..broker.satellites import SatelliteScripts
@@ -168,8 +168,15 @@ def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...
 
 
 def _sweeper(loop: asyncio.AbstractEventLoop, folder: str) -> Callable[[list[str]], None]:
-    """Removes owners' entries of the job's store, in a thread: it may be on a slow file system."""
+    """Removes owners' entries of the job's store, in a thread: it may be on a slow file system.
+    Drafts that were left there go now, and every DRAFT_S."""
     store = FolderStore(folder)
+
+    def sweep_drafts() -> None:
+        loop.run_in_executor(None, store.sweep_drafts)
+        loop.call_later(DRAFT_S, sweep_drafts)
+
+    sweep_drafts()
 
     def sweep(owners: list[str]) -> None:
         loop.run_in_executor(None, store.sweep, owners)

@@ -5,6 +5,12 @@ checked against it, so a changed file is an error and never a wrong answer. The 
 the entry is kept, and so when it goes (`wire/payload.py` makes owners): whoever holds an entry
 alone drops it when it is no longer needed, and the broker sweeps what clients that are gone left.
 
+An entry appears whole: it is written to a draft, `.NAME.TOKEN`, and renamed. Writers are threads of
+one process, processes with the same number in different containers, and processes of other nodes,
+so the token is random and the draft is made exclusively; a process number would let two writers
+share one. Whoever is killed leaves its draft. It goes with its owner's entries, or when nobody has
+written to it for DRAFT_S.
+
 Law: clients and workers read and write; the broker removes by name and never reads.
 """
 
@@ -14,13 +20,16 @@ import contextlib
 import hashlib
 import os
 import re
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import InvalidInput
 
 _NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-z.-]{1,100})?")
+_DRAFT = re.compile(r"\.[0-9a-f]{64}\..+")
 _DIGITS = 64
+DRAFT_S = 600.0  # a draft to which nobody has written for so long is nobody's
 
 
 class FolderStore:
@@ -37,16 +46,26 @@ class FolderStore:
         path = self._folder / name
         if not path.exists():
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            draft = self._folder / f".{name}.{os.getpid()}"
             try:
-                draft.write_bytes(data)
-                os.replace(draft, path)
+                try:
+                    self._publish(data, path)
+                except FileNotFoundError:  # we stood still while drafts were swept
+                    self._publish(data, path)
             except OSError as error:
-                with contextlib.suppress(OSError):
-                    draft.unlink()
                 raise InvalidInput(f"store {self._folder}: cannot write ({error.strerror}); "
                                    "clients and workers must share this folder") from None
         return name
+
+    def _publish(self, data: bytes | bytearray | memoryview, path: Path) -> None:
+        draft = self._folder / f".{path.name}.{secrets.token_hex(8)}"
+        try:
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
+            os.replace(draft, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
 
     def get(self, name: str) -> bytes:
         """The bytes under `name`; see `ports.Store.get`."""
@@ -77,3 +96,25 @@ class FolderStore:
                 if entry.name.lstrip(".")[_DIGITS + 1 :].startswith(beginnings):
                     with contextlib.suppress(OSError):
                         os.unlink(entry.path)
+
+    def sweep_drafts(self, older_s: float = DRAFT_S) -> None:
+        """Removes the drafts to which nobody has written for `older_s` seconds by the clock of the
+        file system, which need not be ours. O(entries)."""
+        now: float | None = None
+        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                if not _DRAFT.fullmatch(entry.name):
+                    continue
+                now = self._clock() if now is None else now
+                with contextlib.suppress(OSError):
+                    if now - entry.stat(follow_symlinks=False).st_mtime >= older_s:
+                        os.unlink(entry.path)
+
+    def _clock(self) -> float:
+        """The time of the store's file system, in seconds since the epoch."""
+        probe = self._folder / f".{'0' * _DIGITS}.{secrets.token_hex(8)}"  # swept as a draft is
+        probe.touch(mode=0o600, exist_ok=False)
+        try:
+            return probe.stat().st_mtime
+        finally:
+            probe.unlink()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..core.cmlfq import FAILURE, SUCCESS, TIMEOUT, CausalTree
+from ..core.cmlfq import CausalTree
 from ..core.quota_facts import declaration
 from ..core.rollout_facts import declaration_of_rollouts
 from ..core.rollout_pools import RolloutPool, shape_of
@@ -61,8 +61,6 @@ class Declaring:
         if word.pool not in self.scheduler.ledger.rollouts:
             return
         if isinstance(word, ms.ToolReturned):
-            if word.status not in (SUCCESS, FAILURE, TIMEOUT):
-                return
             self._happen(ev.ToolReturned(self._now(), client, word.pool, word.trajectory,
                                          word.tool, word.characters, word.status))
         else:

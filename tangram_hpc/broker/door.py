@@ -6,17 +6,20 @@ else's id. The wire's decoder checks types; here are the bounds of what the type
 passed may be counted, indexed and journaled without another thought; whether it *fits* this job
 (a session that is open, a component that exists) is said by `core/admission.py` and its like.
 
-Law: nothing a peer says may end the broker. A check returns one line that names the field, the
-value and the bound, or an empty text; who is told, and how, is the driver's. Each costs O(its
-message); that of `Submit` is on the way of every action and costs a few comparisons.
+Law: nothing a peer says may end the broker, and no message of a client ends its conversation: its
+actions and sessions hang on that. (Bytes that are no message do; the wire's reader sees to them.) A
+check returns one line that names the field, the value and the bound, or an empty text; who is told,
+and how, is the driver's. Each costs O(its message); that of `Submit` is on the way of every action
+and costs a few comparisons.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
+from ..core.cmlfq import SUCCESS, TIMEOUT
 from ..domain.action import Action, Kind
 from ..domain.node import NodeSpec
 from ..domain.outcome import TEXT_MAX, Outcome
@@ -55,7 +58,7 @@ _OUTCOME: Bounds = {
     "batch": (1, COUNT_MAX), "gpu_util_pct": (-1, 1000), "gpu_max_mem_mib": (-1, AMOUNT_MAX),
     "energy_mj": (-1, 1 << 60), "cost_micro": (0, MICRO_MAX), "pushed": (0, 2),
     "retry_after_ns": (0, NS_MAX), "returned": (0, AMOUNT_MAX)}
-_RETURNED: Bounds = {"characters": (0, AMOUNT_MAX)}
+_RETURNED: Bounds = {"characters": (0, AMOUNT_MAX), "status": (SUCCESS, TIMEOUT)}
 _ENDED: Bounds = {"tokens": (-1, CONTEXT_MAX), "epoch": (-1, AMOUNT_MAX)}
 _HELLO: Bounds = {"rank": (-1, AMOUNT_MAX), "size": (0, AMOUNT_MAX)}
 
@@ -222,11 +225,11 @@ def _wrong_hello(hello: ms.Hello) -> str:
 
 
 def _wrong_trajectory(word: ms.ToolReturned | ms.EndTrajectory) -> str:
-    bounds = _RETURNED if isinstance(word, ms.ToolReturned) else _ENDED
     if len(word.trajectory) > NAME_MAX:
         return f"trajectory: it has more than {NAME_MAX} characters"
-    tool = ("tool",) if isinstance(word, ms.ToolReturned) else ()
-    return _out_of(word, bounds) or _too_long(word, ("pool", *tool))
+    if isinstance(word, ms.EndTrajectory):
+        return _out_of(word, _ENDED) or _too_long(word, ("pool",))
+    return _out_of(word, _RETURNED) or _too_long(word, ("pool", "tool"))
 
 
 def _wrong_request(message: Any) -> str:
@@ -258,18 +261,22 @@ CHECKS: dict[type, Callable[[Any], str]] = {
 }
 
 
-def refusal_of(message: ms.Message, why: str) -> ms.Message:
+def refusal_of(message: ms.Message, why: str, known: Iterable[Container[int]]) -> ms.Rejected:
     """How a client is told that its message was refused: under the message's own id where it has
-    one, else at the end of the conversation."""
+    one, else under 0 with the message's type. `known` are the ids of what is open already: a
+    refusal under such an id would end that for the client."""
+    number = 0
     match message:
         case ms.Submit(action=action):
-            return ms.Rejected(action.id, why)
+            number = action.id
         case ms.RequestSession(spec=spec):
-            return ms.Rejected(spec.id, why)
+            number = spec.id
         case (ms.DeclareService() | ms.DeclareEndpoint() | ms.DeclareRollouts() | ms.Ask()
               | ms.Forget()):
-            return ms.Rejected(message.request, why)
-    return ms.Refused(f"{type(message).__name__}: {why}")
+            number = message.request
+    if number and not any(number in ids for ids in known):
+        return ms.Rejected(number, why)
+    return ms.Rejected(0, f"{type(message).__name__}: {why}")
 
 
 def _out_of(record: Any, bounds: Bounds) -> str:

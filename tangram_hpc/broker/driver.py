@@ -153,9 +153,9 @@ class Broker(Declaring, Draining, Sandboxes):
         self._touch()
 
     def _turn_away(self, talk: Talk, message: ms.Message, why: str) -> None:
-        word = refusal_of(message, why)
-        if talk.client and not isinstance(word, ms.Refused):
-            self._say(talk.client, word)
+        if talk.client:
+            ledger = self.scheduler.ledger
+            self._say(talk.client, refusal_of(message, why, (ledger.actions, ledger.sessions)))
         else:
             self._refuse(talk, f"{type(message).__name__}: {why}")
 
@@ -264,7 +264,7 @@ class Broker(Declaring, Draining, Sandboxes):
                 self.over = True
                 self._timer.after(0, lambda: self.stop(reason or "asked to by a client"))
             case _:
-                self._refuse(talk, f"a client does not say {type(message).__name__}")
+                self._turn_away(talk, message, "a client does not say it")
 
     def _submit(self, talk: Talk, message: ms.Submit, payload: Buffer | None) -> None:
         action = message.action
@@ -277,10 +277,10 @@ class Broker(Declaring, Draining, Sandboxes):
         else:
             why = refusal(self.scheduler.ledger, self.scheduler.placer, action)
         if payload is None:
-            return self._refuse(talk, "a Submit came without its payload")
-        if action.once and not why:
+            why = why or "n: the Submit came without its payload"
+        elif action.once and not why:
             why = self._once.keep(action, payload)
-        if why:
+        if why or payload is None:
             return self._say(talk.client, ms.Rejected(action.id, why, why.startswith("session:")))
         self._payloads[action.id] = payload
         self._happen(ev.ActionSubmitted(self._now(), action))

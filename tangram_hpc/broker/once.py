@@ -74,7 +74,7 @@ class Once:
         open_one = self._ledger.once.get(action.once)
         if open_one is not None:
             other = self._ledger.actions[open_one].action
-            if (other.kind, other.name) != (action.kind, action.name):
+            if _differ(action, other):
                 why = (f"once: {action.once!r} is the name of {other.kind.value} {other.name} "
                        f"({show(open_one)}), not of {action.kind.value} {action.name}")
                 return True, (ms.Rejected(action.id, why), None)
@@ -143,3 +143,12 @@ class Once:
         """Before the journal's own commit."""
         if self._spool is not None:
             self._spool.commit()
+
+
+def _differ(one: Action, other: Action) -> bool:
+    """Whether two actions with one name of their own cannot be the same work. Their classes tell
+    nothing where one of them was derived from a command: how that is done differs by release, and
+    the trainer of a requeued job may be of another release than the journal."""
+    if one.kind is not other.kind:
+        return True
+    return one.name != other.name and not (one.guessed or other.guessed)

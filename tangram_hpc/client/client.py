@@ -41,11 +41,10 @@ from .request import (
     exec_call,
     make_action,
     packed,
-    trajectory_name,
 )
-from .results import Pending, Streams, conclude, refuse
+from .results import Pending, Streams, conclude, log_refusal, refuse
 from .rollouts import RolloutCalls
-from .session import Session
+from .session import Session, trajectory_of
 from .shelf import Shelf
 
 _PING_S = 2.0
@@ -147,7 +146,7 @@ class Client(RolloutCalls, Quotas, Opening):
             raise self._failure
         _usable(session, kwargs, on_output)
         options = Options(cpus, mem, gpus, timeout, name, retries, resizable, component, profile,
-                          trusted, endpoint, once, _trajectory(trajectory, session))
+                          trusted, endpoint, once, trajectory_of(trajectory, session))
         call: pl.Payload
         shipped = None
         if callable(work):
@@ -461,6 +460,8 @@ class Client(RolloutCalls, Quotas, Opening):
             session = self._sessions.pop(message.id, None)
         if session is not None:
             session._down(message.text, never=not message.lost)
+        elif not message.id:
+            log_refusal(self.job, message)
 
     def _fail(self, error: TangramError) -> None:
         """Ends everything that is open with this error; what its caller cancelled, as cancelled."""
@@ -482,12 +483,6 @@ class Client(RolloutCalls, Quotas, Opening):
 
 class _Forgotten(BrokerUnreachable):
     """The broker answers, but its grace for this client is over."""
-
-
-def _trajectory(own: str | int | None, session: Session | None) -> str:
-    if own is None:
-        return session.trajectory if session is not None else ""
-    return trajectory_name(own) if own != "" else ""
 
 
 def _usable(session: Any, kwargs: Any, on_output: Any) -> None:

@@ -250,7 +250,8 @@ def make_action(action: int, kind: Kind, options: Options, session: int, what: s
         resizable=options.resizable, component=options.component, profile=options.profile,
         trusted=options.trusted and kind is Kind.EXEC,
         key=f"endpoint:{options.endpoint}" if options.endpoint else key, once=options.once,
-        trajectory=options.trajectory, turn=options.turn))
+        trajectory=options.trajectory, turn=options.turn,
+        guessed=kind is Kind.EXEC and not options.name))
 
 
 def trajectory_name(trajectory: str | int) -> str:

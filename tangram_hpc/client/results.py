@@ -192,3 +192,9 @@ def refuse(pending: Pending, rejected: ms.Rejected) -> None:
     else:
         error = InfeasibleRequest(rejected.text)
     pending.future.set_exception(error)
+
+
+def log_refusal(job: str, rejected: ms.Rejected) -> None:
+    """Logs that the broker refused a message for whose sender nobody waits."""
+    _log.error("job %s: the broker refused a message of this client and goes on: %s", job,
+               rejected.text)

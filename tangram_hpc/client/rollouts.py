@@ -15,7 +15,7 @@ from typing import Any
 
 from ..domain.action import Kind
 from ..domain.outcome import TEXT_MAX
-from ..domain.rollouts import Turn
+from ..domain.rollouts import CONTEXT_MAX, Turn
 from ..errors import InvalidInput
 from ..rollouts import Rollouts, rollouts_spec
 from ..wire import message as ms
@@ -71,7 +71,8 @@ class RolloutCalls(ServiceCalls):
             InvalidInput: an argument is wrong; names it.
         """
         turn = Turn(pool, trajectory_name(trajectory), _prompt_number(prompt),
-                    _count("context", context), _count("generated", generated))
+                    _count("context", context, CONTEXT_MAX),
+                    _count("generated", generated, CONTEXT_MAX))
         data = arguments_of(f"{pool}.{method}", arguments)
         options = Options(1, 0, 0, timeout, name or f"{pool}.{method}", retries, True,
                           once=once, turn=turn)
@@ -109,7 +110,7 @@ class RolloutCalls(ServiceCalls):
         """
         self._known(pool)
         word = ms.EndTrajectory(pool, trajectory_name(trajectory),
-                                -1 if tokens is None else _count("tokens", tokens),
+                                -1 if tokens is None else _count("tokens", tokens, CONTEXT_MAX),
                                 -1 if epoch is None else _count("epoch", epoch))
         with self._lock:
             self._put(word)
@@ -133,11 +134,11 @@ def _prompt_number(prompt: int | str) -> int:
     raise InvalidInput(f"prompt: {prompt!r} is neither a whole number below 2**62 nor a text")
 
 
-def _count(field: str, amount: int) -> int:
+def _count(field: str, amount: int, most: int = (1 << 40) - 1) -> int:
     try:
         count = operator.index(amount)  # that of an array's element too
     except TypeError:
         count = -1
-    if not 0 <= count < 1 << 40:
-        raise InvalidInput(f"{field}: {amount!r} is not a whole number from 0 to {(1 << 40) - 1}")
+    if not 0 <= count <= most:
+        raise InvalidInput(f"{field}: {amount!r} is not a whole number from 0 to {most}")
     return count

@@ -22,7 +22,7 @@ from ..errors import InfeasibleRequest, InvalidInput, SessionLost, TangramError
 from ..wire import message as ms
 from ..wire import payload as pl
 from .future import Future
-from .request import Options, Work, environment, raw_bytes, session_spec
+from .request import Options, Work, environment, raw_bytes, session_spec, trajectory_name
 from .transfer import download, upload
 
 if TYPE_CHECKING:
@@ -194,3 +194,15 @@ def _below(path: Any) -> str:
     if not isinstance(path, str):
         raise InvalidInput(f"path: {path!r:.60} is not a text")
     return path
+
+
+def trajectory_of(own: str | int | None, session: Session | None) -> str:
+    """The trajectory of an action: the one that its caller names (`own`, empty for none), else that
+    of its session.
+
+    Raises:
+        InvalidInput: the name is too long, or cannot be sent.
+    """
+    if own is None:
+        return session.trajectory if session is not None else ""
+    return trajectory_name(own) if own != "" else ""

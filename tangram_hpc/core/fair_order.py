@@ -19,6 +19,11 @@ in three levels. Each pool of units keeps its own virtual time.
    turn, which is drawn once and never changes. Trajectories that have a few actions each are
    served in their own order, as if nobody counted.
 
+A grant may come back without having begun (`LeaseReturned`). Its action then waits again at its old
+turn, and its next grant is not counted again: the client had the turn, and has not used it. (To
+take the count back when the lease returns would not do: a tag that lies behind the virtual time is
+forgotten, and with it all but one of several turns that come back together.)
+
 Invariants: everything here follows from the events of the ledger alone, in their order, so a replay
 and the simulator agree. An action waits for a bounded number of later ones of other clients and
 trajectories. What is kept is bounded by those who wait, as a pool that is empty forgets its counts.
@@ -36,6 +41,9 @@ BURST = 16  # turns that a trajectory or a group may be ahead before others come
 SINGLE, TRAJECTORY = 0, 1  # groups of a client's actions
 _SEQUENCE = 44  # bits of a turn that tell the order of arrival; those above are its round
 _KEEP = 1024  # trajectories or clients that are remembered although nothing of theirs waits
+# On which levels an action was counted. The bits from _FORGOTTEN on tell how often its pool had
+# forgotten its counts by then, as what was forgotten is to be counted again.
+_CLIENT, _GROUP, _FORGOTTEN = 1, 2, 2
 
 
 def trajectory_of(action: Action) -> str | int:
@@ -66,16 +74,19 @@ class ClientShare:
         group_time: the tag of the group that was served last.
         round: the virtual time of its trajectories, the highest round served.
         ends: the round after the last drawn one, for each trajectory that is ahead of `round`.
+        counted: on which levels a waiting action was counted already, if its grant came back.
         waiting: how many actions wait, for each group.
     """
 
-    __slots__ = ("client", "ends", "group_time", "groups", "pool", "round", "tag", "waiting")
+    __slots__ = ("client", "counted", "ends", "group_time", "groups", "pool", "round", "tag",
+                 "waiting")
 
     def __init__(self, client: int, pool: PoolShares) -> None:
         self.client, self.pool, self.tag = client, pool, pool.time
         self.groups, self.group_time = [0, 0], 0
         self.round = pool.last_round
         self.ends: dict[str | int, int] = {}
+        self.counted: dict[int, int] = {}
         self.waiting = [0, 0]
 
     def start(self) -> int:
@@ -103,19 +114,30 @@ class ClientShare:
         ahead = sorted(self.ends.items(), key=lambda end: -end[1])  # stable: oldest first
         self.ends = {each: at for each, at in ahead[:len(ahead) // 2] if at > self.round}
 
-    def served(self, group: int, turn: int) -> None:
-        """One of its actions was granted units. Nothing is counted while this client
-        is the only one of its pool."""
+    def returned(self, action: int, counted: int) -> None:
+        """An action waits again whose grant came back without having begun. `counted` is what
+        `served` returned for that grant."""
+        if counted >> _FORGOTTEN == self.pool.forgotten:
+            self.counted[action] = counted
+
+    def served(self, group: int, turn: int, action: int) -> int:
+        """Counts a grant of units to one of its actions, on each level on which it was not counted
+        before. Nothing is counted while this client is the only one of its pool. Returns on which
+        levels the action is counted now, for `returned`."""
         pool = self.pool
-        if len(pool.clients) > 1:
+        counted = self.counted.pop(action, 0) if self.counted else 0
+        if len(pool.clients) > 1 and not counted & _CLIENT:
             pool.time = self.start()
             self.tag = pool.time + 1
-        if self.waiting[1 - group]:
+            counted |= _CLIENT
+        if self.waiting[1 - group] and not counted & _GROUP:
             start = self.start_of(group)
             self.group_time = max(self.group_time, start)
             self.groups[group] = start + 1
+            counted |= _GROUP
         if group == TRAJECTORY:
             self.round = max(self.round, turn >> _SEQUENCE)
+        return counted | pool.forgotten << _FORGOTTEN
 
 
 class PoolShares:
@@ -127,12 +149,13 @@ class PoolShares:
             that rounds of one client never go back.
         clients: shares by client.
         waiting: how many actions wait.
+        forgotten: how often the pool was empty and forgot what it had counted.
     """
 
-    __slots__ = ("clients", "last_round", "time", "waiting")
+    __slots__ = ("clients", "forgotten", "last_round", "time", "waiting")
 
     def __init__(self) -> None:
-        self.time = self.last_round = self.waiting = 0
+        self.time = self.last_round = self.waiting = self.forgotten = 0
         self.clients: dict[int, ClientShare] = {}
 
     def of(self, client: int) -> ClientShare:
@@ -146,6 +169,7 @@ class PoolShares:
         """Nothing waits in one group of a client any more."""
         if not self.waiting:
             self.clients.clear()
+            self.forgotten += 1
         elif len(self.clients) > _KEEP and not any(share.waiting):
             del self.clients[share.client]
 
@@ -204,13 +228,14 @@ class Rounds(Generic[_W]):
         """Whether the client whose turn it is had none in this pass."""
         return self._heap[0][1] not in self._served
 
-    def charge(self) -> None:
-        """Counts one turn for the current list."""
+    def charge(self, counted: int = 0) -> None:
+        """Counts one turn for the current list, except on the levels on which the action that has
+        it was counted before (`ClientShare.counted`)."""
         tag, client = self._heap[0]
         self._served.add(client)
         start, each = self._groups[client][0]
-        self._groups[client][0] = (start + 1, each)
-        heapq.heapreplace(self._heap, (tag + 1, client))
+        self._groups[client][0] = (start + (not counted & _GROUP), each)
+        heapq.heapreplace(self._heap, (tag + (not counted & _CLIENT), client))
 
 
 def _second_is_next(first: tuple[int, Ordered], second: tuple[int, Ordered]) -> bool:

@@ -22,6 +22,7 @@ from .core_sets import CoreSet
 from .demand import Demand
 from .estimator import Estimator
 from .gpu_blocks import GpuSet
+from .openings import Openings
 from .queue import ReadyQueue
 from .rate_limit import EndpointEntry
 from .rollout_pools import RolloutPool
@@ -125,6 +126,7 @@ class ActionEntry:
     action: Action
     submitted_at: int
     turn: int = 0  # its place among all that wait, drawn when nothing of its own is before it
+    counted: int = 0  # on which levels of `fair_order` its last grant was counted as a turn
     state: ActionState = ActionState.PENDING
     lease: int = 0
     attempt: int = 0
@@ -209,7 +211,7 @@ class Ledger:
     outside: NodeEntry = field(default_factory=_outside)
     expiring: dict[int, Away] = field(default_factory=dict)  # clients that are away
     idle: IdleClock = field(default_factory=IdleClock)
-    opening: dict[int, None] = field(default_factory=dict)  # sessions not placed, in order
+    opening: Openings = field(default_factory=Openings)  # sessions not placed
     actions: dict[int, ActionEntry] = field(default_factory=dict)
     leases: dict[int, LeaseEntry] = field(default_factory=dict)
     ready: ReadyQueue = field(default_factory=ReadyQueue)

@@ -202,9 +202,11 @@ class ReadyQueue:
         return shares
 
     def push(self, action: Action, node: int, session: int, turn: int,
-             believed: Callable[[Action], tuple[int, int]] | None = None) -> None:
+             believed: Callable[[Action], tuple[int, int]] | None = None, counted: int = 0
+             ) -> None:
         """Lets an action compete for units, at its turn. `believed` tells serial fraction and work
-        of an action without a profile, where its bay has too many lines to tell classes apart."""
+        of an action without a profile, where its bay has too many lines to tell classes apart.
+        `counted`: what `take` returned for a grant of it that came back; 0 for none."""
         size, key = size_of(action.profile), action.key
         shape = Shape(key, action.degrees, action.mem_mib, action.gpus, action.component,
                       node, session, "" if size else action.name, size, action.resizable,
@@ -214,6 +216,8 @@ class ReadyQueue:
         group = TRAJECTORY if trajectory_of(action) else SINGLE
         shares = self._pool(pool)
         share = shares.clients.get(client) or shares.of(client)
+        if counted:
+            share.returned(action.id, counted)
         share.waiting[group] += 1
         shares.waiting += 1
         at = self.pools.get(pool)
@@ -236,15 +240,18 @@ class ReadyQueue:
         bay.refresh(line)
         self._place[action.id] = (turn, line, bay.passed)
 
-    def take(self, action: int) -> None:
-        """Takes an action out that was granted units: its client and trajectory had a turn."""
+    def take(self, action: int) -> int:
+        """Takes an action out that was granted units: its client and trajectory had a turn. Returns
+        what `push` wants as `counted` if the grant comes back without having begun."""
         turn, line, _ = self._place.pop(action)
-        line.bay.share.served(line.bay.group, turn)
+        counted = line.bay.share.served(line.bay.group, turn, action)
         self._leave(turn, line)
+        return counted
 
     def remove(self, action: int) -> None:
         """Takes an action out."""
         turn, line, _ = self._place.pop(action)
+        line.bay.share.counted.pop(action, None)
         self._leave(turn, line)
 
     def _leave(self, turn: int, line: Line) -> None:
@@ -325,6 +332,11 @@ class Walk:
         """Where the head stands in order of arrival."""
         return 0, arrival_of(self._ahead[0][0])
 
+    def counted(self) -> int:
+        """On which levels the head was counted before (`ClientShare.counted`)."""
+        _, action, line, _, _ = self._ahead[0]
+        return line.bay.share.counted.get(action, 0)
+
     def next(self) -> None:
         """Passes the head."""
         _, _, line, rest, lines = heapq.heappop(self._ahead)
@@ -362,8 +374,9 @@ class Rotation(Walk):
         """Passes the head."""
         walk = self._rounds.current()
         assert walk is not None, "nobody is left"
+        counted = walk.counted()
         walk.next()
-        self._rounds.charge()
+        self._rounds.charge(counted)
 
     def skip_shape(self) -> None:
         """Passes the head and every later action of its shape."""

@@ -307,7 +307,7 @@ class Scheduler(Restart):
         lease = LeaseEntry(event.lease, event.action, event.node, event.cores, event.gpus,
                            action.mem_mib, action.session, reserved, event.at, chain, key,
                            ahead=bool(event.after), restore_ns=event.restore_ns)
-        ledger.ready.take(event.action)
+        entry.counted = ledger.ready.take(event.action)
         if session is not None:
             head = next(iter(session.waiting))
             assert session.parallel or head == event.action, f"{event} jumps its session's queue"
@@ -408,6 +408,7 @@ class Scheduler(Restart):
             entry.state = move(ACTION_MOVES, entry.state, ActionState.PENDING, event)
             entry.lease = 0
             entry.turn = entry.turn if sent_back else 0
+            entry.counted = 0  # it had units: its next grant is another turn
             self._enqueue(entry)
             return []
         began_at = lease.granted_at if begun else event.at

@@ -37,7 +37,7 @@ class SessionFacts:
             origin = self.ledger.sessions[spec.origin]
             origin.forks[spec.id] = False
             self._rest(origin, event.at)
-        self.ledger.opening[spec.id] = None
+        self.ledger.opening.add(spec.id)
         self.ledger.sessions_seen += 1
         owner = self.ledger.clients[client_of(spec.id)]
         owner.sessions[spec.id] = None
@@ -50,7 +50,7 @@ class SessionFacts:
         session.state = move(SESSION_MOVES, session.state, SessionState.OPENING, event)
         session.node, session.cores, session.placed_at = event.node, event.cores, event.at
         session.near = event.cores
-        del self.ledger.opening[event.session]
+        self.ledger.opening.placed(event.session)
         node.sessions[event.session] = None
         node.cores.take(event.cores)
         node.free_mem_mib -= session.spec.mem_mib
@@ -91,7 +91,7 @@ class SessionFacts:
         self._vacate(session)
         session.spec = session.spec.moved(event.files)
         session.node, session.cores, session.requested_at = 0, (), event.at
-        self.ledger.opening[event.session] = None
+        self.ledger.opening.add(event.session)
         self.dirty = True
         return []
 
@@ -123,7 +123,7 @@ class SessionFacts:
         if session is None:
             return []
         if session.state is SessionState.WAITING:
-            del self.ledger.opening[event.session]
+            self.ledger.opening.drop(event.session)
         else:
             self._vacate(session)
         self.ledger.idle.stop(event.session, session.spec.idle_ns)
@@ -211,7 +211,8 @@ class SessionFacts:
         entry.turn = entry.turn or self.ledger.ready.draw(entry.action)
         node = session.node if session is not None else 0
         own = session.spec.id if session is not None and session.cores else 0
-        self.ledger.ready.push(entry.action, node, own, entry.turn, self.ledger.estimator.believed)
+        self.ledger.ready.push(entry.action, node, own, entry.turn, self.ledger.estimator.believed,
+                               entry.counted)
         if node:
             self.ledger.nodes[node].news += 1
         else:

@@ -62,6 +62,8 @@ class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
         trajectory: its client's name for the trajectory whose tool it is: how it ends tells rollout
             pools what is left of that; empty for none.
         turn: it is a call of whichever service of a rollout pool is best; None of all others.
+        guessed: `name` is what its client's release derives from the command, as its caller gave
+            none; another release may derive another one for the same command.
     """
 
     id: int
@@ -81,6 +83,7 @@ class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
     once: str = ""
     trajectory: str = ""
     turn: Turn | None = None
+    guessed: bool = False
 
     def dealt(self, service: str, degrees: tuple[int, ...]) -> Action:
         """This turn as a call of a service."""

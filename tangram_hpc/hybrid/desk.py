@@ -3,6 +3,12 @@
 Law: one lock around the pool; every fact goes in under it and its orders go out under it, so that
 members hear them in the order in which they were decided. A member speaks of itself only. It is
 lost when its conversation ends or it is silent for too long; nothing else decides that.
+
+The desk's process may be stopped (SIGSTOP, `scontrol suspend`), or its threads kept from running.
+On waking it would find everybody silent and every stage overdue, although what the members said
+lies unread in its sockets. So its time is that in which it ran: the pool and the liveness of
+members are given the clock's time less all stalls (`core/liveness.py`), and after a stall nobody is
+judged before the threads that listen had one tick to read what has arrived.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from typing import Protocol
 
 from ..backends.transport.lane import LaneLink, LaneListener
 from ..core.hybrid_pool import HybridPool
-from ..core.liveness import Liveness
+from ..core.liveness import Liveness, Stalls
 from ..domain.hybrid import (
     AnyFact,
     AnyOrder,
@@ -35,6 +41,7 @@ from ..ports import Clock
 from ..wire.lane import Alive, Hello, Told, Word
 
 _TICK_S = 0.5
+_STALLED_S = 4 * _TICK_S  # nobody looked at the clock for longer: the process was not running
 
 
 class Port(Protocol):
@@ -99,6 +106,8 @@ class Desk:
         self._lock = threading.RLock()
         self._ports: dict[int, tuple[int, Port]] = {}
         self._liveness = Liveness(round(silence_s * 1e9))
+        self._stalls = Stalls(clock.now_ns(), _STALLED_S * 1e9)
+        self._judges_from = 0  # by `_now`: until then what has arrived is read first
         self._place = {gpu: (n, at) for n, gpus in enumerate(pool.replicas)
                        for at, gpu in enumerate(gpus)}
         self._stop = threading.Event()
@@ -154,7 +163,7 @@ class Desk:
     def fact(self, fact: AnyFact) -> list[AnyOrder]:
         """Takes a fact in and carries out what follows."""
         with self._lock:
-            orders = self._pool.handle(fact, self._clock.now_ns())
+            orders = self._pool.handle(fact, self._now())
             self._carry_out(orders)
             return orders
 
@@ -195,7 +204,7 @@ class Desk:
                 self.adopt(member, life, _LinkPort(link))
                 if known is not None:
                     known[1].end()
-            self._liveness.hear(member, self._clock.now_ns())
+            self._liveness.hear(member, self._now())
         try:
             self._listen(link, member, life)
             why = "its conversation ended"
@@ -214,7 +223,7 @@ class Desk:
             with self._lock:
                 if member not in self._ports or self._ports[member][0] != life:
                     return  # it was given up; to be heard again would make its next life silent
-                self._liveness.hear(member, self._clock.now_ns())
+                self._liveness.hear(member, self._now())
             message = got[0]
             if isinstance(message, Alive):
                 continue
@@ -236,11 +245,28 @@ class Desk:
     def _watch(self) -> None:
         while not self._stop.wait(_TICK_S):
             with self._lock:
-                now = self._clock.now_ns()
-                for member in self._liveness.silent(now):
-                    self._liveness.forget(member)
-                    if member in self._ports:
-                        life, port = self._ports[member]
-                        self.lost(member, life, "was silent for too long")
-                        port.end()
-                self._carry_out(self._pool.tick(now))
+                now = self._now()
+                if now >= self._judges_from:
+                    self._judge(now)
+
+    def _judge(self, now: int) -> None:
+        """Gives up who was silent, or took, for too long; lock held."""
+        for member in self._liveness.silent(now):
+            self._liveness.forget(member)
+            if member in self._ports:
+                life, port = self._ports[member]
+                self.lost(member, life, "was silent for too long")
+                port.end()
+        self._carry_out(self._pool.tick(now))
+
+    def _now(self) -> int:
+        """The clock's time without the stalls so far, in ns; lock held. A stall that ends with this
+        call counts against nobody: members, too, have their whole patience again, as they may have
+        been stopped together with us."""
+        looked = self._clock.now_ns()
+        stalled = self._stalls.look(looked)
+        now = looked - round(self._stalls.total)
+        if stalled:
+            self._liveness.stalled(now)
+            self._judges_from = now + round(_TICK_S * 1e9)
+        return now

@@ -223,7 +223,8 @@ class Result(Message, frozen=True, tag=31):
 
 class Rejected(Message, frozen=True, tag=32):
     """The action or session can never run; `text` names the field and the remedy. `lost`: it
-    could have, but its session is gone."""
+    could have, but its session is gone. With the id 0 a message was refused that has no id; its
+    conversation goes on."""
 
     id: int
     text: str

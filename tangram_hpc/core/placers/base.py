@@ -97,7 +97,7 @@ def grant(view: Snapshot, placement: Placement, action: int, shape: Shape, node:
 
 
 def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None:
-    """Opens waiting sessions in order, each where the fewest sessions per CPU live.
+    """Opens waiting sessions by turns (`openings`), each where the fewest sessions per CPU live.
 
     Who waits for room keeps the nodes that could give it from everybody behind him, so a big one
     is not starved. O(openings x nodes).

@@ -102,7 +102,7 @@ class Waiting:
             return self._alone.take(chosen)
         bay: Bay = self._ledger.ready.bay_of(chosen.action)
         self._lists[bay.share.client, bay.group].take(chosen)
-        self._rounds.charge()
+        self._rounds.charge(bay.share.counted.get(chosen.action, 0))
 
     def skip_shape(self, shape: Shape) -> None:
         """Nobody of this shape can start in this pass."""
