@@ -9,14 +9,16 @@ from __future__ import annotations
 import ast
 import copy
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from golden import check, command, compare, digest, journals, messages, public, runs, where, wire
+from golden import check, compare, digest, journals, messages, public, runs, where, wire
+from golden.__main__ import main as golden_main
 from golden.renames import FILE, Renames, read_renames
+from golden.shell import clean
 
 from tangram_hpc.config import Config
 
@@ -25,7 +27,7 @@ NOTHING = Renames()
 
 @pytest.fixture(autouse=True)
 def _no_settings() -> Iterator[None]:
-    with command.clean():
+    with clean():
         yield
 
 
@@ -123,9 +125,7 @@ def test_a_placer_that_differs_in_one_decision_is_told(monkeypatch: pytest.Monke
         if grants and not spoiled:
             spoiled.append(grants[0])
             at = made.grants.index(grants[0])
-            fewer = grants[0]._replace(units=1) if hasattr(grants[0], "_replace") else (
-                msgspec.structs.replace(grants[0], units=1))
-            made.grants[at] = fewer
+            made.grants[at] = grants[0]._replace(units=1)
         return made
     monkeypatch.setattr(base, "place", other)
     golden = check.read("frozen", "runs")
@@ -259,6 +259,17 @@ def test_settings_are_those_of_the_model() -> None:
     listed = {key.partition(" ")[2] for key in public.settings(NOTHING)
               if key.startswith("tangram.toml ")}
     assert listed == set(Config.model_fields)
+
+
+def test_the_frozen_class_is_not_written_by_the_way(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(check, "update", lambda kind: pytest.fail(f"{kind} was written"))
+    for words, told in (("update --class frozen", "say --rewrite-frozen"),
+                        ("update", "name the class")):
+        monkeypatch.setattr(sys, "argv", ["golden", *words.split()])
+        with pytest.raises(SystemExit) as end:
+            golden_main()
+        assert end.value.code == 2 and told in capsys.readouterr().err
 
 
 def test_golden_files_are_text_that_git_can_compare() -> None:

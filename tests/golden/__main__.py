@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import check, command
+from . import check
 from .renames import read_renames
+from .shell import clean
 
-_SHOWN = 40
+_SHOWN = 8  # lines of a file
 
 
 def main() -> int:
@@ -24,15 +25,18 @@ def main() -> int:
     if args.act == "update":
         return _update(parser, args)
     lines = []
-    with command.clean():
+    with clean():
         if args.kind != "listed":
             lines += check.frozen(read_renames(), args.cheap)
         if args.kind != "frozen":
             lines += check.listed(read_renames())
-    for line in lines[:_SHOWN]:
-        print(line)
-    if len(lines) > _SHOWN:
-        print(f"... and {len(lines) - _SHOWN} more differences")
+    by_file: dict[str, list[str]] = {}
+    for line in lines:
+        by_file.setdefault(line.partition(": ")[0], []).append(line)
+    for file, told in by_file.items():
+        print(*told[:_SHOWN], sep="\n")
+        if len(told) > _SHOWN:
+            print(f"{file}: ... and {len(told) - _SHOWN} more differences")
     print(f"golden: {len(lines)} differences" if lines else "golden: all is as it was")
     return 1 if lines else 0
 
@@ -44,7 +48,7 @@ def _update(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             (check.DATA / "frozen").glob("*.json")):
         parser.error("update: the frozen class says what must not change; if its change is "
                      "decided, say --rewrite-frozen")
-    with command.clean():
+    with clean():
         for path in check.update(args.kind):
             print(path.relative_to(check.DATA))
     return 0

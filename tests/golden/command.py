@@ -6,54 +6,20 @@ settings. Only `tangram run` and what asks a running job are real processes (`li
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import journals, runs, where
+from .shell import clean, run, told
 
 # Objects whose keys are names that users chose, or words that depend on what happened.
 _NAMED_KEYS = ("actions{}", "rollouts_unsaved{}", "rests_on{}", "held{}", "full{}", "best{}",
                "points[]{}", "factors{}")
 _UNITS = frozenset({"CPUs", "GPUs"})
-
-
-@contextlib.contextmanager
-def clean() -> Iterator[Path]:
-    """An empty working folder and an environment that says nothing to `tangram`."""
-    before, here = dict(os.environ), Path.cwd()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for key in list(os.environ):
-            if key.startswith(("TANGRAM_", "SLURM_", "PMI", "XDG_CONFIG")):
-                del os.environ[key]
-        os.environ |= {"HOME": name, "TANGRAM_HOME": str(folder / "home")}
-        os.chdir(folder)
-        try:
-            yield folder
-        finally:
-            os.chdir(here)
-            os.environ.clear()
-            os.environ.update(before)
-
-
-def run(words: Sequence[str]) -> tuple[int, str, str]:
-    """One command line inside this process: status, stdout, stderr."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            status = where.find("main")(words)
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 1
-    return status, out.getvalue(), err.getvalue()
 
 
 # ---- exit statuses ------------------------------------------------------------------------------
@@ -239,7 +205,7 @@ def json_keys() -> dict[str, Any]:
     with clean() as folder:
         _write_inputs(folder)
         (folder / "elastic.toml").write_text(runs.ELASTIC)
-        past = json.loads(run(["acct", "-j", "good", "--json"])[1])["actions"][0]["action"]
+        past = told(["acct", "-j", "good", "--json"])["actions"][0]["action"]
         cluster = ["--cluster", "cluster-24.json"]
         for name, words in {
                 "sim": ["sim", "mixed-24", *cluster, "--policy", "fcfs:4"],
@@ -255,10 +221,8 @@ def json_keys() -> dict[str, Any]:
                 "acct": ["acct", "-j", "good"],
                 "acct --held": ["acct", "-j", "good", "--held"],
                 "explain of a past action": ["explain", past, "-j", "good"]}.items():
-            status, out, err = run([*words, "--json"])
-            assert status == 0, f"{words}: {status}, {err}"
-            found[name] = keys(json.loads(out))
-        settings = json.loads(run(["config", "--json"])[1])
+            found[name] = keys(told([*words, "--json"]))
+        settings = told(["config", "--json"])
         found["config (of each setting)"] = sorted({key for s in settings.values() for key in s})
     return found
 
@@ -279,8 +243,8 @@ def doctor() -> dict[str, Any]:
     with clean():
         status, out, _ = run(["doctor", "--json"])
     assert status in (0, 1), status
-    told = json.loads(out)
-    return {"doctor": {k: v for k, v in keys(told).items() if not k.startswith("why_not")}}
+    page = keys(json.loads(out))
+    return {"doctor": {k: v for k, v in page.items() if not k.startswith("why_not[]")}}
 
 
 # ---- what needs a running job -------------------------------------------------------------------
@@ -303,9 +267,7 @@ def live() -> dict[str, Any]:
                             "explain (runs)": ["explain", running],
                             "explain (session)": ["explain", session],
                             "explain allocation": ["explain", "allocation"]}.items():
-            status, out, err = run([*words, "-j", "golden", "--json"])
-            assert status == 0, f"{words}: {status}, {err}"
-            found[f"keys of {name}"] = keys(json.loads(out))
+            found[f"keys of {name}"] = keys(told([*words, "-j", "golden", "--json"]))
         found["keys of info"].pop("nodes[].untrusted[]", None)  # not every machine isolates
         found["shutdown"] = tangram("shutdown", "-j", "golden")
     return found

@@ -7,12 +7,8 @@ that the scheduler made, what it would do next, and what `tangram acct` and `tan
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ import msgspec
 
 from . import watch, where
 from .digest import digest
+from .shell import clean, told
 from .story import Story
 
 FOLDER = Path(__file__).parent / "data" / "journals"
@@ -74,28 +71,15 @@ def replays() -> Iterator[tuple[str, Any]]:
 
 def _accounts(path: Path) -> Iterator[tuple[str, Any]]:
     """What `tangram acct` says of it."""
-    with tempfile.TemporaryDirectory() as home:
-        folder = Path(home) / "jobs" / "golden"
+    with clean() as home:
+        folder = home / "home" / "jobs" / "golden"
         folder.mkdir(parents=True)
         (folder / "journal").write_bytes(path.read_bytes())
-        rows = _command(home, ["acct", "-j", "golden", "--json"])["actions"]
-        yield f"{path.name}: acct", digest([json.dumps(watch.without_texts(r)) for r in rows])
-        held = _command(home, ["acct", "-j", "golden", "--held", "--json"])
+        rows = told(["acct", "-j", "golden", "--json"])
+        yield f"{path.name}: acct", digest([json.dumps(watch.without_texts(r)) for r in
+                                            rows.get("actions", [rows])])
+        held = told(["acct", "-j", "golden", "--held", "--json"])
         yield f"{path.name}: acct --held", watch.without_texts(held)
-
-
-def _command(home: str, words: Sequence[str]) -> Any:
-    out, before = io.StringIO(), os.environ.get("TANGRAM_HOME")
-    os.environ["TANGRAM_HOME"] = home
-    try:
-        with contextlib.redirect_stdout(out):
-            status = where.find("main")(words)
-    finally:
-        del os.environ["TANGRAM_HOME"]
-        if before is not None:
-            os.environ["TANGRAM_HOME"] = before
-    assert status == 0, f"{words} ended with {status}"
-    return json.loads(out.getvalue())
 
 
 def _fact(event: Any) -> str:

@@ -13,7 +13,8 @@ import importlib
 import inspect
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,27 +57,38 @@ def _object(place: str, name: str, value: Any) -> dict[str, str]:
         return found | {f"{place}.{m.name}": repr(m.value) for m in value}
     if name not in where.NOT_MADE_BY_USERS:
         found |= _parameters(place, value)
-    for member, owner in sorted(_members(value).items()):
+    for member in sorted(_members(value)):
         static = inspect.getattr_static(value, member, None)
         inner = f"{place}.{member}"
         if callable(getattr(value, member, None)) and not inspect.isclass(static):
             found |= {inner: "method"} | _parameters(inner, getattr(value, member))
         else:
-            found[inner] = f"attribute ({owner})" if owner else "attribute"
+            found[inner] = "attribute"
     return found
 
 
-def _members(kind: type) -> dict[str, str]:
+def _members(kind: type) -> set[str]:
     """Public members of a class and of its bases of this package; fields that are set when it is
     made count."""
-    found: dict[str, str] = {}
+    found: set[str] = set()
     for base in kind.__mro__:
         if base.__module__.split(".")[0] != where.PACKAGE:
             continue
-        names = [*vars(base), *vars(base).get("__annotations__", {}),
+        names = [*vars(base), *vars(base).get("__annotations__", {}), *_set_when_made(base),
                  *getattr(base, "__struct_fields__", ())]
-        found |= {n: "" for n in names if not n.startswith("_")}
+        found |= {n for n in names if not n.startswith("_")}
     return found
+
+
+def _set_when_made(kind: type) -> Iterator[str]:
+    """The attributes that a class's own `__init__` sets."""
+    made = vars(kind).get("__init__")
+    if inspect.isfunction(made) and Path(made.__code__.co_filename).is_file():  # not generated
+        source = textwrap.dedent(inspect.getsource(made))
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and (
+                    isinstance(node.value, ast.Name) and node.value.id == "self"):
+                yield node.attr
 
 
 def _parameters(place: str, value: Any) -> dict[str, str]:
@@ -204,7 +216,7 @@ def _option_default(value: Any) -> Any:
 
 def _templates() -> Iterator[tuple[str, str]]:
     """Each template whole, with the parts that it takes in, as users see it."""
-    from .command import run
+    from .shell import run
     for line in run(["template", "list"])[1].splitlines():
         name = line.split()[0]
         yield name, run(["template", "show", name])[1]
@@ -327,7 +339,7 @@ def _accepts(model: Any, key: str, value: Any) -> bool:
 def _option_works(old: str, new: str) -> bool:
     place, _, spelling = old.rpartition(" ")
     if place.startswith("template "):
-        from .command import run
+        from .shell import run
         name = place.split()[1]
         status, _, err = run(["template", "render", name, "-o", f"{spelling}=1"])
         return status == 0 or spelling not in err
@@ -343,8 +355,3 @@ def _option_works(old: str, new: str) -> bool:
 
 def _variable_works(old: str, new: str) -> bool:
     return old in environment()
-
-
-def check_names(renames: Mapping[str, Any]) -> None:
-    """For tests: the map's sections are those that are checked here."""
-    assert set(renames) <= {"modules", "names", "settings", "options", "env", "messages"}

@@ -6,8 +6,6 @@ listened to meanwhile.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import watch, where
+from .shell import run, told
 
 _SMALL = {"nodes": [{"name": "c", "cpus": 232, "sockets": 2, "mem_mib": 4194304}]}
 ELASTIC = """[elastic]
@@ -84,14 +83,14 @@ def cases(folder: Path) -> Iterator[Case]:
 
 def lines_of(case: Case, folder: Path) -> dict[str, list[str]]:
     """The records and the decisions of a run."""
-    out, words = folder / "records.jsonl", ["sim", *case.words]
-    told = io.StringIO()
-    with watch.decisions() as decisions, contextlib.redirect_stdout(told):
-        status = where.find("main")([*words, *(("--records", str(out)) if case.records else ()),
-                                     "--json"])
-    found = {f"{case.name}: decisions": list(decisions)}
+    out = folder / "records.jsonl"
+    with watch.decisions() as decisions:
+        status, _, err = run(["sim", *case.words, "--json",
+                              *(("--records", str(out)) if case.records else ())])
     if status:
-        return {f"{case.name}: status": [str(status)]}
+        return {f"{case.name}: {what}": [f"status {status}: {err}"]
+                for what in ("decisions", *(("records",) if case.records else ()))}
+    found = {f"{case.name}: decisions": list(decisions)}
     if case.records:
         found[f"{case.name}: records"] = out.read_text().splitlines()
     return found
@@ -115,10 +114,7 @@ def figures() -> dict[str, Any]:
             "plan qwen3-30b-a3b": ["plan", "--model", "qwen3-30b-a3b", "--gpus", "16",
                                    "--hardware", "h200-141g", "--top", "4", "--json"],
             "sim rl rl-48": ["sim", "rl", "rl-48", "--iterations", "4", "--json"]}.items():
-        told = io.StringIO()
-        with contextlib.redirect_stdout(told):
-            status = where.find("main")(words)
-        found[name] = status or rounded(json.loads(told.getvalue()))
+        found[name] = rounded(told(words))
     return found
 
 
