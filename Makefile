@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 TORCH := .venv-torch
 TORCH_TESTS := $(wildcard tests/test_service*.py tests/test_demo_mixed.py tests/test_reference*.py)
 
-.PHONY: install python run test test-long test-gpu lint bench clean system
+.PHONY: install python run test test-long test-gpu golden golden-update lint bench clean system
 
 install: $(STAMP)
 
@@ -71,6 +71,15 @@ $(GPU_VENV)/.$(GPU_EXTRAS): pyproject.toml setup.py | python
 
 test-gpu: $(if $(filter $(GPU_VENV)/%,$(GPU_PYTHON)),$(GPU_VENV)/.$(GPU_EXTRAS))
 	$(GPU_PYTHON) -m pytest -m gpu
+
+# What users, files and other processes meet is what it was: docs/GOLDEN.md. `make golden-update
+# CLASS=listed` writes the listings; CLASS=frozen needs FROZEN=rewrite as well.
+golden: install
+	cd tests && ../$(BIN)/python -m golden check
+
+golden-update: install
+	cd tests && ../$(BIN)/python -m golden update $(CLASS:%=--class %) \
+	  $(if $(filter rewrite,$(FROZEN)),--rewrite-frozen)
 
 lint: install
 	$(BIN)/ruff check .
