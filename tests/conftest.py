@@ -27,6 +27,15 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker of pytest-xdist has a folder of one letter (it would be `popen-gw0`), as the path of
+    a Unix socket may have 107 bytes only."""
+    if hasattr(config, "workerinput"):
+        number = config.workerinput["workerid"].removeprefix("gw")
+        config.option.basetemp = str(Path(config.option.basetemp).with_name(number))
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before `-m` chooses."""
     for item in items:

@@ -40,7 +40,8 @@ def python_for(cluster: RunningCluster) -> str:
 
 
 def install_for(cluster: RunningCluster,
-                requirements: Sequence[str] = ("{tree}[demo]", "pytest")) -> Path:
+                requirements: Sequence[str] = ("{tree}[demo]", "pytest", "pytest-xdist")
+                ) -> Path:
     """A venv with this package in it, built from a copy of the tree, that every user may run."""
     return _installed(python_for(cluster), tuple(requirements))
 

@@ -20,7 +20,7 @@ def test_the_hostile_suite_in_a_job_step(site: Site) -> None:
     for name in (*SUITE, *_HELPERS):
         shutil.copy(HERE / name, place / name)
     command = (f"cd {place} && TMPDIR=/tmp srun -p cpu -N1 -n1 -c2 --mem=4000 --time=9 "
-               f"{site.venv}/bin/python -B -m pytest -q -p no:cacheprovider -m 'not long' "
+               f"{site.venv}/bin/python -B -m pytest -q -p no:cacheprovider -n 2 -m 'not long' "
                f"-o markers='long: minutes' -W ignore --basetemp={place}-base {' '.join(SUITE)}")
     done = site.cluster.run_as_user(command, timeout=580)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -33,6 +33,7 @@ def tangram(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[s
         stdin=subprocess.DEVNULL)
 
 
+@pytest.fixture(scope="module")
 def printed(cluster: LocalCluster) -> list[str]:
     """The ids that `acct` prints, in the order in which the actions were submitted."""
     told = tangram(cluster, "acct", "-j", JOB, "-n", "-P", "-o", "JobID")
@@ -40,9 +41,9 @@ def printed(cluster: LocalCluster) -> list[str]:
     return told.stdout.split()
 
 
-def test_what_acct_prints_is_understood_by_acct(cluster: LocalCluster) -> None:
+def test_what_acct_prints_is_understood_by_acct(cluster: LocalCluster, printed: list[str]) -> None:
     """One action's id gives its row, several give theirs, another's gives an error."""
-    first, second = printed(cluster)[:2]
+    first, second = printed[:2]
     assert first.startswith(f"{JOB}.")
     told = tangram(cluster, "acct", "-j", first, "-n", "-P", "-o", "JobID,JobName")
     assert (told.stdout, told.stderr) == (f"{first}|one\n", "")
@@ -53,9 +54,10 @@ def test_what_acct_prints_is_understood_by_acct(cluster: LocalCluster) -> None:
     assert f"job {JOB} had no action 9.9" in told.stderr
 
 
-def test_what_acct_prints_is_understood_by_explain(cluster: LocalCluster) -> None:
+def test_what_acct_prints_is_understood_by_explain(cluster: LocalCluster,
+                                                   printed: list[str]) -> None:
     """With its job in it, with the job besides, and not with another job."""
-    first = printed(cluster)[0]
+    first = printed[0]
     short = first.removeprefix(f"{JOB}.")
     for words in ((first,), ("-j", JOB, first), ("-j", first, first), ("-j", JOB, short)):
         told = tangram(cluster, "explain", *words)
@@ -78,9 +80,10 @@ def test_a_job_of_a_named_cluster_is_that_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["{job}", "{job}+1", "{job}.0", "{job}.batch", "{job}+1.extern",
                                   "{job}.het+1", "{first}"])
-def test_each_form_of_a_jobs_id_names_the_job(cluster: LocalCluster, form: str) -> None:
+def test_each_form_of_a_jobs_id_names_the_job(cluster: LocalCluster, printed: list[str],
+                                              form: str) -> None:
     """sacct's forms and acct's own, for the verbs that ask a running job."""
-    named = form.format(job=JOB, first=printed(cluster)[0])
+    named = form.format(job=JOB, first=printed[0])
     told = tangram(cluster, "info", "-j", named)
     assert told.returncode == 0 and told.stdout.startswith(f"job {JOB} "), told
     told = tangram(cluster, "run", "-j", named, "--", "echo", "hello")

@@ -182,10 +182,12 @@ def test_a_lock_of_another_host_blocks_only_while_its_holder_shows_that_it_lives
 def test_many_runs_do_not_remove_the_folder_of_one_that_goes_on(tmp_path: Path) -> None:
     """The oldest folders of runs without Slurm are removed when another run begins."""
     with LocalCluster(cpus=1, home=tmp_path) as first:
-        for number in range(60):
-            (tmp_path / "jobs" / f"local-2026-{number}").mkdir()
+        for number in range(60):  # made in the same tick of the kernel's clock, without this age
+            (folder := tmp_path / "jobs" / f"local-2026-{number}").mkdir()
+            os.utime(folder, (number + 2, number + 2))
         os.utime(first.folder, (1, 1))
         with LocalCluster(cpus=1, home=tmp_path) as second:
             assert second.submit(["true"]).result(60).ok
         assert not (tmp_path / "jobs" / "local-2026-0").exists()
+        assert (tmp_path / "jobs" / "local-2026-59").exists()
         assert first.folder.exists() and first.submit(["true"]).result(60).ok

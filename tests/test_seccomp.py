@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from jail_rig import Place, filtered, place, refused  # noqa: F401
 
-from tangram_hpc.backends.sandbox import kernel, landlock, seccomp
+from tangram_hpc.backends.sandbox import bpf, kernel, landlock, seccomp
 from tangram_hpc.backends.sandbox.syscalls import BOTH, NEWEST, NUMBERS
 
 needs_filter = pytest.mark.skipif(not seccomp.available(), reason="no system call filters here")
@@ -37,9 +37,18 @@ def number(machine: str, name: str) -> int:
 
 def answer(code: bytes, arch: int, nr: int, *args: int) -> int:
     """Runs a filter as the kernel would: an errno, 0 for allowed, ASKS for notified, or DONE."""
+    value = struct.unpack_from("<I", code, 8 * path(code, arch, nr, *args)[-1] + 4)[0]
+    assert value in (ALLOWED, NOTIFY) or value & 0xFFFF0000 == ERRNO
+    return {ALLOWED: 0, NOTIFY: ASKS, ERRNO: DONE}.get(value, value & 0xFFFF)
+
+
+def path(code: bytes, arch: int, nr: int, *args: int) -> list[int]:
+    """The instructions that a filter takes, in order; the last one returns."""
     data = struct.pack("<iIQ6Q", nr, arch, 0, *(a & (1 << 64) - 1 for a in (*args, *[0] * 6)[:6]))
     at = held = 0
+    taken: list[int] = []
     for _ in range(len(code)):
+        taken.append(at)
         op, yes, no, value = struct.unpack_from("<HBBI", code, 8 * at)
         at += 1
         if op == 0x20:
@@ -53,8 +62,7 @@ def answer(code: bytes, arch: int, nr: int, *args: int) -> int:
             at += yes if true else no
         else:
             assert op == 0x06, f"instruction {op:#x}"
-            assert value in (ALLOWED, NOTIFY) or value & 0xFFFF0000 == ERRNO
-            return {ALLOWED: 0, NOTIFY: ASKS, ERRNO: DONE}.get(value, value & 0xFFFF)
+            return taken
     raise AssertionError("no end")
 
 
@@ -78,7 +86,59 @@ def test_every_number_has_its_answer(machine: str, namespaced: bool, network: bo
         assert answer(code, ARCH[machine], nr) == errno.ENOSYS
     for arch in (0x40000003, 0x40000028, 0):
         assert answer(code, arch, 0) == errno.ENOSYS
-    assert len(code) // 8 < 350  # the kernel takes 4096
+    assert len(code) // 8 < 300  # the kernel takes 4096
+
+
+@pytest.mark.parametrize("machine", ARCH)
+@pytest.mark.parametrize("namespaced", [False, True])
+def test_what_is_asked_often_is_decided_soon(machine: str, namespaced: bool) -> None:
+    """The kernel remembers no answer of calls that are looked at with their arguments."""
+    code = seccomp.program(machine, namespaced=namespaced, network=False, gid=7,
+                           password=None if namespaced else (1, 2))
+    for name, *args in [("openat", 0, 0, os.O_RDONLY), ("ioctl", 0, 0x5413), ("fcntl", 0, 1)]:
+        assert len(path(code, ARCH[machine], number(machine, name), *args)) <= 12, name
+    assert max(len(path(code, ARCH[machine], nr)) for nr in range(NEWEST + 1)) <= 16
+
+
+@pytest.mark.parametrize("machine", ARCH)
+def test_the_password_passes_and_nothing_near_it(machine: str) -> None:
+    password = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
+    code = seccomp.program(machine, namespaced=False, network=False, gid=7, password=password)
+
+    def ask(mode: int, *last: int) -> int:
+        return answer(code, ARCH[machine], number(machine, "fchmodat"), 0, 0, mode, 0, *last)
+
+    assert ask(0o755, *password) == 0
+    assert ask(0o4755, *password) == errno.EPERM
+    assert ask(0o755, *reversed(password)) == ask(0o755) == ASKS
+    for bit in range(128):
+        near = (password[0] ^ (1 << bit if bit < 64 else 0),
+                password[1] ^ (1 << bit - 64 if bit >= 64 else 0))
+        assert ask(0o755, *near) == ASKS, bit
+    other = seccomp.program(machine, namespaced=False, network=False, gid=7, password=(1, 2))
+    assert len(other) == len(code) and answer(
+        other, ARCH[machine], number(machine, "fchmodat"), 0, 0, 0o755, 0, *password) == ASKS
+
+
+def test_comparisons_reach_further_than_one_jump() -> None:
+    """No filter of ours is so long that a conditional jump, of 255 at most, does not reach."""
+    masks = [bpf.masked(0xFF, bpf.equal(7, bpf.answer(ALLOWED), bpf.answer(ERRNO | nr)))
+             for nr in range(400)]
+    ranges = [(nr, bpf.low(nr % 3, mask)) for nr, mask in enumerate(masks)]
+    code, holes = bpf.assemble(bpf.load(bpf.NUMBER_AT, bpf.search(ranges, often={9})))
+    assert len(code) // 8 > 1600 and holes == []
+    for nr in range(400):
+        args = [7 if at == nr % 3 else nr for at in range(3)]
+        assert answer(code, 0, nr, *args) == 0
+        assert answer(code, 0, nr, 8, 8, 8) == (nr or DONE)
+
+
+def test_equal_decisions_are_one() -> None:
+    yes, no = bpf.answer(ALLOWED), bpf.answer(ERRNO | 1)
+    both = [bpf.low(0, bpf.equal(5, bpf.low(at, bpf.any_bit(6, no, yes)), yes)) for at in (1, 1)]
+    one, _ = bpf.assemble(both[0])
+    two, _ = bpf.assemble(bpf.load(bpf.NUMBER_AT, bpf.search([(0, both[0]), (9, both[1])])))
+    assert (len(one) // 8, len(two) // 8) == (6, 8)
 
 
 @pytest.mark.parametrize("machine", ARCH)

@@ -22,7 +22,7 @@ from array import array
 from contextlib import suppress
 from types import FrameType
 
-from . import scratch, tree
+from . import scratch, seccomp, tree
 from .host import become, guard
 from .hostwire import (
     INIT,
@@ -254,6 +254,7 @@ def main() -> None:
     guard("tangram-nursery", signal.SIGTERM)
     worker = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(worker.fileno(), False)
+    seccomp.prepare()
     gc.collect()
     gc.freeze()  # so that a host's first collection does not copy all that it shares
     if root := worker.recv(PACKET_MAX):

@@ -1,0 +1,67 @@
+"""`scontrol suspend` and `scontrol resume` of a running job: all of its processes stop on all nodes
+and go on again, at moments that differ from node to node, and nothing that was open is lost."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from slurm_site import Site
+
+from tangram_hpc.broker.judge import SILENCE_S
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+RANKS = 2
+
+
+def scontrol(site: Site, verb: str, job: str) -> None:
+    """As root: users may not suspend their own jobs."""
+    told = subprocess.run(["scontrol", verb, job], env=site.cluster.env, capture_output=True,
+                          text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    wanted = {"suspend": "SUSPENDED", "resume": "RUNNING"}[verb]
+    site.until(lambda: site.state(job) == wanted, f"{wanted} after scontrol {verb}", 30)
+
+
+def stopped(pids: list[int]) -> bool:
+    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids]
+    return set(states) == {"T"}
+
+
+@pytest.mark.parametrize("away_s", [
+    pytest.param(2.0, id="for a moment"),
+    pytest.param(SILENCE_S + 6, id="for longer than a worker may be silent",
+                 marks=pytest.mark.long)])
+def test_sessions_and_actions_outlive_it(site: Site, away_s: float) -> None:
+    """Those of the trainers, which are suspended too, and those of a client on the login side,
+    which is not and hears nothing meanwhile."""
+    name = f"suspend{away_s:.0f}"
+    go, goes_first = (site.cluster.home / f"{name}.{end}" for end in ("go", "first"))
+    job = site.sbatch(name, f"python trainer_suspended.py {go.name}", "trainer_suspended.py",
+                      ranks=RANKS)
+    site.until(lambda: site.output(name, job).count("ready") == RANKS, "both ranks to be ready",
+               90, lambda: site.output(name, job))
+    outside = subprocess.Popen(
+        [str(site.venv / "bin/python"), "trainer_suspended.py", goes_first.name], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **{
+            **site.cluster.as_user(), "env": {**site.cluster.env, "TANGRAM_JOB": job}})
+    assert outside.stdout is not None and "ready" in outside.stdout.readline()
+    ours = site.pids("bin/tangram (broker|worker|gateway)")
+    assert len(ours) == 1 + 4 + 1
+    scontrol(site, "suspend", job)
+    site.until(lambda: stopped(ours), "all of the job's processes to stop", 30)
+    time.sleep(away_s)
+    assert stopped(ours)
+    scontrol(site, "resume", job)
+    goes_first.touch()  # the broker ends with its trainers
+    said, complaints = outside.communicate(timeout=60)
+    assert said == "kept and whole, attempt 1, by socket\n", (said, complaints)
+    go.touch()
+    said = site.finish(name, job)
+    assert said.count("kept and whole, attempt 1, by mpi\n") == RANKS, said
+    assert "silent" not in said and "lost" not in said, said
+    rows = [row for row in site.acct(job) if row["kind"] == "exec"]
+    assert {(row["state"], row["attempt"]) for row in rows} == {("COMPLETED", 1)}
+    assert len(rows) == 2 * (RANKS + 1)
