@@ -127,7 +127,10 @@ class Broker(Declaring, Draining, Sandboxes):
         if (check := CHECKS.get(type(message))) is not None and (why := check(message)):
             self._turn_away(talk, message, why)
         elif talk.client:
-            self._from_client(talk, message, payload)
+            if type(message) is ms.Submit:
+                self._submit(talk, message, payload)
+            else:
+                self._from_client(talk, message, payload)
         elif talk.node:
             self._from_worker(talk, message, payload)
         elif isinstance(message, ms.Hello):
@@ -224,8 +227,6 @@ class Broker(Declaring, Draining, Sandboxes):
 
     def _from_client(self, talk: Talk, message: ms.Message, payload: Buffer | None) -> None:
         match message:
-            case ms.Submit():
-                self._submit(talk, message, payload)
             case ms.Ack(actions=actions):
                 own = tuple(action for action in actions if client_of(action) == talk.client)
                 self._outgoing.acknowledged(talk.client, own)
@@ -283,7 +284,7 @@ class Broker(Declaring, Draining, Sandboxes):
         if why or payload is None:
             return self._say(talk.client, ms.Rejected(action.id, why, why.startswith("session:")))
         self._payloads[action.id] = payload
-        self._happen(ev.ActionSubmitted(self._now(), action))
+        self._happen(ev.ActionSubmitted(self._clock.now_ns(), action))
 
     def _say_granted(self, action: int) -> None:
         lease = held_by_client(self.scheduler.ledger, action)
@@ -311,7 +312,7 @@ class Broker(Declaring, Draining, Sandboxes):
             self._happen(ev.SessionRequested(self._now(), spec))
 
     def _from_worker(self, talk: Talk, message: ms.Message, payload: Buffer | None) -> None:
-        now = self._now()
+        now = self._clock.now_ns()
         self._liveness.hear(talk.node, now)
         match message:
             case ms.Finished(lease=lease, outcome=outcome, clean=clean):

@@ -260,15 +260,15 @@ class Estimator:
 
     def _open(self, key: str, name: str) -> _Class:
         """The class of a name, as the one that was used last."""
-        of = key, name
-        known = self._classes.get(of)
+        of, classes = (key, name), self._classes
+        known = classes.get(of)
         if known is None:
             of = self._name(key, name)
-            known = self._classes.get(of)
+            known = classes.get(of)
             if known is None:
-                known = self._classes[of] = _Class()
+                known = classes[of] = _Class()
                 self._forget()
-        self._classes.move_to_end(of)
+        classes.move_to_end(of)
         return known
 
     def _name(self, key: str, name: str) -> Of:

@@ -153,7 +153,7 @@ class Bay:
 
     def refresh(self, line: Line) -> None:
         """A line's first action may be another one now."""
-        head = line.actions.first() if len(line) else 0
+        head = line.actions.first() if line.actions.at else 0
         if head == line._head:
             return
         if line._head:

@@ -32,6 +32,9 @@ from .snapshot import snapshot
 from .transitions import ACTION_MOVES, LEASE_MOVES, SESSION_MOVES, move
 
 _WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # ends that an action came to by itself
+# facts that may entail others; those of an action's usual way are not among them
+_ENTAILING = {ev.BrokerStarted, ev.NodeJoined, ev.NodeLost, ev.NodesComplete, ev.SessionClosing,
+              ev.SessionClosed, ev.ActionCancelled}
 
 
 class Scheduler(Restart):
@@ -141,8 +144,8 @@ class Scheduler(Restart):
 
     def consequences(self, fact: ev.Event) -> list[ev.Event]:
         """The fact, and all other facts that it entails, in the order in which to handle them."""
-        if type(fact) is ev.LeaseFinished or type(fact) is ev.ActionSubmitted:
-            return [fact]  # nearly all are
+        if type(fact) not in _ENTAILING:
+            return [fact]
         match fact:
             case ev.BrokerStarted():
                 return self._restarted(fact)
