@@ -1,5 +1,5 @@
-"""The code blocks of README.md and of the documents, and what stands for the words in them that a
-reader fills in.
+"""The code blocks of README.md, CONTRIBUTING.md and of the documents, and what stands for the words
+in them that a reader fills in.
 
 A block is a fence. Its language says what it is: `bash` and `python` are run as they are written;
 `console` is a command and, after it, exactly what it prints; `toml` is a settings file and is read
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
-PAGES = sorted([REPO / "README.md", *(REPO / "docs").glob("*.md"), REPO / "slurm" / "README.md",
-                *(REPO / "slurm").glob("*/README.md")])
+PAGES = sorted([REPO / "README.md", REPO / "CONTRIBUTING.md", *(REPO / "docs").glob("*.md"),
+                REPO / "slurm" / "README.md", *(REPO / "slurm").glob("*/README.md")])
 RUN, NO_COMMANDS = {"bash", "console", "python", "toml"}, {"text", "mermaid"}
 _FENCE = re.compile(r"^( *)```(\S*)$")
 _MARK = re.compile(r"^ *<!-- not run: (\S.+\S) -->$")
