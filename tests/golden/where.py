@@ -96,12 +96,10 @@ SETTINGS = {
     "elastic scenario [slurm]": "tangram_hpc.sim.elastic_runs:ModelledQueue",
 }
 
-# Modules that users import, besides the package itself. Their files are read, not imported: some
-# need torch.
+# Modules that users import or run, besides the package itself. Their files are read, not imported:
+# some need torch.
 PUBLIC_MODULES = (
-    "tangram_hpc.errors", "tangram_hpc.services", "tangram_hpc.endpoints", "tangram_hpc.rollouts",
-    "tangram_hpc.allocations", "tangram_hpc.config", "tangram_hpc.local",
-    "tangram_hpc.backends.services.tiny", "tangram_hpc.hooks.reference_trainer",
+    "tangram_hpc.errors", "tangram_hpc.hooks.reference_trainer",
     "tangram_hpc.hooks.reference_run", "tangram_hpc.hooks.reference_task",
     "tangram_hpc.hooks.reference_planning",
 )
