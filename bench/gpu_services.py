@@ -220,7 +220,7 @@ class _Calls:
 class Shares:
     """GPUs dealt out once in proportion to the load of each service, which is known."""
 
-    reserve = 0
+    reserve, block_max = 0, 8
 
     def __init__(self, facts: Material, wide: bool = False) -> None:
         self.name = "shares"
@@ -304,7 +304,7 @@ def _dealt(facts: Material, nodes: list[tuple[int, int]], size: dict[str, int]
 class Pooled:
     """Never parks a service whose calls wait; restores only for waits above `restores` of them."""
 
-    reserve = 0
+    reserve, block_max = 0, 8
 
     def __init__(self, restores: float, wide: bool = False) -> None:
         self.name, self._restores, self._wide = f"pooled:{restores}", restores, wide

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hybrid_rig as rig
@@ -542,3 +544,41 @@ def test_a_wrong_size_of_the_core_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidInput, match="2 cores of 1 GPUs are not the communicator's 3 ranks"):
         HybridCore(World(), tmp_path / "a", [[0], [1]], [], [])
+
+
+_STOPPED = '''
+import numpy as np
+from test_hybrid_live import JOB, KEY, PLAN, Lane, entered
+lane = Lane(1, "127.0.0.1", KEY, JOB)
+print(lane.address, flush=True)
+entered(lane, 0)
+lane.begin(PLAN, np.zeros(1 << 20), ["a", "b"])
+print("begun", flush=True)
+print(sorted(lane.collect(3)), flush=True)
+lane.close()
+'''
+
+
+def test_a_core_that_was_stopped_takes_what_came_meanwhile() -> None:
+    """It is stopped for longer than its patience; the gradient lies in its socket when it wakes."""
+    core = subprocess.Popen([sys.executable, "-c", _STOPPED], stdout=subprocess.PIPE, text=True,
+                            cwd=Path(__file__).parent)
+    try:
+        assert core.stdout is not None
+        address = core.stdout.readline().strip()
+        guest = Guest(SimpleNamespace(address=address), 0, 3)
+        assert core.stdout.readline() == "begun\n"
+        label, _, _ = guest.work()
+        time.sleep(0.5)  # it is in `collect`
+        core.send_signal(signal.SIGSTOP)
+        sender = threading.Thread(target=guest.link.send,
+                                  args=(Gradient(label), np.zeros(label.size).data))
+        sender.start()
+        time.sleep(4)
+        core.send_signal(signal.SIGCONT)
+        assert core.stdout.readline() == "[0]\n"
+        sender.join(60)
+        guest.link.close()
+    finally:
+        core.kill()
+        core.wait()

@@ -167,7 +167,7 @@ def test_a_token_that_comes_is_a_deadline() -> None:
 class Resizer:
     """Answers what it was told to."""
 
-    name, reserve = "resizer", 0
+    name, reserve, block_max = "resizer", 0, 8
 
     def __init__(self) -> None:
         self.next = Placement()

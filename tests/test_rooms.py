@@ -16,7 +16,7 @@ PACKAGE = "tangram_hpc"
 
 # left to right; rooms of one tuple may not see each other
 ORDER = [
-    ("version",), ("errors",), ("ownership",), ("domain",), ("core", "accounting"),
+    ("version",), ("errors",), ("ownership", "drafts"), ("domain",), ("core", "accounting"),
     ("wire", "config", "services", "endpoints", "allocations", "rollouts"), ("planning",),
     ("ports",),
     ("broker", "worker", "gateway", "client", "backends"), ("sim",), ("assemble",),

@@ -95,7 +95,7 @@ def test_shared_workloads_break_no_rule(name: str, policy: str, share: str, tmp_
 class Restless:
     """A placer that resizes whatever it may, at random, and starts at any size: for the laws."""
 
-    reserve = 0
+    reserve, block_max = 0, 8
     name = "restless"
 
     def __init__(self, seed: int) -> None:
@@ -318,7 +318,7 @@ def test_a_node_that_dies_loses_no_action(seed: int, policy: str, latency_us: in
 class Waiting:
     """A placer that starts nothing and always wants to be asked again."""
 
-    name, reserve = "waiting", 0
+    name, reserve, block_max = "waiting", 0, 8
 
     def place(self, view):
         return Placement(again_at=view.now_ns + 20_000_000)

@@ -13,6 +13,7 @@ import stat
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ..drafts import replace_file
 from ..errors import AccessError
 
 FORMAT = "tangram-access/1"
@@ -42,11 +43,7 @@ def mark_ended(path: Path, job: str, when: str) -> None:
 
 
 def _replace(path: Path, fields: dict[str, object]) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "w") as file:
-        json.dump(fields, file)
-    os.replace(draft, path)
+    replace_file(path, json.dumps(fields))
 
 
 def read_access(path: Path) -> Access:

@@ -7,7 +7,6 @@ checked before it is believed. Merging is `core/cmlfq.py`'s.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.cmlfq import CausalTree
+from ..drafts import replace_file
 from ..errors import InvalidInput
 
 _SUFFIX = ".cmlfq.json"
@@ -34,17 +34,11 @@ def save(folder: Path, rank: int | str, tree: CausalTree) -> Path:
 
 def _write(folder: Path, rank: int | str, plain: Any) -> Path:
     path = folder / f"{rank}{_SUFFIX}"
-    draft = folder / f".{rank}.{os.getpid()}.draft"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(draft, "w") as file:
-            file.write(json.dumps(plain, separators=(",", ":")))  # a tenth of what `dump` takes
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        text = json.dumps(plain, separators=(",", ":"))  # a tenth of what `dump` takes
+        replace_file(path, text, 0o666, sync=True)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
         raise InvalidInput(f"cmlfq tree {path}: {error.strerror}; name a folder that this user may "
                            "write") from None
     return path

@@ -26,10 +26,11 @@ time that Slurm did not tell.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from ..drafts import replace_file
 
 FORMAT = "tangram-identity/1"
 _NAME = "identity.json"
@@ -66,11 +67,9 @@ def read_starts(folder: Path) -> list[Start]:
 
 def write_starts(folder: Path, starts: Sequence[Start]) -> None:
     """Replaces the record; `starts` are of one job and not empty."""
-    draft = folder / f".{_NAME}.{os.getpid()}"
-    draft.write_text(json.dumps({
+    replace_file(folder / _NAME, json.dumps({
         "format": FORMAT, "cluster": starts[0].cluster, "job": starts[0].job,
-        "starts": [[start.submitted_s, start.restarts] for start in starts]}))
-    os.replace(draft, folder / _NAME)
+        "starts": [[start.submitted_s, start.restarts] for start in starts]}), 0o666)
 
 
 async def why_foreign(starts: Sequence[Start], now: Start,

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ..drafts import replace_link
 from ..errors import InvalidInput
 from .claim import Lock
 from .sandbox import scratch
@@ -110,9 +111,7 @@ def link_last(folder: Path, job: str) -> Path | None:
         return None
     if link.is_dir() and not link.is_symlink():
         moved = move_away(link)
-    draft = folder.with_name(f".{job}.{os.getpid()}")
-    draft.symlink_to(folder.name)
-    os.replace(draft, link)
+    replace_link(link, folder.name)
     return moved
 
 

@@ -24,6 +24,7 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..drafts import replace_file
 from ..errors import InvalidInput
 
 _NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-z.-]{1,100})?")
@@ -48,24 +49,13 @@ class FolderStore:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
                 try:
-                    self._publish(data, path)
+                    replace_file(path, data)
                 except FileNotFoundError:  # we stood still while drafts were swept
-                    self._publish(data, path)
+                    replace_file(path, data)
             except OSError as error:
                 raise InvalidInput(f"store {self._folder}: cannot write ({error.strerror}); "
                                    "clients and workers must share this folder") from None
         return name
-
-    def _publish(self, data: bytes | bytearray | memoryview, path: Path) -> None:
-        draft = self._folder / f".{path.name}.{secrets.token_hex(8)}"
-        try:
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(data)
-            os.replace(draft, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-            raise
 
     def get(self, name: str) -> bytes:
         """The bytes under `name`; see `ports.Store.get`."""

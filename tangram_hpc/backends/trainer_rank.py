@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..drafts import replace_file
 from ..errors import BrokerUnreachable, InvalidInput, WrongWorld
 from .slurm.environ import slurm_place
 from .transport.mpi_crowd import waiting
@@ -186,11 +187,8 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         InvalidInput: it cannot be written.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
-        os.replace(draft, path)
+        replace_file(path, text)
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}") from None
 

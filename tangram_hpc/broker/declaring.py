@@ -44,7 +44,8 @@ class Declaring:
         ledger, now = self.scheduler.ledger, self._now()
         match message:
             case ms.DeclareService(spec=service):
-                facts, why = declaration_of_service(ledger, service, now)
+                facts, why = declaration_of_service(
+                    ledger, self.scheduler.placer, service, now)
             case ms.DeclareEndpoint(spec=endpoint):
                 facts, why = declaration(ledger, endpoint, now)
             case ms.DeclareRollouts(spec=pool):

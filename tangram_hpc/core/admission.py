@@ -37,7 +37,7 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
             return why
         if action != action.undealt():
             return "key, degrees: a turn's are rollouts:POOL, of its pool, and 1"
-        return _misfit_of_turn(ledger, action.turn,
+        return _misfit_of_turn(ledger, placer, action.turn,
                                ledger.held_nodes() if ledger.complete else [])
     if action.kind is Kind.GRANT:
         return refusal_of_grant(ledger, action)
@@ -49,6 +49,8 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
     known = action.profile
     if known is not None and (known.work_ns < 0 or not 0 <= known.serial_ppm <= 1_000_000):
         return "profile: work_ns must be 0 or more, serial_ppm from 0 to 1000000"
+    if why := _too_wide(placer, action):
+        return why
     nodes: Collection[NodeEntry] = ledger.nodes.values()
     if action.session:
         session = ledger.sessions.get(action.session)
@@ -65,7 +67,23 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
         return _too_few_gpus(ledger, action) or NO_GPU
     if not ledger.complete or _fits(nodes, action):
         return ""
-    return misfit(ledger, action, [n for n in nodes if n.state is not NodeState.DOWN])
+    return misfit(ledger, placer, action, [n for n in nodes if n.state is not NodeState.DOWN])
+
+
+def _too_wide(placer: Placer, action: Action) -> str:
+    """Why the placer never grants this call a block of GPUs; empty if it may, or it is no call."""
+    service = service_of(action.key)
+    return refusal_of_degrees(placer, service, action.degrees) if service else ""
+
+
+def refusal_of_degrees(placer: Placer, service: str, degrees: Iterable[int]) -> str:
+    """Why the placer never grants a call of a service with these degrees; empty if it may."""
+    least = min(degrees, default=0)
+    if least <= placer.block_max:
+        return ""
+    most = f"{placer.block_max} GPU{'s' * (placer.block_max > 1)}"
+    return (f"degrees: {service} runs on {least} GPUs or more, but placer {placer.name} gives each "
+            f"call {most}; let it run on {most}, or choose another placer")
 
 
 def _too_few_gpus(ledger: Ledger, action: Action) -> str:
@@ -201,13 +219,14 @@ def ending_reason(ledger: Ledger, entry: ActionEntry, now: int) -> str:
             f"for more than {(last.lends_until - now) / 1e9:.1f} s")
 
 
-def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:
+def misfit(ledger: Ledger, placer: Placer, action: Action, nodes: list[NodeEntry]) -> str:
     """Which field of an action no node can ever satisfy, and the remedy; empty if one can."""
     if action.kind is Kind.GRANT:
         return refusal_of_grant(ledger, action)
     if action.turn is not None:
-        return refusal_of_turn(ledger, action) or _misfit_of_turn(ledger, action.turn, nodes)
-    if why := _unknown_key(ledger, action):
+        return (refusal_of_turn(ledger, action)
+                or _misfit_of_turn(ledger, placer, action.turn, nodes))
+    if why := _unknown_key(ledger, action) or _too_wide(placer, action):
         return why
     if _fits(nodes, action):
         return ""
@@ -240,20 +259,23 @@ def misfit(ledger: Ledger, action: Action, nodes: list[NodeEntry]) -> str:
             f"{action.gpus} GPUs")
 
 
-def _misfit_of_turn(ledger: Ledger, turn: Turn, nodes: list[NodeEntry]) -> str:
+def _misfit_of_turn(ledger: Ledger, placer: Placer, turn: Turn, nodes: list[NodeEntry]) -> str:
     """Why no service that takes a turn can ever stand on these nodes; empty if one can, or there
     are none. O(services x nodes x blocks) where none can."""
-    needs = []
+    needs, too_wide = list[str](), ""
     for each in ledger.rollouts[turn.pool].spec.services if nodes else ():
         service = ledger.services[each.name]
         if each.context_max < turn.context:
+            continue
+        if why := refusal_of_degrees(placer, each.name, (each.degree,)):
+            too_wide = why
             continue
         if stands_somewhere(nodes, service, each.degree):
             return ""
         where = f" of {service.node}" if service.node else ""
         needs.append(f"{each.name} needs {each.degree} GPU{'s' * (each.degree > 1)}{where}")
     if not needs:
-        return ""
+        return too_wide
     return (f"pool: no service of {turn.pool!r} that takes {turn.context} tokens can stand, as no "
             f"node has an aligned block for it: {', '.join(needs)}; hold such a node, or serve the "
             "model on fewer GPUs")

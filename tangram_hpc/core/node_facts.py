@@ -135,7 +135,7 @@ class NodeFacts(SessionFacts, AllocFacts, RolloutFacts):
                 events += self._closed(ev.SessionClosed(now, session, why, True))
         for entry in ledger.actions.values():
             if entry.state is ActionState.PENDING:
-                why = misfit(ledger, entry.action, ledger.held_nodes())
+                why = misfit(ledger, self.placer, entry.action, ledger.held_nodes())
                 if why:
                     events.append(ev.ActionCancelled(now, entry.action.id, why,
                                                      ActionState.FAILED))

@@ -27,6 +27,7 @@ from ..domain.states import ActionState
 from ..errors import InvalidInput
 from .cmlfq import FAILURE, SUCCESS, TIMEOUT, Signal
 from .ledger import ActionEntry, Ledger, NodeEntry, SessionEntry
+from .placers.base import Placer
 from .rollout_pools import RolloutPool, shape_of
 
 # What a service is taken to cost that says nothing: a model of some 14 B weights on one GPU, and
@@ -40,6 +41,7 @@ class RolloutFacts:
     """Handlers of the facts of rollout pools."""
 
     ledger: Ledger
+    placer: Placer
     dirty: bool
 
     def _push(self, entry: ActionEntry, session: SessionEntry | None) -> None:
@@ -146,7 +148,8 @@ class RolloutFacts:
                 service = ledger.services[each.name]
                 stands = not pool.closed(each.name) and (not ledger.complete or any(
                     service.may_stand(n.spec.name, block)
-                    for n in up for block, _ in n.gpus.blocks.get(each.degree, ())))
+                    for n in up for block, _ in n.gpus.blocks.get(each.degree, ())
+                    if each.degree <= self.placer.block_max))
                 for action in pool.stands(each.name, stands, each.name in gone):
                     if action in ledger.ready:
                         ledger.ready.remove(action)

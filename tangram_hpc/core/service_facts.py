@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from ..domain import event as ev
 from ..domain.decision import Decision, PrepareService
 from ..domain.service import BLOCK_SIZES, ServiceSpec, service_of
-from .admission import stands_somewhere
+from .admission import refusal_of_degrees, stands_somewhere
 from .ledger import LeaseEntry, Ledger
+from .placers.base import Placer
 
 
 def declare(ledger: Ledger, spec: ServiceSpec) -> list[Decision]:
@@ -51,16 +52,16 @@ def restored(ledger: Ledger, lease: LeaseEntry, took_ns: int) -> None:
         ledger.services[name] = ledger.services[name].restored(took_ns)
 
 
-def declaration_of_service(ledger: Ledger, spec: ServiceSpec, now: int
+def declaration_of_service(ledger: Ledger, placer: Placer, spec: ServiceSpec, now: int
                            ) -> tuple[list[ev.Event], str]:
     """What declaring a service comes to: facts, or why it is refused. The same again is nothing."""
-    why = refusal_of_service(ledger, spec)
+    why = refusal_of_service(ledger, placer, spec)
     known = spec.name in ledger.services
     return ([] if why or known else [ev.ServiceDeclared(now, spec)]), why and (
         f"service {spec.name}: {why}")
 
 
-def refusal_of_service(ledger: Ledger, spec: ServiceSpec) -> str:
+def refusal_of_service(ledger: Ledger, placer: Placer, spec: ServiceSpec) -> str:
     """Why this service cannot be declared, naming the field; empty when it can.
 
     Each node with GPUs keeps all services parked in its memory, those that share their weights
@@ -72,6 +73,8 @@ def refusal_of_service(ledger: Ledger, spec: ServiceSpec) -> str:
     if old is not None and _told(old) != _told(spec):
         return (f"name: service {spec.name!r} is declared already, and not like this; "
                 "take another name")
+    if why := refusal_of_degrees(placer, spec.name, spec.degrees):
+        return why
     if not ledger.complete:
         return ""
     nodes = [n for n in ledger.up_nodes() if n.spec.gpus]

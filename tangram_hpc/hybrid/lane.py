@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ..backends.transport.lane import LaneLink, LaneListener
 from ..core.hybrid_lane import Intake, crew, split
+from ..core.liveness import Patience
 from ..domain.hybrid import Label, Seat, StepPlan
 from ..errors import ProtocolError
 from ..wire.frame import Buffer
@@ -26,6 +27,8 @@ from ..wire.lane import Enter, Gradient, Heard, Work
 from ..wire.value import encode_value
 
 Vector = NDArray[Any]
+
+_LOOK_S = 0.1  # between two looks at the clock of who collects; a longer gap was a stall
 
 
 class _Guest:
@@ -126,16 +129,14 @@ class Lane:
 
     def collect(self, wait_s: float) -> dict[int, Vector]:
         """Waits for the gradients that were given out, `wait_s` at most; those that came, by
-        replica. Nothing is taken after this."""
-        deadline = time.monotonic() + wait_s
+        replica. Nothing is taken after this. Time in which this process was stopped does not count:
+        what came meanwhile lies unread in its sockets."""
+        patience = Patience(time.monotonic(), wait_s, _LOOK_S)
         with self._lock:
             step = self._step
             assert step is not None, "no step has begun"
-            while step.intake.missing:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                self._lock.wait(left)
+            while step.intake.missing and not patience.over(time.monotonic()):
+                self._lock.wait(min(_LOOK_S, max(wait_s, 0)))
             self._step = None
             return step.taken
 

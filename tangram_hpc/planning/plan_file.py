@@ -8,7 +8,6 @@ times without learned factors, to be set against measured ones.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..core.planner.place import place
 from ..core.planner.shapes import Factors, Layout
 from ..core.planner.split import Split
+from ..drafts import replace_file
 from ..errors import InvalidInput
 from .settings import first_fault
 
@@ -119,12 +119,9 @@ def write_plan(path: Path, plan: PlanFile) -> None:
     Raises:
         InvalidInput: it cannot be written.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(json.dumps(plan.model_dump(), indent=1) + "\n")
-        os.replace(draft, path)
+        replace_file(path, json.dumps(plan.model_dump(), indent=1) + "\n", 0o666)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise InvalidInput(f"plan file {path}: {error.strerror}") from None
 
 

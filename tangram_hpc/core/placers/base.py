@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ...domain.ids import client_of
-from ...domain.service import BLOCK_SIZES, endpoint_of, service_of
+from ...domain.service import endpoint_of, service_of
 from ..queue import NOTHING, Shape
 from ..snapshot import Block, NodeView, Snapshot
 
@@ -59,10 +59,13 @@ class Placement:
 
 
 class Placer(Protocol):
-    """The interface of placement. `reserve`: CPUs that each session holds while it is open."""
+    """The interface of placement. `reserve`: CPUs that each session holds while it is open.
+    `block_max`: GPUs of the largest block that a call of a service is ever granted; admission
+    refuses what runs on larger blocks only."""
 
     name: str
     reserve: int
+    block_max: int
 
     def place(self, view: Snapshot) -> Placement:
         """Who starts now; nobody is an answer."""
@@ -163,10 +166,13 @@ def find_block(view: Snapshot, shape: Shape, size: int) -> Block | None:
     return min(view.blocks(service_of(shape.key), size, shape), key=cost, default=None)
 
 
-def largest_block(view: Snapshot, shape: Shape) -> int:
-    """The size of the largest aligned block that any node it may run on lends."""
-    return max((size for n in view.candidates(shape) for size in BLOCK_SIZES
-                if n.gpus.blocks[size]), default=0)
+def block_sizes(view: Snapshot, shape: Shape) -> tuple[int, ...]:
+    """Those degrees of a call for which a node that it may run on lends a block, free or not, on
+    which its service may stand. O(nodes x blocks)."""
+    spec, nodes = view.ledger.services[service_of(shape.key)], view.ledger.nodes
+    return tuple(size for size in shape.degrees if any(
+        spec.may_stand(nodes[n.node].spec.name, gpus)
+        for n in view.candidates(shape) for gpus, _ in n.gpus.blocks[size]))
 
 
 def start_unitless(view: Snapshot, placement: Placement) -> None:

@@ -7,6 +7,7 @@ order of readiness as their quotas go; no pool waits for another. Nobody is over
 
 from __future__ import annotations
 
+from ...domain.service import BLOCK_SIZES
 from ..queue import GPU
 from ..snapshot import Snapshot
 from .base import Placement, open_by_load, start_calls, start_unitless
@@ -19,7 +20,7 @@ class Elastic:
 
     def __init__(self) -> None:
         self.name = "elastic"
-        self.reserve = 0
+        self.reserve, self.block_max = 0, BLOCK_SIZES[-1]
         self._cpus = ElasticCpus()
 
     def place(self, view: Snapshot) -> Placement:

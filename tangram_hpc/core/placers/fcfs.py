@@ -9,16 +9,16 @@ An action that asks for no unit waits for nobody.
 
 from __future__ import annotations
 
-from ...domain.service import service_of
+from ...domain.service import BLOCK_SIZES, service_of
 from ..queue import CPU, GPU, NOTHING, Shape, walk_by_turns
 from ..snapshot import Snapshot
 from .base import (
     Finder,
     Placement,
+    block_sizes,
     find_block,
     grant,
     largest,
-    largest_block,
     open_by_load,
     start_calls,
 )
@@ -31,7 +31,7 @@ class Fcfs:
         self.name = f"fcfs:{degree_max}" if strict else "first-fit"
         self._degree_max = degree_max
         self._strict = strict
-        self.reserve = 0
+        self.reserve, self.block_max = 0, BLOCK_SIZES[-1]
 
     def place(self, view: Snapshot) -> Placement:
         """Walks each list as far as something may start; O(grants x nodes + shapes passed)."""
@@ -65,7 +65,8 @@ class Fcfs:
         walk = view.ledger.ready.walk(GPU)
         while (head := walk.head()) is not None:
             action, shape = head
-            size = largest(shape.degrees, min(self._degree_max, largest_block(view, shape)))
+            sizes = block_sizes(view, shape)
+            size = largest(sizes or shape.degrees, self._degree_max)
             block = find_block(view, shape, size)
             if block is not None:
                 grant(view, placement, action, shape, block.node, size, block.gpus)

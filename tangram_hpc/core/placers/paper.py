@@ -8,7 +8,7 @@ on execution, least recently used first. Nobody is overtaken but by who wants wh
 
 from __future__ import annotations
 
-from ...domain.service import service_of
+from ...domain.service import BLOCK_SIZES, service_of
 from ...domain.states import LeaseState
 from ..queue import CPU, GPU, Shape, walk_by_turns
 from ..snapshot import NodeView, Snapshot
@@ -27,7 +27,7 @@ class Paper:
 
     def __init__(self) -> None:
         self.name = "paper"
-        self.reserve = 0
+        self.reserve, self.block_max = 0, BLOCK_SIZES[-1]
         self._seen: dict[int, tuple[int, int]] = {}
 
     def place(self, view: Snapshot) -> Placement:

@@ -4,7 +4,8 @@ A session waits until K CPUs of a node are free, in order of request, and holds 
 its actions run on those K, one after another, each on the largest feasible degree at most K
 (`shared` formats: "static:K"). Actions without a session take turns on what is left. GPUs are dealt
 out once: one to each service as declared, each further one to the service with the most expected
-calls per GPU it has; a call runs on one GPU of its service, in order of readiness.
+calls per GPU it has; a call runs on one GPU of its service, in order of readiness. A call that does
+not run on one GPU is never started: admission refuses it by `block_max`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Static:
 
     def __init__(self, reserve: int) -> None:
         self.name = f"static:{reserve}"
-        self.reserve = reserve
+        self.reserve, self.block_max = reserve, 1
 
     def place(self, view: Snapshot) -> Placement:
         """Walks each list as far as something may start; O(grants x nodes + shapes)."""
@@ -61,6 +62,9 @@ class Static:
             walk = walk_by_turns(bays)
             while free and (head := walk.head()) is not None:
                 action, shape = head
+                if 1 not in shape.degrees:  # from the journal of a broker with another placer
+                    walk.skip_shape()
+                    continue
                 able = {n.node for n in view.candidates(shape) if view.fits(n, shape, 0)}
                 chosen = next((g for g in free if g[0] in able), None)
                 if chosen is None:

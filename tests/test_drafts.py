@@ -1,0 +1,48 @@
+"""Two writers with the same process number, in different containers, never share a draft."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tangram_hpc.backends.access import Access, mark_ended, read_access, write_access
+from tangram_hpc.backends.identity import Start, read_starts, write_starts
+from tangram_hpc.backends.rundir import link_last
+from tangram_hpc.backends.trainer_rank import write_whole
+from tangram_hpc.drafts import replace_file
+
+START = Start("c", "7", 1, 0)
+WRITERS: list[Callable[[Path], object]] = [
+    lambda f: write_access(f / "access.json", Access("7", ("unix:x",), b"k", "s")),
+    lambda f: mark_ended(f / "access.json", "7", "now"),
+    lambda f: write_starts(f, [START]), lambda f: write_whole(f / "rank0", "host 1\n"),
+    lambda f: link_last(f / "7@c", "7")]
+NAMES = ("access.json", "identity.json", "rank0", "7")
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_another_s_draft_with_our_number_is_left_alone(write: Callable[[Path], object],
+                                                       tmp_path: Path) -> None:
+    others = [tmp_path / f".{name}.{os.getpid()}" for name in NAMES]
+    for other in others:
+        other.write_text("half of what another wri")
+    write(tmp_path)
+    assert [other.read_text() for other in others] == ["half of what another wri"] * len(others)
+    assert len(list(tmp_path.iterdir())) == len(others) + 1
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    access = Access("7", ("unix:x",), b"k", "s")
+    write_access(tmp_path / "a", access)
+    write_starts(tmp_path, [START])
+    assert read_access(tmp_path / "a") == access and read_starts(tmp_path) == [START]
+
+
+def test_a_failure_leaves_no_draft_and_the_old_file(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    with pytest.raises(OSError):
+        replace_file(tmp_path / "there", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
