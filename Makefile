@@ -22,7 +22,7 @@ python:
 	  apt-get install -q -y --no-install-recommends python3-venv; } || \
 	  { echo "tangram: error: $(PYTHON) has no ensurepip; install python3-venv" >&2; exit 2; }
 
-$(STAMP): pyproject.toml setup.py tangram_hpc/backends/sandbox/_plain.c | python
+$(STAMP): pyproject.toml setup.py tangram_hpc/sandbox/process/_plain.c | python
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
 	$(BIN)/pip install -q -e '.[dev]'
@@ -95,5 +95,5 @@ bench: install
 	@for b in bench/bench_*.py; do $(BIN)/python $$b || exit 1; done
 
 clean:
-	rm -rf $(VENV) $(TORCH) $(GPU_VENV) .vm .beside.log tangram_hpc/backends/sandbox/*.so build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(TORCH) $(GPU_VENV) .vm .beside.log tangram_hpc/sandbox/process/*.so build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,8 +6,8 @@ from glob import glob
 
 from setuptools import Extension, setup
 
-PLAIN = Extension("tangram_hpc.backends.sandbox._plain",
-                  ["tangram_hpc/backends/sandbox/_plain.c"],
+PLAIN = Extension("tangram_hpc.sandbox.process._plain",
+                  ["tangram_hpc/sandbox/process/_plain.c"],
                   extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra"],
                   optional=True)  # without a compiler all is served by Python
 

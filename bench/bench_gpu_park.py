@@ -20,9 +20,9 @@ from typing import Any
 
 import common
 
-from tangram_hpc.backends.gpu.devices import Devices, find_devices
+from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import ServicePlace
-from tangram_hpc.services import service_spec
+from tangram_hpc.resources.gpu.devices import Devices, find_devices
 
 # hidden size, layers: 9 x hidden^2 parameters a layer, 2 bytes each
 LARGE, TINY = (8192, 7), (256, 2)
@@ -51,7 +51,7 @@ def copy_rates(mib: int, times: int) -> None:
 
 async def park_and_wake(folder: Path, place: ServicePlace, rounds: int) -> dict[str, Any]:
     """Medians of a copy that is brought to its block and parked again."""
-    from tangram_hpc.backends.services.registry import make_backend
+    from tangram_hpc.services.registry import make_backend
 
     spec = service_spec("bench", {"backend": "torch", "model": str(folder), "dtype": "bfloat16",
                                   "load_s": 1800})
@@ -78,7 +78,7 @@ async def park_and_wake(folder: Path, place: ServicePlace, rounds: int) -> dict[
 def measure(devices: Devices, size: tuple[int, int], block_mib: int, rounds: int
             ) -> dict[str, Any]:
     """Both, and their ratios."""
-    from tangram_hpc.backends.services.tiny import make_tiny
+    from tangram_hpc.services.torch.tiny import make_tiny
 
     env = devices.visible(devices.indices[:1])
     told = subprocess.run([sys.executable, __file__, "--copy", str(block_mib), str(rounds)],
@@ -102,7 +102,7 @@ def lacking(devices: Devices) -> str:
     if any(d.uuid == "" for d in devices.devices):
         return devices.why
     try:
-        import tangram_hpc.backends.services.tiny  # noqa: F401
+        import tangram_hpc.services.torch.tiny  # noqa: F401
     except ImportError as error:
         return f"tangram-hpc's extra `torch` is not installed ({error})"
     return ""

@@ -18,10 +18,10 @@ from typing import Any
 import common
 import numpy as np
 
-from tangram_hpc.backends.transport.lane import dial_lane
 from tangram_hpc.domain.hybrid import Seat, StepPlan
-from tangram_hpc.hybrid.lane import Lane
-from tangram_hpc.wire.lane import PAYLOAD_MAX, Enter, Gradient, Work
+from tangram_hpc.libra.live.lane import Lane
+from tangram_hpc.protocol.lane import PAYLOAD_MAX, Enter, Gradient, Work
+from tangram_hpc.transport.socket.lane import dial_lane
 
 JOB = "bench"
 

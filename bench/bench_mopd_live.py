@@ -31,10 +31,10 @@ import common
 from mopd import Timed, differences, make_models, mean, schedule
 
 from tangram_hpc.accounting.record import ActionRecord, fold
-from tangram_hpc.backends.journal import read_journal
-from tangram_hpc.backends.sandbox import tree
+from tangram_hpc.app.local import LocalCluster
 from tangram_hpc.client.future import Future
-from tangram_hpc.local import LocalCluster
+from tangram_hpc.resources import tree
+from tangram_hpc.storage.journal import read_journal
 
 TEACHERS, SLOTS = 9, 3
 NAMES = [f"teacher-{n}" for n in range(TEACHERS)]

@@ -19,10 +19,10 @@ from typing import Any
 import common
 import numpy as np
 
-from tangram_hpc.backends.services.frames import Load
-from tangram_hpc.backends.services.process import ProcessBackend
 from tangram_hpc.ports import ServicePlace, ServiceRequest
-from tangram_hpc.wire.value import encode_value
+from tangram_hpc.protocol.service_frames import Load
+from tangram_hpc.protocol.value import encode_value
+from tangram_hpc.services.processes.process import ProcessBackend
 
 SIZES = {"small": {"hidden": 128, "layers": 4}, "large": {"hidden": 1024, "layers": 6}}
 
@@ -67,7 +67,7 @@ def main(tiny: bool) -> None:
     if any(importlib.util.find_spec(n) is None for n in ("torch", "transformers")):
         figures["skipped"] = "torch is not installed (pip install .[torch])"
     else:
-        from tangram_hpc.backends.services.tiny import make_tiny
+        from tangram_hpc.services.torch.tiny import make_tiny
 
         with tempfile.TemporaryDirectory() as home:
             for size in sizes:

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import common
 
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Profile
 from tangram_hpc.domain.ids import mint
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.scheduler import Scheduler
 
 CPUS, ENDS = 64, 8
 DEGREES = ((1,), (1, 2, 4, 8, 16))

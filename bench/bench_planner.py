@@ -13,9 +13,9 @@ from typing import Any
 
 from common import arguments, line
 
-from tangram_hpc.core.planner.costs import AnalyticCosts
-from tangram_hpc.core.planner.lengths import Ints, Strata
-from tangram_hpc.core.planner.shapes import (
+from tangram_hpc.libra.planner.costs import AnalyticCosts
+from tangram_hpc.libra.planner.lengths import Ints, Strata
+from tangram_hpc.libra.planner.shapes import (
     Hardware,
     ModelShape,
     Request,
@@ -23,7 +23,7 @@ from tangram_hpc.core.planner.shapes import (
     Search,
     Training,
 )
-from tangram_hpc.core.planner.split import Plan, plan
+from tangram_hpc.libra.planner.split import Plan, plan
 
 DENSE = ModelShape("14b", 40, 5120, 40, 8, 128, 17408, 151936)
 MOE = ModelShape("30b-a3b", 48, 2048, 32, 4, 128, 0, 151936, experts=128, top_k=8, expert_ffn=768)

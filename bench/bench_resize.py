@@ -15,7 +15,7 @@ import common
 from resize import bare, gain, held_ns, through_session
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.backends.cpu import affinity
+from tangram_hpc.resources.cpu import affinity
 
 MOVES = {"grow": (1, 2), "shrink": (2, 1)}
 

@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 
 import common
 
-import tangram_hpc.sim
-from tangram_hpc.core.planner.costs import AnalyticCosts
-from tangram_hpc.core.planner.rollout_cost import RolloutCost
-from tangram_hpc.core.planner.shapes import Request
-from tangram_hpc.core.planner.tree import Tree
-from tangram_hpc.sim.rl_engine import Engine, Work
-from tangram_hpc.sim.rl_scenario import Scenario, read_scenario
+import tangram_hpc.libra.simulation
+from tangram_hpc.libra.planner.costs import AnalyticCosts
+from tangram_hpc.libra.planner.rollout_cost import RolloutCost
+from tangram_hpc.libra.planner.shapes import Request
+from tangram_hpc.libra.planner.tree import Tree
+from tangram_hpc.libra.simulation.rl_engine import Engine, Work
+from tangram_hpc.libra.simulation.rl_scenario import Scenario, read_scenario
 
-SCENARIO = Path(tangram_hpc.sim.__file__).parent / "examples" / "rl-48.toml"
+SCENARIO = Path(tangram_hpc.libra.simulation.__file__).parent / "examples" / "rl-48.toml"
 BUCKETS = ((200, 2_048), (16_384, 32_768))
 SECOND = 10**9
 

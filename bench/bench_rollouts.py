@@ -15,9 +15,7 @@ from typing import Any
 import common
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.rollout_facts import declaration_of_rollouts
-from tangram_hpc.core.scheduler import Scheduler
+from tangram_hpc.config.rollouts import rollouts_spec
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.ids import mint
@@ -26,7 +24,9 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.rollouts import Turn
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.rollouts import rollouts_spec
+from tangram_hpc.scheduler.handlers.rollout_facts import declaration_of_rollouts
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.scheduler import Scheduler
 
 SERVICES = 16
 ONE = {"running_max": 1, "queue_max": 0}  # turns for as many as there are services

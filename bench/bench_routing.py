@@ -16,9 +16,9 @@ from typing import Any
 
 import common
 
-from tangram_hpc.core.cmlfq import AGREE, CausalTree, Cmlfq, Shape
-from tangram_hpc.sim.rl_lengths import Source, Trajectory, shuffled, three_phases
-from tangram_hpc.sim.rl_routing import Bucketing, LengthPredictor, Mlfq, play, teach
+from tangram_hpc.libra.simulation.rl_lengths import Source, Trajectory, shuffled, three_phases
+from tangram_hpc.libra.simulation.rl_routing import Bucketing, LengthPredictor, Mlfq, play, teach
+from tangram_hpc.scheduler.routing.cmlfq import AGREE, CausalTree, Cmlfq, Shape
 
 EDGES = (4_000, 12_000)
 EPOCHS = 4

@@ -37,7 +37,7 @@ class UsersCluster(LocalCluster):
     """Its worker offers `process` sandboxes, which this measures, also when it is root. Else only
     an ordinary user's worker offers them to untrusted code."""
 
-    _program = ("-c", "import sys; from tangram_hpc.backends.sandbox import backends; "
+    _program = ("-c", "import sys; from tangram_hpc.sandbox.manager import backends; "
                 "backends.is_root = lambda: False; from tangram_hpc.cli import main; "
                 "sys.exit(main())")
 

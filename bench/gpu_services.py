@@ -22,18 +22,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from tangram_hpc.core.placers.base import Placement
-from tangram_hpc.core.placers.copies import Copies, Copy
-from tangram_hpc.core.queue import GPU, Shape, Walk
-from tangram_hpc.core.snapshot import NodeView, Snapshot
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import service_of
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.sim import progress
-from tangram_hpc.sim.workload import Cluster, Trajectory, Workload
-from tangram_hpc.sim.world import World
+from tangram_hpc.scheduler.placement.placers.base import Placement
+from tangram_hpc.scheduler.placement.placers.copies import Copies, Copy
+from tangram_hpc.scheduler.placement.snapshot import NodeView, Snapshot
+from tangram_hpc.scheduler.state.queue import GPU, Shape, Walk
+from tangram_hpc.simulator import progress
+from tangram_hpc.simulator.workload import Cluster, Trajectory, Workload
+from tangram_hpc.simulator.world import World
 
 NODE_GPUS = 8
 MEAN_S, SIGMA = 2.0, 0.7  # run time of a call on its smallest degree: mean, and spread of its log

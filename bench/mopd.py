@@ -52,7 +52,7 @@ def schedule(seed: int, teachers: int, calls: int, span_s: float, length: int) -
 
 def make_models(home: Path, teachers: int, hidden: int, layers: int) -> list[Path]:
     """Teachers with weights of their own, random."""
-    from tangram_hpc.backends.services.tiny import make_tiny
+    from tangram_hpc.services.torch.tiny import make_tiny
 
     return [make_tiny(home / f"teacher-{n}", seed=n, hidden=hidden, layers=layers)
             for n in range(teachers)]

@@ -16,8 +16,8 @@ from typing import Any
 from .version import VERSION as __version__
 
 _HOMES = {
-    "connect": "assemble.ways",
-    "LocalCluster": "local",
+    "connect": "app.ways",
+    "LocalCluster": "app.local",
     "Client": "client.client",
     "Session": "client.session",
     "Future": "client.future",
@@ -25,8 +25,8 @@ _HOMES = {
     "Details": "client.future",
     "as_completed": "client.future",
     "as_completed_async": "client.future",
-    "Endpoint": "client.endpoint",
-    "check_response": "client.verdict",
+    "Endpoint": "client.endpoints.endpoint",
+    "check_response": "client.endpoints.verdict",
     "Profile": "domain.action",
     "Routed": "domain.rollouts",
     "ActionState": "domain.states",
@@ -52,7 +52,7 @@ __all__ = ["__version__", *_HOMES]
 
 def __getattr__(name: str) -> Any:
     if name == "comm":  # the trainers' own communicator, once `connect` has met a gateway
-        return importlib.import_module(".backends.transport.mpi", __name__).trainers()
+        return importlib.import_module(".transport.mpi.mpi", __name__).trainers()
     if name in _HOMES:
         return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Holes: what the drivers need of the outside world. Protocols only, no behaviour.
 
-Law: a driver sees these and nothing of what fills them; only `assemble/` (and `local.py`, through
-it) knows which filling goes into which hole. The simulator fills the same holes with models.
+Law: a driver sees these and nothing of what fills them; only `app/` knows which filling goes into
+which hole. The simulator fills the same holes with models.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .core.cmlfq import CausalTree
 from .domain.event import Event
 from .domain.outcome import Outcome
 from .domain.service import ServiceSpec
 from .domain.session import SessionSpec
 from .domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
 from .domain.states import ActionState
-from .wire.frame import Buffer, Parcel
-from .wire.message import Message, Result, Start
+from .protocol.frame import Buffer, Parcel
+from .protocol.message import Message, Result, Start
+from .scheduler.routing.cmlfq import CausalTree
 
 
 class Clock(Protocol):
@@ -311,7 +311,7 @@ class ServicePlace:
 
 @dataclass(frozen=True)
 class ServiceRequest:
-    """One call of a batch; `arguments` as in `wire.payload.ServiceCall`."""
+    """One call of a batch; `arguments` as in `protocol.payload.ServiceCall`."""
 
     method: str
     arguments: bytes
@@ -319,7 +319,7 @@ class ServiceRequest:
 
 @dataclass(frozen=True)
 class ServiceReply:
-    """Its answer (`wire.value`), or why this one call was wrong (one line), others unharmed."""
+    """Its answer (`protocol.value`), or why this one call was wrong (one line), others unharmed."""
 
     value: bytes = b""
     error: str = ""

@@ -19,13 +19,13 @@ from typing import Any, Protocol
 import pytest
 from executor_rig import alive
 
-from tangram_hpc.backends.sandbox import tree
-from tangram_hpc.backends.services.fake import FakeBackend
-from tangram_hpc.backends.services.process import ProcessBackend
-from tangram_hpc.backends.services.registry import make_backend
+from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import ServiceBackend, ServicePlace, ServiceReply, ServiceRequest
-from tangram_hpc.services import service_spec
-from tangram_hpc.wire.value import decode_value, encode_value
+from tangram_hpc.protocol.value import decode_value, encode_value
+from tangram_hpc.resources import tree
+from tangram_hpc.services.fake import FakeBackend
+from tangram_hpc.services.processes.process import ProcessBackend
+from tangram_hpc.services.registry import make_backend
 
 TORCH = all(find_spec(name) for name in ("torch", "transformers", "safetensors", "tokenizers"))
 NEEDS_TORCH = [pytest.mark.long, pytest.mark.timeout(300),
@@ -169,7 +169,7 @@ FILLINGS: list[Any] = [
 
 def tiny(home: Path, task: str, **about: Any) -> Path:
     """A small model in a folder of `home`, made once."""
-    from tangram_hpc.backends.services.tiny import make_tiny
+    from tangram_hpc.services.torch.tiny import make_tiny
 
     words = "-".join(f"{name}={about[name]}" for name in sorted(about))
     folder = home / f"{task}-{words}"

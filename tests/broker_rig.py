@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 
 from tangram_hpc.broker.driver import Broker, Settings, Talk
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain.action import Action
 from tangram_hpc.domain.ids import mint
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.wire import message as ms
-from tangram_hpc.wire.frame import Inbox, Outbox
+from tangram_hpc.protocol import message as ms
+from tangram_hpc.protocol.frame import Inbox, Outbox
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.scheduler import Scheduler
 
 S = 10**9
 

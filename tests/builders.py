@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind
@@ -14,6 +12,8 @@ from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.scheduler import Scheduler
 
 
 @dataclass

@@ -12,7 +12,7 @@ from devcluster_fixture import RunningCluster, running_cluster
 from executor_rig import SECRETS, Rig
 from slurm_site import Site, install_for
 
-from tangram_hpc.backends.sandbox import tree
+from tangram_hpc.resources import tree
 
 # Files whose tests judge times or shares of CPU: in `make test` nothing runs beside them. The rest
 # runs beside the Slurm tests, which mostly wait.

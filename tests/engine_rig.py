@@ -10,10 +10,10 @@ from typing import Any
 
 from fake_engines import MODEL, FakeEngine, FakePlain, FakeSglang, FakeVllm
 
-from tangram_hpc.backends.services.engines import make_engine
+from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import ServiceBackend, ServicePlace, ServiceReply, ServiceRequest
-from tangram_hpc.services import service_spec
-from tangram_hpc.wire.value import decode_value, encode_value
+from tangram_hpc.protocol.value import decode_value, encode_value
+from tangram_hpc.services.http.engines import make_engine
 
 PLACE = ServicePlace((0,), "cuda", "")
 FAKES: dict[str, type[FakeEngine]] = {"vllm": FakeVllm, "sglang": FakeSglang, "http": FakePlain}

@@ -13,20 +13,13 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from tangram_hpc.backends.cpu import affinity
-from tangram_hpc.backends.gpu.devices import Device, Devices
-from tangram_hpc.backends.gpu.meter import GpuMeter
-from tangram_hpc.backends.sandbox import backends, tree
-from tangram_hpc.backends.sandbox.backends import Backends
-from tangram_hpc.backends.sandbox.executor import SandboxExecutor
-from tangram_hpc.backends.store import FolderStore
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.ports import SandboxSettings
-from tangram_hpc.wire.message import Start
-from tangram_hpc.wire.payload import (
+from tangram_hpc.protocol.message import Start
+from tangram_hpc.protocol.payload import (
     ExecCall,
     ExecReturn,
     FileCall,
@@ -36,7 +29,15 @@ from tangram_hpc.wire.payload import (
     decode,
     encode,
 )
-from tangram_hpc.wire.value import decode_value
+from tangram_hpc.protocol.value import decode_value
+from tangram_hpc.resources import tree
+from tangram_hpc.resources.cpu import affinity
+from tangram_hpc.resources.gpu.devices import Device, Devices
+from tangram_hpc.resources.gpu.meter import GpuMeter
+from tangram_hpc.sandbox.manager import backends
+from tangram_hpc.sandbox.manager.backends import Backends
+from tangram_hpc.sandbox.manager.executor import SandboxExecutor
+from tangram_hpc.storage.store import FolderStore
 
 DEADLINE_S = 40.0
 FOUR = Devices(tuple(Device(n, selector=str(n)) for n in range(4)), "cuda")  # by Slurm's word

@@ -23,12 +23,12 @@ import pytest
 from executor_rig import Rig, as_an_ordinary_user, until
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.backends.sandbox import tree
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.ports import SandboxSettings
-from tangram_hpc.wire.payload import ExecCall, ExecReturn
+from tangram_hpc.protocol.payload import ExecCall, ExecReturn
+from tangram_hpc.resources import tree
 
 BACKENDS = ("process", "bwrap")
 # As a command that Python serves, and as the second of its kind, which is plain (`_plain.c`).
@@ -69,7 +69,7 @@ class UsersCluster(LocalCluster):
     """A cluster whose worker offers `process` to untrusted code also when it is root; see
     `as_an_ordinary_user`."""
 
-    _program = ("-c", "import sys; from tangram_hpc.backends.sandbox import backends; "
+    _program = ("-c", "import sys; from tangram_hpc.sandbox.manager import backends; "
                 "backends.is_root = lambda: False; from tangram_hpc.cli import main; "
                 "sys.exit(main())")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tangram_hpc.core.hybrid_pool import HybridPool
-from tangram_hpc.core.hybrid_signal import PoolRules
 from tangram_hpc.domain.hybrid import (
     AnyFact,
     AnyOrder,
@@ -18,6 +16,8 @@ from tangram_hpc.domain.hybrid import (
     StepPlan,
 )
 from tangram_hpc.domain.hybrid import ReplicaState as R
+from tangram_hpc.libra.hybrid.hybrid_pool import HybridPool
+from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules
 
 S = 10**9
 CORE, ROLLOUT, REPLICAS = ((0, 1), (2, 3)), (4, 5), ((6, 7), (8, 9), (10, 11))

@@ -108,8 +108,8 @@ class Skills:
 
 def member(told: dict[str, Any], number: int, life: int = -1) -> None:
     """A member's process."""
-    from tangram_hpc.backends.access import read_access
-    from tangram_hpc.hybrid.member import Member
+    from tangram_hpc.libra.live.member import Member
+    from tangram_hpc.storage.access import read_access
 
     Path(told["folder"], f"pid-{number}").write_text(str(os.getpid()))
     life = time.time_ns() if life < 0 else life
@@ -214,8 +214,8 @@ def core(told: dict[str, Any]) -> None:
     """A core rank."""
     from mpi4py import MPI
 
-    from tangram_hpc.core.hybrid_signal import PoolRules
-    from tangram_hpc.hybrid.core import HybridCore
+    from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules
+    from tangram_hpc.libra.live.core import HybridCore
 
     world = MPI.COMM_WORLD
     width = told["width"]
@@ -285,7 +285,7 @@ def core(told: dict[str, Any]) -> None:
 def borrow(told: dict[str, Any], pool: Any) -> Any:
     """The members are actions of a broker, and their GPUs lent."""
     from tangram_hpc import connect
-    from tangram_hpc.hybrid.lend import lend
+    from tangram_hpc.libra.live.lend import lend
 
     client = connect(Path(told["cluster"]))
     for number in (number for replica in told["replicas"] for number in replica):

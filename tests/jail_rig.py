@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from tangram_hpc.backends.sandbox import landlock, modes, seccomp, view
-from tangram_hpc.backends.sandbox.mode_keeper import ModeKeeper
+from tangram_hpc.sandbox.files import modes
+from tangram_hpc.sandbox.isolation import landlock, seccomp, view
+from tangram_hpc.sandbox.process.mode_keeper import ModeKeeper
 
 NOBODY = 65534
 WHO = [os.getuid()] + ([NOBODY] if os.getuid() == 0 else [])

@@ -17,9 +17,9 @@ import threading
 
 import msgspec
 
-from tangram_hpc.backends.sandbox import plain
-from tangram_hpc.backends.sandbox.command import changed_signals
-from tangram_hpc.backends.sandbox.hostwire import (
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.errors import ProtocolError
+from tangram_hpc.protocol.hostwire import (
     Calm,
     Ended,
     HostInbox,
@@ -28,11 +28,11 @@ from tangram_hpc.backends.sandbox.hostwire import (
     WorkerInbox,
     frame,
 )
-from tangram_hpc.backends.sandbox.wall import Wall
-from tangram_hpc.backends.sandbox.ward import Beneath
-from tangram_hpc.domain.states import ActionState
-from tangram_hpc.errors import ProtocolError
-from tangram_hpc.wire.payload import ExecCall, decode, encode
+from tangram_hpc.protocol.payload import ExecCall, decode, encode
+from tangram_hpc.sandbox.process import plain
+from tangram_hpc.sandbox.process.command import changed_signals
+from tangram_hpc.sandbox.process.wall import Wall
+from tangram_hpc.sandbox.process.ward import Beneath
 
 ENV = {"PATH": "/usr/bin:/bin", "MARK": "42"}
 WORDS = ("", "a", "ü", "x" * 40, "y" * 300, "%", "\n")

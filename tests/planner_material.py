@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tangram_hpc.core.planner.costs import AnalyticCosts
-from tangram_hpc.core.planner.shapes import Hardware, ModelShape, Request, Rollout, Training
+from tangram_hpc.libra.planner.costs import AnalyticCosts
+from tangram_hpc.libra.planner.shapes import Hardware, ModelShape, Request, Rollout, Training
 
 DENSE = ModelShape("dense-14b", 40, 5120, 40, 8, 128, 17408, 151936)
 MOE = ModelShape("moe-30b", 48, 2048, 32, 4, 128, 0, 151936, experts=128, top_k=8, expert_ffn=768)

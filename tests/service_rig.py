@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from tangram_hpc.backends.services.executor import ServiceExecutor
+from tangram_hpc.config.services import service_spec
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import ServiceSpec
@@ -18,9 +18,8 @@ from tangram_hpc.ports import (
     ServiceReply,
     ServiceRequest,
 )
-from tangram_hpc.services import service_spec
-from tangram_hpc.wire.message import Start
-from tangram_hpc.wire.payload import (
+from tangram_hpc.protocol.message import Start
+from tangram_hpc.protocol.payload import (
     ErrorReturn,
     ServiceCall,
     Stored,
@@ -28,7 +27,8 @@ from tangram_hpc.wire.payload import (
     decode,
     encode,
 )
-from tangram_hpc.wire.value import decode_value, encode_value
+from tangram_hpc.protocol.value import decode_value, encode_value
+from tangram_hpc.services.processes.executor import ServiceExecutor
 
 
 class FakeCopy:

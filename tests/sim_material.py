@@ -6,7 +6,7 @@ import heapq
 import random
 from typing import Any
 
-from tangram_hpc.sim.workload import Cluster, Trajectory, Workload
+from tangram_hpc.simulator.workload import Cluster, Trajectory, Workload
 
 CLUSTER = {
     "nodes": [{"name": "c", "count": 2, "cpus": 12, "mem_mib": 900},

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.backends.spool import FileSpool
 from tangram_hpc.domain.action import Action, Kind, Profile
 from tangram_hpc.domain.ids import mint
 from tangram_hpc.domain.node import NodeSpec
@@ -22,7 +21,8 @@ from tangram_hpc.domain.service import EndpointSpec, ServiceSpec
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.wire import message as ms
+from tangram_hpc.protocol import message as ms
+from tangram_hpc.storage.spool import FileSpool
 
 # ---- what is refused, and in which words -------------------------------------------------------
 

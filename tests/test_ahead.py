@@ -8,14 +8,14 @@ import pytest
 from builders import World, replies, started
 
 from tangram_hpc.accounting.record import fold
-from tangram_hpc.core.ahead import AHEAD_NS
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Profile
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ENDED, ActionState
-from tangram_hpc.wire.message import Start
+from tangram_hpc.protocol.message import Start
+from tangram_hpc.scheduler.placement.ahead import AHEAD_NS
 from tangram_hpc.worker.chains import Chains
 
 SHORT, LONG = Profile(1000), Profile(AHEAD_NS)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tangram_hpc.allocations import Elastic, Satellite, alloc_policy, elastic
 from tangram_hpc.cli import main
 from tangram_hpc.cli.broker import _scripts
+from tangram_hpc.cli.helpers.told_allocs import elastic_lines
 from tangram_hpc.cli.template import left_open
-from tangram_hpc.cli.told_allocs import elastic_lines
+from tangram_hpc.config.allocations import Elastic, Satellite, alloc_policy, elastic
 from tangram_hpc.errors import InvalidInput
 
 REPO = Path(__file__).resolve().parent.parent

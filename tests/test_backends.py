@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tangram_hpc.backends.sandbox import backends, landlock, seccomp
-from tangram_hpc.backends.sandbox.backends import Backends
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.errors import InvalidInput
+from tangram_hpc.sandbox.isolation import landlock, seccomp
+from tangram_hpc.sandbox.manager import backends
+from tangram_hpc.sandbox.manager.backends import Backends
 
 
 @pytest.fixture

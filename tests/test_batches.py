@@ -8,8 +8,6 @@ import pytest
 from builders import World, replies, started
 
 from tangram_hpc.accounting.record import fold
-from tangram_hpc.core.forecast import forecast
-from tangram_hpc.core.service_facts import refusal_of_service
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind
@@ -17,6 +15,8 @@ from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.scheduler.forecast import forecast
+from tangram_hpc.scheduler.handlers.service_facts import refusal_of_service
 
 S = 10**9
 

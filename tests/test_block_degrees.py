@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tangram_hpc.cli import main
-from tangram_hpc.core.admission import refusal
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.ids import mint
@@ -20,7 +19,8 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.rollouts import RolloutService, RolloutsSpec, Turn
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.wire import message as ms
+from tangram_hpc.protocol import message as ms
+from tangram_hpc.scheduler.policy.admission import refusal
 
 PLACERS = ("elastic", "paper", "first-fit", "fcfs:1", "fcfs:4", "static", "static:4")
 DEGREES = ((1,), (2,), (4,), (8,), (1, 2), (2, 4), (1, 4), (1, 2, 4, 8), (4, 8))

@@ -16,8 +16,8 @@ from executor_rig import Rig
 from tangram_hpc import LocalCluster
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.wire.message import Start
-from tangram_hpc.wire.payload import FunctionCall, encode
+from tangram_hpc.protocol.message import Start
+from tangram_hpc.protocol.payload import FunctionCall, encode
 
 
 class Ahead(Rig):

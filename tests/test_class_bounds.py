@@ -10,14 +10,14 @@ import pytest
 from builders import World
 
 from tangram_hpc.client.request import exec_call
-from tangram_hpc.core.estimator import Estimator
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action
 from tangram_hpc.domain.ids import mint
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.scheduler import Scheduler
+from tangram_hpc.scheduler.state.estimator import Estimator
 
 MS = 1_000_000
 

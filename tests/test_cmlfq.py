@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tangram_hpc.backends.cmlfq_file import load, load_all, save
-from tangram_hpc.core.cmlfq import (
+from tangram_hpc.errors import InvalidInput
+from tangram_hpc.libra.simulation.rl_lengths import Source, Trajectory, shuffled, three_phases
+from tangram_hpc.libra.simulation.rl_routing import LengthPredictor, Mlfq, play, teach
+from tangram_hpc.scheduler.routing.cmlfq import (
     AGREE,
     FAILURE,
     MEAN,
@@ -27,9 +29,7 @@ from tangram_hpc.core.cmlfq import (
     Tally,
     bucket_of,
 )
-from tangram_hpc.errors import InvalidInput
-from tangram_hpc.sim.rl_lengths import Source, Trajectory, shuffled, three_phases
-from tangram_hpc.sim.rl_routing import LengthPredictor, Mlfq, play, teach
+from tangram_hpc.storage.cmlfq_file import load, load_all, save
 
 EDGES = (4_000, 12_000)
 SIGNALS = [Signal(tool, size, status) for tool in ("a", "b") for size in (0, 2)

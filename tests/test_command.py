@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 
-from tangram_hpc.backends.sandbox.environ import Grants, for_commands
+from tangram_hpc.sandbox.environ import Grants, for_commands
 
 _LIBRARY = 3 << 31  # the C library's own signals 32 and 33, which its spawn ignores
 
 # what it inherits itself, then what a command of it inherits
 _SPAWN = """
 import os
-from tangram_hpc.backends.sandbox.command import _spawn
+from tangram_hpc.sandbox.process.command import _spawn
 ignored = [l for l in open('/proc/self/status') if l.startswith('SigIgn')]
 print(ignored[0].split()[1], flush=True)
 os.waitpid(_spawn('/bin/grep', ['grep', 'SigIgn', '/proc/self/status'], {}, (0, 1, 2)), 0)

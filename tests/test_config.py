@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tangram_hpc.assemble.worker import node_spec, sandbox_settings
-from tangram_hpc.backends.sandbox.backends import Backends
-from tangram_hpc.config import load_config
+from tangram_hpc.app.worker import node_spec, sandbox_settings
+from tangram_hpc.config.settings import load_config
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.ports import SandboxSettings
-from tangram_hpc.wire.message import WorkerWelcome
+from tangram_hpc.protocol.message import WorkerWelcome
+from tangram_hpc.sandbox.manager.backends import Backends
 
 
 def test_precedence(tmp_path: Path) -> None:

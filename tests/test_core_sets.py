@@ -7,11 +7,11 @@ import random
 import pytest
 from builders import World, started
 
-from tangram_hpc.backends.cpu import affinity
-from tangram_hpc.core.core_sets import CoreSet
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Profile
 from tangram_hpc.domain.node import NodeSpec
+from tangram_hpc.resources.cpu import affinity
+from tangram_hpc.scheduler.state.core_sets import CoreSet
 
 UNITS = tuple(range(100, 116))
 GROUPS = ((4, 4, 4, 4), (8, 8))  # four caches, two NUMA domains

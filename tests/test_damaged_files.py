@@ -18,13 +18,13 @@ import msgspec
 import pytest
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.backends.journal import FileJournal, read_journal
-from tangram_hpc.backends.spool import FileSpool
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.wire import message as ms
+from tangram_hpc.protocol import message as ms
+from tangram_hpc.storage.journal import FileJournal, read_journal
+from tangram_hpc.storage.spool import FileSpool
 
 BATCHES = [[ev.LeaseReleased(at, 10 * at + n) for n in range(at % 3 + 1)] for at in range(1, 17)]
 EVENTS = [event for batch in BATCHES for event in batch]

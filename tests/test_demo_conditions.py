@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tangram_hpc.backends.cpu import affinity
 from tangram_hpc.demo import conditions, report
 from tangram_hpc.demo.conditions import Others
+from tangram_hpc.resources.cpu import affinity
 
 STAT = """cpu  900 0 100 5000 0 0 0 40 0 0
 cpu0 500 20 60 2000 10 5 15 30 0 0

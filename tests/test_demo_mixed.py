@@ -16,15 +16,15 @@ import pytest
 
 import tangram_hpc
 from tangram_hpc.accounting.record import ActionRecord
-from tangram_hpc.backends.services.registry import make_backend
 from tangram_hpc.cli import main as cli
+from tangram_hpc.config.services import service_spec
 from tangram_hpc.demo import crew, mixed, mixed_report, problems, search
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import MissingExtra
 from tangram_hpc.ports import ServicePlace
-from tangram_hpc.services import service_spec
+from tangram_hpc.services.registry import make_backend
 
 TORCH = all(find_spec(name) for name in ("torch", "transformers", "safetensors", "tokenizers"))
 DEMO = [sys.executable, "-m", "tangram_hpc", "demo", "--mixed"]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tangram_hpc.config import Config
+from tangram_hpc.config.settings import Config
 
 
 @pytest.mark.mpi

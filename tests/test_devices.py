@@ -9,16 +9,16 @@ import pytest
 from executor_rig import Rig
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.assemble.worker import node_spec, service_maker
-from tangram_hpc.backends.gpu.devices import Devices, find_devices
-from tangram_hpc.backends.gpu.nvml import Seen, look
-from tangram_hpc.backends.sandbox.backends import Backends
-from tangram_hpc.backends.slurm.environ import slurm_place
-from tangram_hpc.config import load_config
+from tangram_hpc.app.worker import node_spec, service_maker
+from tangram_hpc.config.settings import load_config
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.errors import InfeasibleRequest
 from tangram_hpc.ports import ServiceRefused
-from tangram_hpc.wire.value import decode_value
+from tangram_hpc.protocol.value import decode_value
+from tangram_hpc.resources.gpu.devices import Devices, find_devices
+from tangram_hpc.resources.gpu.nvml import Seen, look
+from tangram_hpc.sandbox.manager.backends import Backends
+from tangram_hpc.slurm.environ import slurm_place
 
 A, B = "GPU-aaaa1111-0", "GPU-aabb2222-0"
 

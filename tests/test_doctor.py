@@ -16,17 +16,17 @@ from typing import Any
 import fake_nvml as fake
 import pytest
 
-from tangram_hpc.backends.doctor import gpu, isolation, limits, mpi, net, rehearsal, slurm, storage
-from tangram_hpc.backends.doctor.check import Check, Finding, Item, SlurmFacts, Where, ok, warn
-from tangram_hpc.backends.doctor.checkup import GROUPS, check_up
-from tangram_hpc.backends.doctor.guard import Told, guarded, tell
-from tangram_hpc.backends.doctor.verdict import NEEDS, hindrances
-from tangram_hpc.backends.gpu.nvml import look
-from tangram_hpc.backends.sandbox.holders import RUNTIMES, missing
-from tangram_hpc.backends.slurm.environ import slurm_place, unsized
 from tangram_hpc.cli.doctor import page
-from tangram_hpc.config import Config
+from tangram_hpc.config.settings import Config
+from tangram_hpc.doctor import gpu, isolation, limits, mpi, net, rehearsal, slurm, storage
+from tangram_hpc.doctor.check import Check, Finding, Item, SlurmFacts, Where, ok, warn
+from tangram_hpc.doctor.checkup import GROUPS, check_up
+from tangram_hpc.doctor.guard import Told, guarded, tell
+from tangram_hpc.doctor.verdict import NEEDS, hindrances
 from tangram_hpc.errors import InvalidInput
+from tangram_hpc.resources.gpu.nvml import look
+from tangram_hpc.sandbox.isolation.holders import RUNTIMES, missing
+from tangram_hpc.slurm.environ import slurm_place, unsized
 
 
 def check(name: str, state: str, group: str = "Files", found: str = "it is", remedy: str = ""
@@ -118,7 +118,7 @@ def gone(pid: int) -> bool:
 
 def test_a_check_ends_with_its_parent() -> None:
     hangs = ("import os, time\n"
-             "from tangram_hpc.backends.doctor.guard import guarded\n"
+             "from tangram_hpc.doctor.guard import guarded\n"
              "def act():\n    print(os.getpid(), flush=True)\n    time.sleep(3600)\n"
              "guarded(act, str, 3600)\n")
     parent = subprocess.Popen([sys.executable, "-c", hangs], stdout=subprocess.PIPE, text=True)

@@ -18,7 +18,7 @@ import pytest
 from documented import ALL, REPO, TO_RUN, Block, filled
 
 from tangram_hpc.cli import parser
-from tangram_hpc.config import load_config
+from tangram_hpc.config.settings import load_config
 
 # Blocks that take more than some 20 s on two cores.
 LONG = {"README.md:tangram_size_coding-200_--cluster", "README.md:tangram_sim_rl_rl-48",
@@ -64,9 +64,9 @@ open("fixtures/test_it.py", "w").write("def test(): assert 1")
         'devices="fake:8"') + FAKES.format(names=("tp1-a", "tp1-b", "tp4", "tp8"))
         + 'prompt_id, text = "p-1", "a task"\n',
     "docs/LIBRA.md:queues_router_Cmlfq_CausalTree": """
-from tangram_hpc.core import cmlfq, rollout_router
-from tangram_hpc.core.cmlfq import *
-from tangram_hpc.core.rollout_router import *
+from tangram_hpc.scheduler.routing import cmlfq, rollout_router
+from tangram_hpc.scheduler.routing.cmlfq import *
+from tangram_hpc.scheduler.routing.rollout_router import *
 instances = [RolloutInstance(1, 0, 1, "n", 2, 1, 40_000, 20_000, 100, 100)]
 request, prompt, context, remaining, characters, generated, total, epoch = 1, 2, 3, 4, 5, 6, 7, 8
 shape = Shape()
@@ -178,10 +178,10 @@ def test_long_commands_run_as_they_are_written(block: Block, tmp_path: Path) -> 
 @pytest.mark.parametrize("block", here("toml", False))
 def test_settings_are_settings(block: Block, tmp_path: Path) -> None:
     """A settings file with just these lines is accepted; tables are checked by their readers."""
-    from tangram_hpc.allocations import elastic
-    from tangram_hpc.endpoints import endpoint_spec
-    from tangram_hpc.rollouts import rollouts_spec
-    from tangram_hpc.services import service_spec
+    from tangram_hpc.config.allocations import elastic
+    from tangram_hpc.config.endpoints import endpoint_spec
+    from tangram_hpc.config.rollouts import rollouts_spec
+    from tangram_hpc.config.services import service_spec
 
     (tmp_path / "t.toml").write_text(block.text)
     config = load_config({"TANGRAM_CONFIG": str(tmp_path / "t.toml"), "HOME": str(tmp_path)})

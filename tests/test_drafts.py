@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tangram_hpc.backends.access import Access, mark_ended, read_access, write_access
-from tangram_hpc.backends.identity import Start, read_starts, write_starts
-from tangram_hpc.backends.rundir import link_last
-from tangram_hpc.backends.trainer_rank import write_whole
+from tangram_hpc.app.trainer_rank import write_whole
 from tangram_hpc.drafts import replace_file
+from tangram_hpc.storage.access import Access, mark_ended, read_access, write_access
+from tangram_hpc.storage.identity import Start, read_starts, write_starts
+from tangram_hpc.storage.rundir import link_last
 
 START = Start("c", "7", 1, 0)
 WRITERS: list[Callable[[Path], object]] = [

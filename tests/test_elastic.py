@@ -10,24 +10,24 @@ import pytest
 from builders import World
 from sim_material import CLUSTER, workload
 
-from tangram_hpc.core.estimator import PRIOR, UNKNOWN_NS, Estimator
-from tangram_hpc.core.ledger import RESIZE_GAP_NS
-from tangram_hpc.core.placers.arrange import arrange, choose, read_off
-from tangram_hpc.core.placers.divide import Entrant, Holder, divide, weight
-from tangram_hpc.core.placers.elastic_cpus import STARTS
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.placers.waiting import BYPASS, OVERDUE_NS
-from tangram_hpc.core.scheduler import Scheduler
-from tangram_hpc.core.speed import run_ns, speed, steps
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Profile
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.sim.checkers import faults
-from tangram_hpc.sim.run import simulate
-from tangram_hpc.sim.workload import Cluster, read_cluster, read_workload
+from tangram_hpc.scheduler.placement.placers.arrange import arrange, choose, read_off
+from tangram_hpc.scheduler.placement.placers.divide import Entrant, Holder, divide, weight
+from tangram_hpc.scheduler.placement.placers.elastic_cpus import STARTS
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.waiting import BYPASS, OVERDUE_NS
+from tangram_hpc.scheduler.scheduler import Scheduler
+from tangram_hpc.scheduler.state.estimator import PRIOR, UNKNOWN_NS, Estimator
+from tangram_hpc.scheduler.state.ledger import RESIZE_GAP_NS
+from tangram_hpc.scheduler.state.speed import run_ns, speed, steps
+from tangram_hpc.simulator.checkers import faults
+from tangram_hpc.simulator.run import simulate
+from tangram_hpc.simulator.workload import Cluster, read_cluster, read_workload
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "workloads"
 

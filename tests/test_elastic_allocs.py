@@ -1,5 +1,5 @@
-"""Allocations that grow and shrink: the laws of `core/elastic_allocs.py`, by hand and on any
-history.
+"""Allocations that grow and shrink: the laws of `scheduler/autoscale/elastic_allocs.py`, by hand
+and on any history.
 
 Law: time is handed in; what is asserted of a decision is read from the events, never from a clock.
 """
@@ -15,11 +15,7 @@ from builders import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tangram_hpc.core.alloc_demand import Load, loads
-from tangram_hpc.core.alloc_facts import refused
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.rollout_facts import declaration_of_rollouts
-from tangram_hpc.core.scheduler import Scheduler
+from tangram_hpc.config.rollouts import rollouts_spec
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind, Profile
@@ -29,7 +25,11 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.rollouts import Turn
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState, AllocState, NodeState, SessionState
-from tangram_hpc.rollouts import rollouts_spec
+from tangram_hpc.scheduler.autoscale.alloc_demand import Load, loads
+from tangram_hpc.scheduler.handlers.alloc_facts import refused
+from tangram_hpc.scheduler.handlers.rollout_facts import declaration_of_rollouts
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.scheduler import Scheduler
 
 S = 10**9
 CPU8 = SatelliteShape("cpu8", "cpu", cpus=8, mem_mib=1000, time_ns=600 * S)

@@ -11,14 +11,14 @@ from sim_material import workload
 from tangram_hpc.accounting.held import held, total
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.cli import main
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.allocation import AllocPolicy, SatelliteShape
 from tangram_hpc.domain.states import AllocState
-from tangram_hpc.sim.model_slurm import Queue
-from tangram_hpc.sim.wired import Growth, WiredWorld
-from tangram_hpc.sim.workload import Cluster, Workload
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.scheduler import Scheduler
+from tangram_hpc.simulator.model_slurm import Queue
+from tangram_hpc.simulator.wired import Growth, WiredWorld
+from tangram_hpc.simulator.workload import Cluster, Workload
 
 S = 10**9
 SMALL = Cluster.model_validate({"nodes": [{"name": "base", "cpus": 8, "mem_mib": 310}]})

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from builders import World, replies, started
 
-from tangram_hpc.broker.explain import explain
+from tangram_hpc.broker.questions.explain import explain
 from tangram_hpc.cli.explain import lines
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind, Profile
 from tangram_hpc.domain.ids import show
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState, NodeState, SessionState
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.scheduler import Scheduler
 
 SECOND = 10**9
 PLACERS = ["elastic", "paper", "first-fit", "fcfs:4"]

@@ -20,8 +20,8 @@ from fake_search import FakeSearch, Reply, Storm, get
 
 import tangram_hpc
 from tangram_hpc import ActionState, LocalCluster, Throttled, Transient, check_response
+from tangram_hpc.client.endpoints.verdict import retry_after_s, understood
 from tangram_hpc.client.request import Options, make_action
-from tangram_hpc.client.verdict import retry_after_s, understood
 from tangram_hpc.domain.action import Kind
 
 BENCH = Path(__file__).resolve().parent.parent / "bench" / "bench_endpoint.py"

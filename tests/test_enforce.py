@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from tangram_hpc.backends.cpu import affinity, cgroupfs, enforce
-from tangram_hpc.backends.cpu.cgroup import CgroupGroup
-from tangram_hpc.backends.cpu.enforce import Enforcer, Group
-from tangram_hpc.backends.sandbox import tree
 from tangram_hpc.errors import InvalidInput
+from tangram_hpc.resources import tree
+from tangram_hpc.resources.cpu import affinity, cgroupfs, enforce
+from tangram_hpc.resources.cpu.cgroup import CgroupGroup
+from tangram_hpc.resources.cpu.enforce import Enforcer, Group
 
 REPO = Path(__file__).resolve().parent.parent
 CORES = affinity.usable()
@@ -523,7 +523,7 @@ def test_two_enforcers_do_not_meet(enforcer: Enforcer, hosts: Callable[[], Host]
 WORKER = """
 import subprocess, sys, time
 sys.path.insert(0, {repo!r})
-from tangram_hpc.backends.cpu import cgroupfs, enforce
+from tangram_hpc.resources.cpu import cgroupfs, enforce
 enforcer = enforce.probe(True, {name!r})
 host = subprocess.Popen(["sleep", "100"])
 group = enforcer.group(1, host.pid)

@@ -24,7 +24,7 @@ MAKER = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from tangram_hpc.backends.rundir import make_scratch
+from tangram_hpc.storage.rundir import make_scratch
 print(make_scratch({"SLURM_JOB_ID": sys.argv[2]}, sys.argv[3], "worker"), flush=True)
 time.sleep(600)
 """

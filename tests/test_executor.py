@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 from executor_rig import SECRETS, Rig, alive
 
-from tangram_hpc.backends.sandbox import tree
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.wire.message import INLINE_MAX
-from tangram_hpc.wire.payload import (
+from tangram_hpc.protocol.message import INLINE_MAX
+from tangram_hpc.protocol.payload import (
     ExecCall,
     ExecReturn,
     FileCall,
     FileReturn,
     ValueReturn,
 )
+from tangram_hpc.resources import tree
 
 
 def test_argv_and_exit_codes(rig: Rig) -> None:

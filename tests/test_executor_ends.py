@@ -19,18 +19,19 @@ import numpy as np
 import pytest
 from executor_rig import Rig, alive, until
 
-from tangram_hpc.backends.cpu import affinity, memory
-from tangram_hpc.backends.sandbox import scratch, tree
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.wire.message import INLINE_MAX
-from tangram_hpc.wire.payload import (
+from tangram_hpc.protocol.message import INLINE_MAX
+from tangram_hpc.protocol.payload import (
     ErrorReturn,
     ExecCall,
     FunctionCall,
     Stored,
 )
-from tangram_hpc.wire.value import decode_value, encode_value
+from tangram_hpc.protocol.value import decode_value, encode_value
+from tangram_hpc.resources import memory, tree
+from tangram_hpc.resources.cpu import affinity
+from tangram_hpc.sandbox.files import scratch
 
 
 class Opaque:
@@ -162,13 +163,13 @@ def test_kill_9_of_the_nursery(rig: Rig, tmp_path: Path) -> None:
 
 WORKER = """
 import asyncio, os, sys
-from tangram_hpc.backends.cpu import affinity
-from tangram_hpc.backends.sandbox.executor import SandboxExecutor
-from tangram_hpc.backends.store import FolderStore
+from tangram_hpc.resources.cpu import affinity
+from tangram_hpc.sandbox.manager.executor import SandboxExecutor
+from tangram_hpc.storage.store import FolderStore
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.session import SessionSpec
-from tangram_hpc.wire.message import Start
-from tangram_hpc.wire.payload import ExecCall, FunctionCall, encode
+from tangram_hpc.protocol.message import Start
+from tangram_hpc.protocol.payload import ExecCall, FunctionCall, encode
 import cloudpickle, pickle, time
 class Reports:
     def __getattr__(self, name): return lambda *args, **more: None

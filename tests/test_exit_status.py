@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 import tangram_hpc
+from tangram_hpc.app.local import LocalCluster
 from tangram_hpc.cli import main as cli
 from tangram_hpc.client.future import Future
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ENDED, ActionState
-from tangram_hpc.local import LocalCluster
 
 S = ActionState
 HUNGRY = [sys.executable, "-c", "x = bytearray(300 << 20); import time; time.sleep(60)"]

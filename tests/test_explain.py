@@ -12,9 +12,7 @@ import pytest
 from builders import World
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.broker.explain import explain
-from tangram_hpc.core.forecast import OPEN_MAX, forecast
-from tangram_hpc.core.placers.registry import make_placer
+from tangram_hpc.broker.questions.explain import explain
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Profile
@@ -22,8 +20,10 @@ from tangram_hpc.domain.ids import show
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.sim.progress import Run
-from tangram_hpc.sim.workload import WorkAction
+from tangram_hpc.scheduler.forecast import OPEN_MAX, forecast
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.simulator.progress import Run
+from tangram_hpc.simulator.workload import WorkAction
 
 S = 10**9
 

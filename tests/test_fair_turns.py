@@ -9,10 +9,6 @@ import socket
 import pytest
 from builders import World, started
 
-from tangram_hpc.backends.transport.asyncsock import SocketLink
-from tangram_hpc.core.fair_order import PoolShares
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Profile
 from tangram_hpc.domain.ids import client_of
@@ -20,8 +16,12 @@ from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import MICRO, EndpointSpec, ServiceSpec
 from tangram_hpc.domain.states import ActionState, SessionState
-from tangram_hpc.wire.frame import Outbox
-from tangram_hpc.wire.message import Ping
+from tangram_hpc.protocol.frame import Outbox
+from tangram_hpc.protocol.message import Ping
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.scheduler import Scheduler
+from tangram_hpc.scheduler.state.fair_order import PoolShares
+from tangram_hpc.transport.socket.asyncsock import SocketLink
 
 PLACERS = ("elastic", "paper", "first-fit", "fcfs:2", "static:2")
 SECOND = 10**9

@@ -16,9 +16,11 @@ from executor_rig import Rig, as_an_ordinary_user, until
 from hostile_rig import WAYS, Arena, Duel, reason_to_skip
 from hostile_rig import arena as new_arena
 
-from tangram_hpc.backends.rundir import make_scratch, sweep_scratch
-from tangram_hpc.backends.sandbox import backends, kernel, tree
 from tangram_hpc.ports import SandboxSettings
+from tangram_hpc.resources import tree
+from tangram_hpc.sandbox import kernel
+from tangram_hpc.sandbox.manager import backends
+from tangram_hpc.storage.rundir import make_scratch, sweep_scratch
 
 # The raw system calls, so that no C library stands between. argv: a path outside, and a machine.
 CALLS = """

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.backends.journal import read_journals
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.ids import client_of
+from tangram_hpc.storage.journal import read_journals
 
 FLOOD = """
 import sys
-from tangram_hpc.assemble.ways import connect
+from tangram_hpc.app.ways import connect
 def noop(): pass
 client = connect(sys.argv[1])
 futures = [client.submit(noop) for _ in range(int(sys.argv[2]))]

@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 
 import tangram_hpc
+from tangram_hpc.app.local import LocalCluster
 from tangram_hpc.errors import BrokerUnreachable, InvalidInput, TangramError
-from tangram_hpc.local import LocalCluster
 
 DEADLINE_S = 60
 

@@ -20,7 +20,7 @@ from golden.__main__ import main as golden_main
 from golden.renames import FILE, Renames, read_renames
 from golden.shell import clean
 
-from tangram_hpc.config import Config
+from tangram_hpc.config.settings import Config
 
 NOTHING = Renames()
 

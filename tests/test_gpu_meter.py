@@ -12,13 +12,13 @@ from executor_rig import Rig
 
 from tangram_hpc.accounting.fields import FIELDS, as_json
 from tangram_hpc.accounting.record import ActionRecord
-from tangram_hpc.backends.gpu import meter as metering
-from tangram_hpc.backends.gpu.devices import Devices, find_devices
-from tangram_hpc.backends.gpu.meter import GpuMeter, GpuUsage, Tally
-from tangram_hpc.backends.gpu.nvml import Reading, look, open_nvml
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.resources.gpu import meter as metering
+from tangram_hpc.resources.gpu.devices import Devices, find_devices
+from tangram_hpc.resources.gpu.meter import GpuMeter, GpuUsage, Tally
+from tangram_hpc.resources.gpu.nvml import Reading, look, open_nvml
 
 S = 10**9
 

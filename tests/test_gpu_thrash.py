@@ -9,7 +9,6 @@ import random
 import pytest
 from builders import World, started
 
-from tangram_hpc.core.placers.registry import make_placer
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind
@@ -17,10 +16,11 @@ from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.sim.checkers import faults
-from tangram_hpc.sim.records import Run
-from tangram_hpc.sim.run import simulate
-from tangram_hpc.sim.workload import Cluster, Trajectory, Workload
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.simulator.checkers import faults
+from tangram_hpc.simulator.records import Run
+from tangram_hpc.simulator.run import simulate
+from tangram_hpc.simulator.workload import Cluster, Trajectory, Workload
 
 S = 10**9
 RUN_S = 2.0  # mean run time of a call

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tangram_hpc.backends.sandbox import holders, probe, scratch
+from tangram_hpc.sandbox.files import scratch
+from tangram_hpc.sandbox.isolation import holders
+from tangram_hpc.sandbox.manager import probe
 
 READ = ["/usr", "/bin", "/lib", "/lib64", "/sbin"]
 BWRAP = holders.RUNTIMES["bwrap"]
@@ -20,9 +22,9 @@ pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bwrap is not 
 
 HOST = """
 import os, sys
-from tangram_hpc.backends.sandbox import host, join
-from tangram_hpc.backends.sandbox.holder import Holder
-from tangram_hpc.backends.sandbox.holders import RUNTIMES, Box
+from tangram_hpc.sandbox.process import host; from tangram_hpc.sandbox.isolation import join
+from tangram_hpc.sandbox.isolation.holder import Holder
+from tangram_hpc.sandbox.isolation.holders import RUNTIMES, Box
 host.guard("host", 9)
 box = Box(sys.argv[1], read=sys.argv[3:])
 runtime = RUNTIMES["bwrap"]

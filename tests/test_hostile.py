@@ -17,10 +17,10 @@ from executor_rig import alive, until
 from hostile_rig import DISK_MIB, OUTPUT_MAX, PIDS, WAYS, Arena, program, sysv_key
 from hostile_rig import arena as new_arena
 
-from tangram_hpc.backends.sandbox import tree
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.wire.payload import ExecCall
+from tangram_hpc.protocol.payload import ExecCall
+from tangram_hpc.resources import tree
 
 # where what is enforced matters: as the kernel does it, and as an unprivileged user has it
 EVERYWHERE = pytest.mark.parametrize(
@@ -590,9 +590,9 @@ def test_a_function_may_not_speak_for_others(arena: Arena) -> None:
     def lie(lease: int) -> str:
         import os
 
-        from tangram_hpc.backends.sandbox.hostwire import Ended, frame
         from tangram_hpc.domain.outcome import Outcome
         from tangram_hpc.domain.states import ActionState
+        from tangram_hpc.protocol.hostwire import Ended, frame
         os.write(3, frame(Ended(lease, Outcome(ActionState.COMPLETED), b"", True)))
         return "said"
 

@@ -17,10 +17,11 @@ from hostile_rig import arena as new_arena
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
-from tangram_hpc.backends.sandbox import scratch, tree
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.wire.payload import ExecCall, FileCall
+from tangram_hpc.protocol.payload import ExecCall, FileCall
+from tangram_hpc.resources import tree
+from tangram_hpc.sandbox.files import scratch
 
 
 @pytest.fixture(scope="module", params=WAYS)

@@ -25,7 +25,6 @@ from hybrid_pool_rig import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tangram_hpc.core.hybrid_pool import HybridPool
 from tangram_hpc.domain.hybrid import (
     AnyFact,
     AnyOrder,
@@ -45,6 +44,7 @@ from tangram_hpc.domain.hybrid import (
     StepPlan,
 )
 from tangram_hpc.domain.hybrid import ReplicaState as R
+from tangram_hpc.libra.hybrid.hybrid_pool import HybridPool
 
 # any history of facts, sensible or not
 

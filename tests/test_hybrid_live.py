@@ -24,10 +24,7 @@ import numpy as np
 import pytest
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.backends.clock import SystemClock
-from tangram_hpc.backends.transport.lane import LaneLink, dial_lane
-from tangram_hpc.core.hybrid_pool import HybridPool
-from tangram_hpc.core.hybrid_signal import PoolRules
+from tangram_hpc.app.clock import SystemClock
 from tangram_hpc.domain.hybrid import (
     End,
     Label,
@@ -40,12 +37,15 @@ from tangram_hpc.domain.hybrid import (
 )
 from tangram_hpc.domain.hybrid import ReplicaState as R
 from tangram_hpc.errors import AccessError, InvalidInput
-from tangram_hpc.hybrid.core import HybridCore
-from tangram_hpc.hybrid.desk import Desk
-from tangram_hpc.hybrid.lane import Lane
-from tangram_hpc.hybrid.lend import lend
-from tangram_hpc.wire.lane import HEAD, Alive, Enter, Gradient, Heard, Hello, Told, Word, Work
-from tangram_hpc.wire.value import decode_value
+from tangram_hpc.libra.hybrid.hybrid_pool import HybridPool
+from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules
+from tangram_hpc.libra.live.core import HybridCore
+from tangram_hpc.libra.live.desk import Desk
+from tangram_hpc.libra.live.lane import Lane
+from tangram_hpc.libra.live.lend import lend
+from tangram_hpc.protocol.lane import HEAD, Alive, Enter, Gradient, Heard, Hello, Told, Word, Work
+from tangram_hpc.protocol.value import decode_value
+from tangram_hpc.transport.socket.lane import LaneLink, dial_lane
 
 EVERY_STATE = ["REQUESTED", "FETCHING_STATE", "ZERO_SYNC", "ACTIVATING", "ACTIVE",
                "in-step ACTIVE", "LEAVING", "in-step LEAVING", "RETURNING"]
@@ -96,7 +96,7 @@ import sys
 import numpy as np
 from mpi4py import MPI
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.hybrid.core import HybridCore
+from tangram_hpc.libra.live.core import HybridCore
 core = HybridCore(MPI.COMM_WORLD, sys.argv[1], [[0], [1]], [2], [[3]])
 args = (1, np.zeros(2), [1.0], lambda params, samples: params * len(samples))
 core.step(5, *args)

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from hybrid_pool_rig import BACK, CORE, TRAIN, Rig, S, picture
 
-from tangram_hpc.core.hybrid_pool import HybridPool
-from tangram_hpc.core.hybrid_signal import PoolRules, Wish
 from tangram_hpc.domain.hybrid import (
     AnyFact,
     Ask,
@@ -29,6 +27,8 @@ from tangram_hpc.domain.hybrid import (
 )
 from tangram_hpc.domain.hybrid import ReplicaState as R
 from tangram_hpc.errors import InvalidInput
+from tangram_hpc.libra.hybrid.hybrid_pool import HybridPool
+from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules, Wish
 
 # one way in and out
 

@@ -14,11 +14,10 @@ import pytest
 from hostile_rig import BACKENDS, Arena
 from hostile_rig import arena as new_arena
 
-from tangram_hpc.backends.cpu import memory
-from tangram_hpc.backends.sandbox import tree
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.wire.payload import ExecCall
+from tangram_hpc.protocol.payload import ExecCall
+from tangram_hpc.resources import memory, tree
 
 LOOP = "for n in 1 2 3; do (setsid sh -c 'while :; do :; done' &) ; done"
 

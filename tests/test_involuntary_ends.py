@@ -20,6 +20,7 @@ from builders import World
 import tangram_hpc
 from tangram_hpc import as_completed, as_completed_async
 from tangram_hpc.accounting.record import fold
+from tangram_hpc.app.local import LocalCluster
 from tangram_hpc.client.future import Future
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
@@ -34,7 +35,6 @@ from tangram_hpc.errors import (
     SessionLost,
     TangramError,
 )
-from tangram_hpc.local import LocalCluster
 
 LONG = ["sleep", "300"]
 DEADLINE_S = 60

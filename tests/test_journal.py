@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tangram_hpc.backends.journal import FileJournal, read_journal
-from tangram_hpc.backends.records import framed
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.errors import InvalidInput
+from tangram_hpc.storage.journal import FileJournal, read_journal
+from tangram_hpc.storage.records import framed
 
 
 def events(n: int, start: int = 0) -> list[ev.Event]:
@@ -142,8 +142,8 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     full.symlink_to("/dev/full")
     text = ("import asyncio, sys\n"
             "from pathlib import Path\n"
-            "from tangram_hpc.backends.journal import FileJournal\n"
-            "from tangram_hpc.backends.loop import die_on_broken_law\n"
+            "from tangram_hpc.storage.journal import FileJournal\n"
+            "from tangram_hpc.app.loop import die_on_broken_law\n"
             "async def main():\n"
             "    loop = asyncio.get_running_loop()\n"
             "    die_on_broken_law(loop, 'broker')\n"

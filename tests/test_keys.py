@@ -8,17 +8,17 @@ from fractions import Fraction
 import pytest
 from builders import World, started
 
-from tangram_hpc.core.admission import refusal
-from tangram_hpc.core.gpu_blocks import GpuSet
-from tangram_hpc.core.placers.base import Grant, Placement, Resizing
-from tangram_hpc.core.placers.static import deal
-from tangram_hpc.core.queue import CPU, GPU, NOTHING, ReadyQueue, Turns
-from tangram_hpc.core.rate_limit import full
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.service import MICRO, EndpointSpec, ServiceSpec
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState, SessionState
+from tangram_hpc.scheduler.placement.placers.base import Grant, Placement, Resizing
+from tangram_hpc.scheduler.placement.placers.static import deal
+from tangram_hpc.scheduler.policy.admission import refusal
+from tangram_hpc.scheduler.state.gpu_blocks import GpuSet
+from tangram_hpc.scheduler.state.queue import CPU, GPU, NOTHING, ReadyQueue, Turns
+from tangram_hpc.scheduler.state.rate_limit import full
 
 SECOND = 10**9
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from jail_rig import Place, place, refused  # noqa: F401
 
-from tangram_hpc.backends.sandbox import host, landlock, view
+from tangram_hpc.sandbox.isolation import landlock, view
+from tangram_hpc.sandbox.process import host
 
 ABI = landlock.abi()
 pytestmark = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock")

@@ -21,7 +21,7 @@ import pytest
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
-from tangram_hpc.backends.access import Access, mark_ended, read_access, write_access
+from tangram_hpc.storage.access import Access, mark_ended, read_access, write_access
 
 TANGRAM = [sys.executable, "-m", "tangram_hpc"]
 

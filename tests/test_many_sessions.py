@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.backends.sandbox import tree
 from tangram_hpc.client.session import Session
+from tangram_hpc.resources import tree
 
 MEM_MIB = 32
 _IN_FLIGHT = 64

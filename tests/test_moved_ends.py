@@ -17,11 +17,8 @@ from builders import World, started
 from test_elastic_sim import AT_ONCE, POLICY, Kept, crowd
 from test_elastic_sim import SMALL as BASE
 
-from tangram_hpc.backends.journal import read_journal
 from tangram_hpc.broker.driver import Broker
 from tangram_hpc.broker.settings import Settings
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.allocation import AllocPolicy, SatelliteShape
@@ -32,12 +29,15 @@ from tangram_hpc.domain.slurm import JobView, SlurmCalls
 from tangram_hpc.domain.states import ActionState, NodeState, SessionState
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.ports import SlurmNotNow
-from tangram_hpc.sim.clock import Agenda
-from tangram_hpc.sim.machine import Machine
-from tangram_hpc.sim.network import BEAT, DELIVERY, FLUSH, AgendaTimer, MemoryJournal, Way
-from tangram_hpc.sim.wired import Growth
-from tangram_hpc.sim.workload import WorkAction
-from tangram_hpc.wire import message as ms
+from tangram_hpc.protocol import message as ms
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.scheduler import Scheduler
+from tangram_hpc.simulator.clock import Agenda
+from tangram_hpc.simulator.machine import Machine
+from tangram_hpc.simulator.network import BEAT, DELIVERY, FLUSH, AgendaTimer, MemoryJournal, Way
+from tangram_hpc.simulator.wired import Growth
+from tangram_hpc.simulator.workload import WorkAction
+from tangram_hpc.storage.journal import read_journal
 from tangram_hpc.worker.driver import WorkerDriver
 
 S = 10**9

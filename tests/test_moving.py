@@ -13,15 +13,8 @@ from builders import World, replies, started
 from executor_rig import Rig
 
 from tangram_hpc.accounting.record import fold
-from tangram_hpc.backends.sandbox import parcel, tree
-from tangram_hpc.backends.sandbox import scratch as folders
-from tangram_hpc.backends.store import FolderStore
-from tangram_hpc.broker.explain import explain
+from tangram_hpc.broker.questions.explain import explain
 from tangram_hpc.broker.sandboxes import Sandboxes
-from tangram_hpc.core.admission import refusal_of_session
-from tangram_hpc.core.forecast import forecast
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.ids import show
@@ -29,7 +22,15 @@ from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState, NodeState, SessionState
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.wire import message as ms
+from tangram_hpc.protocol import message as ms
+from tangram_hpc.resources import tree
+from tangram_hpc.sandbox.files import parcel
+from tangram_hpc.sandbox.files import scratch as folders
+from tangram_hpc.scheduler.forecast import forecast
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.policy.admission import refusal_of_session
+from tangram_hpc.scheduler.scheduler import Scheduler
+from tangram_hpc.storage.store import FolderStore
 
 PLACERS = ["elastic", "paper", "first-fit", "fcfs:4", "static:2"]
 SECOND = 10**9

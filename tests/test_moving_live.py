@@ -12,8 +12,8 @@ import pytest
 
 from tangram_hpc import LocalCluster, SessionLost
 from tangram_hpc.accounting.record import fold
-from tangram_hpc.backends.journal import read_journals
 from tangram_hpc.domain import event as ev
+from tangram_hpc.storage.journal import read_journals
 
 pytestmark = pytest.mark.long  # it waits for the end of an allocation
 

@@ -18,24 +18,24 @@ from pathlib import Path
 import pytest
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.backends.transport.mpi import Card, complaint
-from tangram_hpc.backends.transport.mpi_channel import MpiChannel
-from tangram_hpc.backends.transport.mpi_crowd import crowded, waiting
-from tangram_hpc.backends.transport.mpi_launch import launch_of
 from tangram_hpc.errors import AccessError, InvalidInput, ProtocolError, WrongWorld
 from tangram_hpc.gateway import driver
 from tangram_hpc.gateway.driver import KEEL, Gateway
 from tangram_hpc.gateway.watchdog import STATUS
 from tangram_hpc.ports import ChannelLost
-from tangram_hpc.wire import message as ms
-from tangram_hpc.wire import relay
-from tangram_hpc.wire.frame import Outbox
+from tangram_hpc.protocol import message as ms
+from tangram_hpc.protocol import relay
+from tangram_hpc.protocol.frame import Outbox
+from tangram_hpc.transport.mpi.mpi import Card, complaint
+from tangram_hpc.transport.mpi.mpi_channel import MpiChannel
+from tangram_hpc.transport.mpi.mpi_crowd import crowded, waiting
+from tangram_hpc.transport.mpi.mpi_launch import launch_of
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 GATEWAY = """
 import os, sys
-from tangram_hpc.assemble.gateway import serve_gateway
-from tangram_hpc.config import load_config
+from tangram_hpc.app.gateway import serve_gateway
+from tangram_hpc.config.settings import load_config
 from tangram_hpc.errors import TangramError
 try:
     sys.exit(serve_gateway(load_config(os.environ), os.environ))

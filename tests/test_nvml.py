@@ -11,8 +11,8 @@ from pathlib import Path
 import fake_nvml as fake
 import pytest
 
-from tangram_hpc.backends.gpu.mps import mps_serves
-from tangram_hpc.backends.gpu.nvml import Reading, look, open_nvml
+from tangram_hpc.resources.gpu.mps import mps_serves
+from tangram_hpc.resources.gpu.nvml import Reading, look, open_nvml
 
 
 def test_two_gpus() -> None:
@@ -108,7 +108,7 @@ def test_the_fake_has_the_shape_of_the_real_module() -> None:
 
 def test_no_library_is_an_answer_and_imports_nothing() -> None:
     """In a process of its own, on whatever machine this is; with a driver there is no reason."""
-    text = ("import sys; from tangram_hpc.backends.gpu.nvml import look; seen = look()\n"
+    text = ("import sys; from tangram_hpc.resources.gpu.nvml import look; seen = look()\n"
             "assert seen.gpus or seen.why\n"
             "print('pynvml' in sys.modules, seen.why)")
     told = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)

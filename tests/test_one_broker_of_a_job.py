@@ -143,7 +143,7 @@ sys.stdin.read()
 def test_a_lock_of_another_host_blocks_only_while_its_holder_shows_that_it_lives(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool) -> None:
     """A file server may keep the lock of a node without power for minutes, or for ever."""
-    from tangram_hpc.assemble import folder as taking
+    from tangram_hpc.app import folder as taking
 
     monkeypatch.setattr(taking, "SILENT_S", 1.0)
     folder = tmp_path / "jobs" / JOB

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from executor_rig import Rig
 
-from tangram_hpc.backends.sandbox import overdue
-from tangram_hpc.backends.sandbox.jobs import Job
-from tangram_hpc.backends.sandbox.pressure import LOOK_S
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.wire.message import Start
-from tangram_hpc.wire.payload import ExecCall
+from tangram_hpc.protocol.message import Start
+from tangram_hpc.protocol.payload import ExecCall
+from tangram_hpc.sandbox.manager import overdue
+from tangram_hpc.sandbox.manager.jobs import Job
+from tangram_hpc.sandbox.manager.pressure import LOOK_S
 
 # It holds a file in such a way that whoever starts it waits for the holder: the program's init.
 HOLDER = """

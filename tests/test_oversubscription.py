@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tangram_hpc.core.estimator import Estimator
 from tangram_hpc.domain.action import Action
+from tangram_hpc.scheduler.state.estimator import Estimator
 
 TOP = 8
 

@@ -22,11 +22,12 @@ import pytest
 from executor_rig import Rig
 from test_executor_ends import other_users_python
 
-from tangram_hpc.backends.sandbox import plain, tree
-from tangram_hpc.backends.sandbox.hostwire import WorkerInbox
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.wire.payload import ExecCall, FileCall
+from tangram_hpc.protocol.hostwire import WorkerInbox
+from tangram_hpc.protocol.payload import ExecCall, FileCall
+from tangram_hpc.resources import tree
+from tangram_hpc.sandbox.process import plain
 
 SOURCE = Path(plain.__file__).with_name("_plain.c")
 HERE = Path(__file__).parent

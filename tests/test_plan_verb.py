@@ -11,15 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tangram_hpc.backends.plan_costs import CommandCosts, CostsFailed
 from tangram_hpc.cli import main
-from tangram_hpc.config import load_config
-from tangram_hpc.core.planner.costs import AnalyticCosts
-from tangram_hpc.core.planner.shapes import Layout, Search
-from tangram_hpc.core.planner.split import plan
-from tangram_hpc.core.planner.trigger import Triggers
-from tangram_hpc.errors import InvalidInput
-from tangram_hpc.planning.files import (
+from tangram_hpc.config.planner.files import (
     EXAMPLES,
     LengthsTable,
     read_hardware,
@@ -28,8 +21,15 @@ from tangram_hpc.planning.files import (
     read_model,
     shipped,
 )
-from tangram_hpc.planning.plan_file import read_plan
-from tangram_hpc.planning.settings import PlannerSettings, planner_settings
+from tangram_hpc.config.planner.plan_file import read_plan
+from tangram_hpc.config.planner.settings import PlannerSettings, planner_settings
+from tangram_hpc.config.settings import load_config
+from tangram_hpc.errors import InvalidInput
+from tangram_hpc.libra.live.plan_costs import CommandCosts, CostsFailed
+from tangram_hpc.libra.planner.costs import AnalyticCosts
+from tangram_hpc.libra.planner.shapes import Layout, Search
+from tangram_hpc.libra.planner.split import plan
+from tangram_hpc.libra.planner.trigger import Triggers
 
 Run = Callable[..., tuple[int, str, str]]
 

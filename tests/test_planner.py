@@ -19,11 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_material import DENSE, HARDWARE, MOE, REQUESTS, problems
 
-from tangram_hpc.core.planner.costs import AnalyticCosts
-from tangram_hpc.core.planner.lengths import Ints, Strata, batch_of, sorted_requests, strata_of
-from tangram_hpc.core.planner.rollout_cost import RolloutCost
-from tangram_hpc.core.planner.rollout_dp import RolloutTable
-from tangram_hpc.core.planner.shapes import (
+from tangram_hpc.errors import InvalidInput
+from tangram_hpc.libra.planner.costs import AnalyticCosts
+from tangram_hpc.libra.planner.lengths import Ints, Strata, batch_of, sorted_requests, strata_of
+from tangram_hpc.libra.planner.rollout_cost import RolloutCost
+from tangram_hpc.libra.planner.rollout_dp import RolloutTable
+from tangram_hpc.libra.planner.shapes import (
     NEVER,
     Hardware,
     Layout,
@@ -33,11 +34,10 @@ from tangram_hpc.core.planner.shapes import (
     Search,
     Training,
 )
-from tangram_hpc.core.planner.split import Plan, dealt_to, lossy, plan
-from tangram_hpc.core.planner.standing import standing
-from tangram_hpc.core.planner.train_cost import TrainCost
-from tangram_hpc.core.planner.tree import Node, Tree
-from tangram_hpc.errors import InvalidInput
+from tangram_hpc.libra.planner.split import Plan, dealt_to, lossy, plan
+from tangram_hpc.libra.planner.standing import standing
+from tangram_hpc.libra.planner.train_cost import TrainCost
+from tangram_hpc.libra.planner.tree import Node, Tree
 
 # ---- an independent count of costs --------------------------------------------------------------
 

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_material import DENSE, HARDWARE, MOE, problems
 
-from tangram_hpc.core.planner.calibrate import TRAIN, Calibrator, Learning
-from tangram_hpc.core.planner.costs import AnalyticCosts
-from tangram_hpc.core.planner.online import Advice, OnlinePlanner
-from tangram_hpc.core.planner.place import place
-from tangram_hpc.core.planner.shapes import Factors, Layout, Request, Rollout, Search, Training
-from tangram_hpc.core.planner.split import Split, plan
-from tangram_hpc.core.planner.standing import standing
-from tangram_hpc.core.planner.trigger import StepFacts, Trigger, Triggers, worth
 from tangram_hpc.errors import InvalidInput
+from tangram_hpc.libra.planner.calibrate import TRAIN, Calibrator, Learning
+from tangram_hpc.libra.planner.costs import AnalyticCosts
+from tangram_hpc.libra.planner.online import Advice, OnlinePlanner
+from tangram_hpc.libra.planner.place import place
+from tangram_hpc.libra.planner.shapes import Factors, Layout, Request, Rollout, Search, Training
+from tangram_hpc.libra.planner.split import Split, plan
+from tangram_hpc.libra.planner.standing import standing
+from tangram_hpc.libra.planner.trigger import StepFacts, Trigger, Triggers, worth
 
 # ---- what is learned ----------------------------------------------------------------------------
 

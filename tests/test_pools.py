@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from executor_rig import Rig
 
-from tangram_hpc.backends.sandbox import lodging
-from tangram_hpc.backends.sandbox.hostwire import Box
-from tangram_hpc.backends.sandbox.pools import Pool, Starts
+from tangram_hpc.protocol.hostwire import Box
+from tangram_hpc.sandbox.manager import lodging
+from tangram_hpc.sandbox.manager.pools import Pool, Starts
 
 
 class Yard:

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 from executor_rig import Rig
 
-from tangram_hpc.backends.cpu import memory
-from tangram_hpc.backends.sandbox import tree
-from tangram_hpc.backends.sandbox.hostwire import INIT, RUNNER, Calm
-from tangram_hpc.backends.sandbox.pressure import Pressure
-from tangram_hpc.backends.sandbox.ward import memory_kib
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.wire.payload import ExecCall
+from tangram_hpc.protocol.hostwire import INIT, RUNNER, Calm
+from tangram_hpc.protocol.payload import ExecCall
+from tangram_hpc.resources import memory, tree
+from tangram_hpc.sandbox.manager.pressure import Pressure
+from tangram_hpc.sandbox.process.ward import memory_kib
 
 MIB = 1 << 20
 EATER = "import sys; x = bytearray(int(sys.argv[1]) << 20); print(flush=True); sys.stdin.read()"

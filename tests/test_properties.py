@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.sim.checkers import faults
-from tangram_hpc.sim.run import simulate
-from tangram_hpc.sim.workload import Cluster, Trajectory, Workload
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.simulator.checkers import faults
+from tangram_hpc.simulator.run import simulate
+from tangram_hpc.simulator.workload import Cluster, Trajectory, Workload
 
 # every node can hold every session and every rigid action, so that nothing is "never"
 NODES = st.lists(st.builds(

@@ -9,19 +9,19 @@ from builders import World, replies, started
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tangram_hpc.core import rate_limit as rl
-from tangram_hpc.core.admission import refusal
-from tangram_hpc.core.pace import Pace
-from tangram_hpc.core.quota_facts import declaration, told_by_client
-from tangram_hpc.core.scheduler import Scheduler
+from tangram_hpc.client.endpoints.pace import Pace
+from tangram_hpc.config.endpoints import endpoint_spec
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import FALTERED, MICRO, THROTTLED, EndpointSpec
 from tangram_hpc.domain.states import ENDED, ActionState
-from tangram_hpc.endpoints import endpoint_spec
 from tangram_hpc.errors import InvalidInput
+from tangram_hpc.scheduler.handlers.quota_facts import declaration, told_by_client
+from tangram_hpc.scheduler.policy.admission import refusal
+from tangram_hpc.scheduler.scheduler import Scheduler
+from tangram_hpc.scheduler.state import rate_limit as rl
 
 SECOND = 10**9
 MS = 10**6

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tangram_hpc.backends.trainer_rank import Rank, affinity_complaint, environment, meet, rank_of
+from tangram_hpc.app.local import LocalCluster
+from tangram_hpc.app.trainer_rank import Rank, affinity_complaint, environment, meet, rank_of
 from tangram_hpc.errors import BrokerUnreachable, WrongWorld
-from tangram_hpc.local import LocalCluster
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "4",
         "SLURM_NTASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}

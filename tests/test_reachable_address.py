@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tangram_hpc.backends.slurm import environ as slurm_environ
-from tangram_hpc.backends.transport.lane import LaneListener
+from tangram_hpc.slurm import environ as slurm_environ
+from tangram_hpc.transport.socket.lane import LaneListener
 
 REPO = Path(__file__).resolve().parent.parent
 NAMES, CABLE = ("tangram1", "tangram2"), "10.213.77"
@@ -33,8 +33,8 @@ exec sleep infinity
 DIAL = """
 import sys
 from pathlib import Path
-from tangram_hpc.backends.access import read_access
-from tangram_hpc.backends.transport.dial import dial
+from tangram_hpc.storage.access import read_access
+from tangram_hpc.transport.socket.dial import dial
 access = read_access(Path(sys.argv[1]))
 dial([a for a in access.addresses if a.startswith("tcp:")], access.key, access.job).close()
 """

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from backend_rig import NEEDS_TORCH
 
-from tangram_hpc.hooks import reference_task as task
+from tangram_hpc.hooks.reference import reference_task as task
 
 NEEDED = [*NEEDS_TORCH, pytest.mark.skipif(not find_spec("mpi4py"), reason="needs the extra: mpi")]
 
@@ -39,7 +39,7 @@ def test_everybody_is_asked_the_same() -> None:
 
 
 def program(*words: str) -> subprocess.CompletedProcess[str]:
-    told = subprocess.run([sys.executable, "-m", "tangram_hpc.hooks.reference_trainer", *words],
+    told = subprocess.run([sys.executable, "-m", "tangram_hpc.hooks.reference", *words],
                           capture_output=True, text=True, timeout=60, check=False)
     assert told.returncode == 2 and told.stdout == "" and told.stderr.count("\n") == 1
     return told
@@ -65,7 +65,7 @@ def test_without_torch_one_line_says_what_to_install() -> None:
 
 @needs_all
 def test_a_gradient_is_a_sum_over_samples(tmp_path: Path) -> None:
-    from tangram_hpc.hooks import reference_model as model
+    from tangram_hpc.hooks.reference import reference_model as model
 
     policy = model.Policy(model.make_policy(tmp_path / "m", 3))
     vector = policy.vector()
@@ -85,7 +85,7 @@ def test_a_gradient_is_a_sum_over_samples(tmp_path: Path) -> None:
 
 @needs_all
 def test_what_tools_returned_is_read_and_not_learnt(tmp_path: Path) -> None:
-    from tangram_hpc.hooks import reference_model as model
+    from tangram_hpc.hooks.reference import reference_model as model
 
     policy = model.Policy(model.make_policy(tmp_path / "m", 3))
     vector = policy.vector()
@@ -115,8 +115,8 @@ def rising(told: dict[str, Any]) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_it_learns_with_pool_and_router_on_and_off() -> None:
-    from tangram_hpc.hooks.reference_compare import STEPS, compare, table
-    from tangram_hpc.hooks.reference_run import Plan
+    from tangram_hpc.hooks.reference.reference_compare import STEPS, compare, table
+    from tangram_hpc.hooks.reference.reference_run import Plan
 
     told = compare(Plan(folder="", steps=STEPS))
     print(table(told))
@@ -138,7 +138,7 @@ def test_it_learns_with_pool_and_router_on_and_off() -> None:
 @pytest.mark.timeout(900)
 def test_the_planner_lends_nothing_to_a_training_that_rollouts_wait_for(tmp_path: Path) -> None:
     """The split stays; what the planner foretells of a step comes to be what it takes."""
-    from tangram_hpc.hooks.reference_run import Plan, run
+    from tangram_hpc.hooks.reference.reference_run import Plan, run
 
     told = run(Plan(str(tmp_path), steps=12, planner=True))
     rising(told)
@@ -154,7 +154,7 @@ def test_the_planner_lends_nothing_to_a_training_that_rollouts_wait_for(tmp_path
 @pytest.mark.timeout(900)
 def test_its_replica_is_killed_and_the_training_goes_on(tmp_path: Path) -> None:
     """The action ends with its process, its GPU serves rollouts again, and another life is lent."""
-    from tangram_hpc.hooks.reference_run import Plan, run
+    from tangram_hpc.hooks.reference.reference_run import Plan, run
 
     named = tmp_path / "replica.pid"
     killed: list[int] = []

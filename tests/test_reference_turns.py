@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tangram_hpc.core.planner.shapes import Request
+from tangram_hpc.config.rollouts import rollouts_spec
 from tangram_hpc.errors import TangramError
-from tangram_hpc.hooks import reference_task as task
-from tangram_hpc.hooks.reference_planning import Planned, figures
-from tangram_hpc.hooks.reference_rollouts import Batch, Rollouts
-from tangram_hpc.hooks.reference_routes import LeastLoaded, Routes, routes
-from tangram_hpc.hooks.reference_turns import FADE, TURNS, Trajectory, credits
-from tangram_hpc.rollouts import rollouts_spec
+from tangram_hpc.hooks.reference import reference_task as task
+from tangram_hpc.hooks.reference.reference_planning import Planned, figures
+from tangram_hpc.hooks.reference.reference_rollouts import Batch, Rollouts
+from tangram_hpc.hooks.reference.reference_routes import LeastLoaded, Routes, routes
+from tangram_hpc.hooks.reference.reference_turns import FADE, TURNS, Trajectory, credits
+from tangram_hpc.libra.planner.shapes import Request
 
 LONGEST = 64  # what services and policy take, as `reference_model` has it (which needs torch)
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from tangram_hpc.cli import main
-from tangram_hpc.core.placers.registry import make_placer
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.replay.countdown import POLL_S, command
-from tangram_hpc.replay.run import first, replay
-from tangram_hpc.sim.records import Run
-from tangram_hpc.sim.workload import Cluster, Trajectory, Workload, read_workload
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.simulator.records import Run
+from tangram_hpc.simulator.replay.countdown import POLL_S, command
+from tangram_hpc.simulator.replay.run import first, replay
+from tangram_hpc.simulator.workload import Cluster, Trajectory, Workload, read_workload
 
 CHECKER = Path(__file__).resolve().parents[2] / "shared" / "workloads" / "check_records.py"
 CLUSTER = {"nodes": [{"name": "v", "cpus": 12, "mem_mib": 4000}]}

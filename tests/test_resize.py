@@ -18,9 +18,9 @@ from hostile_rig import UsersCluster
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.accounting.record import ActionRecord, fold
-from tangram_hpc.backends.cpu import affinity
-from tangram_hpc.backends.journal import read_journal
 from tangram_hpc.domain.ids import show
+from tangram_hpc.resources.cpu import affinity
+from tangram_hpc.storage.journal import read_journal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 from resize import bare, held_ns, through_session

@@ -17,12 +17,8 @@ import msgspec
 import pytest
 
 from tangram_hpc.accounting.record import fold
-from tangram_hpc.backends.journal import FileJournal, journals, next_journal, read_journals
-from tangram_hpc.backends.spool import FileSpool
 from tangram_hpc.broker.driver import Broker, Settings
 from tangram_hpc.client.request import Options, exec_call, make_action
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.allocation import AllocPolicy, SatelliteShape
 from tangram_hpc.domain.ids import mint
@@ -30,7 +26,11 @@ from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.wire import message as ms
+from tangram_hpc.protocol import message as ms
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.scheduler import Scheduler
+from tangram_hpc.storage.journal import FileJournal, journals, next_journal, read_journals
+from tangram_hpc.storage.spool import FileSpool
 
 JOB = "7"
 Sizes = tuple[int, int]  # of spool and journal

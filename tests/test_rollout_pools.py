@@ -14,20 +14,11 @@ from hypothesis import strategies as st
 
 from tangram_hpc.broker.declaring import Declaring
 from tangram_hpc.broker.door import CHECKS
-from tangram_hpc.broker.explain import explain
-from tangram_hpc.broker.tell_rollouts import rollouts
+from tangram_hpc.broker.questions.explain import explain
+from tangram_hpc.broker.questions.tell_rollouts import rollouts
 from tangram_hpc.cli.explain import lines
 from tangram_hpc.cli.info import pool_lines
-from tangram_hpc.core import rollout_pools
-from tangram_hpc.core.admission import reason, refusal
-from tangram_hpc.core.cmlfq import CausalTree, Cmlfq, Signal, bucket_of
-from tangram_hpc.core.forecast import forecast
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.quota_facts import finished
-from tangram_hpc.core.rollout_facts import declaration_of_rollouts
-from tangram_hpc.core.rollout_pools import shape_of
-from tangram_hpc.core.scheduler import Scheduler
-from tangram_hpc.core.speed import octaves
+from tangram_hpc.config.rollouts import rollouts_spec
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind
@@ -38,9 +29,18 @@ from tangram_hpc.domain.rollouts import RolloutsSpec, Turn
 from tangram_hpc.domain.service import FALTERED, EndpointSpec, ServiceSpec
 from tangram_hpc.domain.states import ENDED, ActionState
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.rollouts import rollouts_spec
-from tangram_hpc.sim.rl_lengths import Source, three_phases
-from tangram_hpc.wire import message as ms
+from tangram_hpc.libra.simulation.rl_lengths import Source, three_phases
+from tangram_hpc.protocol import message as ms
+from tangram_hpc.scheduler.forecast import forecast
+from tangram_hpc.scheduler.handlers.quota_facts import finished
+from tangram_hpc.scheduler.handlers.rollout_facts import declaration_of_rollouts
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.policy.admission import reason, refusal
+from tangram_hpc.scheduler.routing import rollout_pools
+from tangram_hpc.scheduler.routing.cmlfq import CausalTree, Cmlfq, Signal, bucket_of
+from tangram_hpc.scheduler.routing.rollout_pools import shape_of
+from tangram_hpc.scheduler.scheduler import Scheduler
+from tangram_hpc.scheduler.state.speed import octaves
 
 POOL = {"buckets": [{"services": ["s0", "s1"], "upto": 1_000, "running_max": 1, "queue_max": 1,
                      "context_max": 8_000},

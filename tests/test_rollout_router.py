@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tangram_hpc.core.rollout_router import (
+from tangram_hpc.errors import InfeasibleRequest, InvalidInput
+from tangram_hpc.scheduler.routing.rollout_router import (
     ANY,
     PREFILL,
     STAY,
@@ -17,7 +18,6 @@ from tangram_hpc.core.rollout_router import (
     Route,
     Router,
 )
-from tangram_hpc.errors import InfeasibleRequest, InvalidInput
 
 
 def instance(id_: int, bucket: int = 0, *, node: str = "n0", running: int = 2, queue: int = 1,

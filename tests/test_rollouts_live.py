@@ -19,12 +19,12 @@ import tangram_hpc
 from tangram_hpc import LocalCluster
 from tangram_hpc.accounting.fields import as_json
 from tangram_hpc.accounting.record import fold
-from tangram_hpc.backends.cmlfq_file import FILES_MAX, TreeFiles, load, save
-from tangram_hpc.backends.journal import read_journal, read_journals
 from tangram_hpc.cli import main as cli
-from tangram_hpc.config import load_config
-from tangram_hpc.core.cmlfq import CausalTree
-from tangram_hpc.rollouts import Rollouts, rollouts_spec
+from tangram_hpc.config.rollouts import Rollouts, rollouts_spec
+from tangram_hpc.config.settings import load_config
+from tangram_hpc.scheduler.routing.cmlfq import CausalTree
+from tangram_hpc.storage.cmlfq_file import FILES_MAX, TreeFiles, load, save
+from tangram_hpc.storage.journal import read_journal, read_journals
 
 FAKE = {"backend": "fake", "call_s": 0.002}
 POOL = {"buckets": [{"services": ["s0", "s1"], "upto": 1_000, "context_max": 8_000},

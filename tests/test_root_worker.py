@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tangram_hpc import InfeasibleRequest, LocalCluster
-from tangram_hpc.backends.doctor import isolation
-from tangram_hpc.backends.doctor.check import SlurmFacts, Where
-from tangram_hpc.backends.sandbox.backends import Backends
-from tangram_hpc.config import Config
+from tangram_hpc.config.settings import Config
 from tangram_hpc.demo.job import warm
+from tangram_hpc.doctor import isolation
+from tangram_hpc.doctor.check import SlurmFacts, Where
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.errors import InvalidInput
+from tangram_hpc.sandbox.manager.backends import Backends
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="of workers that are root")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tangram_hpc.backends.rundir import make_scratch, sweep_scratch
 from tangram_hpc.errors import InvalidInput
+from tangram_hpc.storage.rundir import make_scratch, sweep_scratch
 
 REPO = Path(__file__).resolve().parent.parent
 AS_ROOT = os.geteuid() == 0
@@ -24,7 +24,7 @@ MAKER = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from tangram_hpc.backends.rundir import make_scratch
+from tangram_hpc.storage.rundir import make_scratch
 print(make_scratch({}, sys.argv[2], "worker"), flush=True)
 time.sleep(600)
 """

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from tangram_hpc.broker.satellites import LINGER_NS, Satellites, SatelliteScripts
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.allocation import AllocPolicy, SatelliteShape
@@ -18,6 +16,8 @@ from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
 from tangram_hpc.domain.states import AllocState
 from tangram_hpc.ports import SlurmNever, SlurmNotNow
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.scheduler import Scheduler
 
 S = 10**9
 SHAPE = SatelliteShape("spare", "cpu", cpus=8, mem_mib=600, gpus=2, time_ns=90 * S)

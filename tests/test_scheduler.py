@@ -7,9 +7,6 @@ import random
 import pytest
 from builders import World, replies, started
 
-from tangram_hpc.core.admission import refusal, refusal_of_session
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action
@@ -17,6 +14,9 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ENDED, ActionState, SessionState
 from tangram_hpc.errors import InvalidInput
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.policy.admission import refusal, refusal_of_session
+from tangram_hpc.scheduler.scheduler import Scheduler
 
 
 def test_a_lease_holds_its_cores_until_it_is_released() -> None:

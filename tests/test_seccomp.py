@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from jail_rig import Place, filtered, place, refused  # noqa: F401
 
-from tangram_hpc.backends.sandbox import bpf, kernel, landlock, seccomp
-from tangram_hpc.backends.sandbox.syscalls import BOTH, NEWEST, NUMBERS
+from tangram_hpc.sandbox import bpf, kernel
+from tangram_hpc.sandbox.isolation import landlock, seccomp
+from tangram_hpc.sandbox.syscalls import BOTH, NEWEST, NUMBERS
 
 needs_filter = pytest.mark.skipif(not seccomp.available(), reason="no system call filters here")
 needs_both = pytest.mark.skipif(not seccomp.available() or landlock.abi() < 6,

@@ -27,10 +27,7 @@ from backend_rig import (
 )
 from executor_rig import alive
 
-from tangram_hpc.backends.services import frames
-from tangram_hpc.backends.services.fake import FakeBackend
-from tangram_hpc.backends.services.process import ProcessBackend
-from tangram_hpc.backends.services.registry import make_backend
+from tangram_hpc.config.services import FakeService, service_spec
 from tangram_hpc.errors import ProtocolError
 from tangram_hpc.ports import (
     OutOfDeviceMemory,
@@ -39,7 +36,10 @@ from tangram_hpc.ports import (
     ServicePlace,
     ServiceRefused,
 )
-from tangram_hpc.services import FakeService, service_spec
+from tangram_hpc.protocol import service_frames as frames
+from tangram_hpc.services.fake import FakeBackend
+from tangram_hpc.services.processes.process import ProcessBackend
+from tangram_hpc.services.registry import make_backend
 
 EVERY = pytest.mark.parametrize("filling", FILLINGS)
 
@@ -247,7 +247,7 @@ def test_a_fake_says_so_and_takes_its_time(scratch: Path) -> None:
 
 
 def test_without_torch_the_remedy_is_told(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tangram_hpc.backends.services.registry.find_spec", lambda name: None)
+    monkeypatch.setattr("tangram_hpc.services.registry.find_spec", lambda name: None)
     spec = service_spec("it", {"backend": "torch", "model": "/nowhere"})
     with pytest.raises(ServiceRefused, match=r"pip install '.*\[torch\]'"):
         make_backend(spec, ServicePlace((0,), "cpu", str(scratch)))
@@ -337,8 +337,8 @@ class TestRunner:
     def test_it_ends_with_its_worker(self, home: Path, scratch: Path) -> None:
         program = (
             "import asyncio, sys, time\n"
-            "from tangram_hpc.backends.services.process import ProcessBackend\n"
-            "from tangram_hpc.backends.services.frames import Load\n"
+            "from tangram_hpc.services.processes.process import ProcessBackend\n"
+            "from tangram_hpc.protocol.service_frames import Load\n"
             "from tangram_hpc.ports import ServicePlace\n"
             "async def life():\n"
             "    copy = ProcessBackend(Load(sys.argv[1], 'causal', 'float32', 99, 'cpu', 1),\n"

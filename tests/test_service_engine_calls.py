@@ -10,12 +10,12 @@ import pytest
 from engine_rig import KINDS, MODELS, ask, engine_factory, one_line, run, value
 from fake_engines import BOS, MODEL, continuation, logprob, score, tokens
 
-from tangram_hpc.backends.services.engines import make_engine
-from tangram_hpc.backends.services.sglang import MARK
+from tangram_hpc.config.services import service_spec
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.ports import ServiceDied, ServicePlace, ServiceRefused, ServiceRequest
-from tangram_hpc.services import service_spec
-from tangram_hpc.wire.value import encode_value
+from tangram_hpc.protocol.value import encode_value
+from tangram_hpc.services.http.engines import make_engine
+from tangram_hpc.services.http.sglang import MARK
 
 
 def following(prompt: str | list[int], completion: str | list[int]) -> list[float]:

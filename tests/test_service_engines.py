@@ -11,9 +11,9 @@ import pytest
 from engine_rig import FAKES, KINDS, PLACE, anew, ask, engine_factory, one_line, options, run, value
 from fake_engines import FakeEngine, score, tokens
 
-from tangram_hpc.backends.services.engines import make_engine
+from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import OutOfDeviceMemory, ServiceDied, ServiceRefused, ServiceRequest
-from tangram_hpc.services import service_spec
+from tangram_hpc.services.http.engines import make_engine
 
 TOKEN = "sesame-1234"
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from backend_rig import NEEDS_TORCH, request, tiny, value
 
-from tangram_hpc.backends.services.registry import make_backend
+from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import ServiceBackend, ServicePlace
-from tangram_hpc.services import service_spec
+from tangram_hpc.services.registry import make_backend
 
 pytestmark = NEEDS_TORCH
 if all(find_spec(name) for name in ("torch", "safetensors")):
-    from tangram_hpc.backends.services import torch_fresh
+    from tangram_hpc.services.torch import torch_fresh
 
 
 def backend(home: Path, fresh: Path) -> ServiceBackend:

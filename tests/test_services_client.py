@@ -13,11 +13,11 @@ import pytest
 import tangram_hpc
 from tangram_hpc import LocalCluster
 from tangram_hpc.accounting.record import fold
-from tangram_hpc.backends.journal import read_journal
 from tangram_hpc.cli import main as cli
+from tangram_hpc.config.services import FakeService, options_of, service_spec
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.services import FakeService, options_of, service_spec
+from tangram_hpc.storage.journal import read_journal
 
 FAKE = {"backend": "fake", "wake_s": 0.01, "call_s": 0.005, "weights_mib": 10}
 

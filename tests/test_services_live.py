@@ -16,7 +16,7 @@ from backend_rig import NEEDS_TORCH, tiny
 from executor_rig import alive
 
 from tangram_hpc import ActionFailed, LocalCluster
-from tangram_hpc.backends.sandbox import tree
+from tangram_hpc.resources import tree
 
 BENCH = Path(__file__).resolve().parent.parent / "bench" / "bench_mopd_live.py"
 SERVICES = ("a", "b", "c")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from builders import World, replies, started
 
-from tangram_hpc.broker.explain import explain
-from tangram_hpc.broker.status import nodes, pending
+from tangram_hpc.broker.questions.explain import explain
+from tangram_hpc.broker.questions.status import nodes, pending
 from tangram_hpc.cli.explain import lines
-from tangram_hpc.core.admission import refusal, refusal_of_session
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind
@@ -17,6 +16,7 @@ from tangram_hpc.domain.isolation import backend_for, preferred
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState, SessionState
+from tangram_hpc.scheduler.policy.admission import refusal, refusal_of_session
 
 BARE = {"backends": ("process",), "untrusted": ()}
 FULL = {"backends": ("bwrap", "process", "podman"), "untrusted": ("bwrap", "podman")}

@@ -18,15 +18,15 @@ import pytest
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
-from tangram_hpc.backends.journal import read_journal
 from tangram_hpc.client.future import ExecResult, Future
 from tangram_hpc.client.request import Options, make_action
 from tangram_hpc.client.results import Pending, conclude
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.outcome import Outcome
-from tangram_hpc.wire import message as ms
-from tangram_hpc.wire import payload as pl
+from tangram_hpc.protocol import message as ms
+from tangram_hpc.protocol import payload as pl
+from tangram_hpc.storage.journal import read_journal
 
 OOM = tangram_hpc.ActionState.OUT_OF_MEMORY
 

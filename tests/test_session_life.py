@@ -7,14 +7,14 @@ import random
 import pytest
 from builders import World, replies, started
 
-from tangram_hpc.core.admission import refusal_of_session
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.scheduler import Scheduler
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.ids import client_of
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState, SessionState
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.policy.admission import refusal_of_session
+from tangram_hpc.scheduler.scheduler import Scheduler
 
 
 def opened(w: World, **fields) -> int:

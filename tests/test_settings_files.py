@@ -162,7 +162,7 @@ def test_folders_are_not_judged_where_there_is_no_file(home: Path) -> None:
 
 def as_somebody_else(environ: dict[str, str], folder: Path) -> str:
     """What another account gets that reads its settings in a folder: `grace_s`, or an error."""
-    from tangram_hpc.config import load_config
+    from tangram_hpc.config.settings import load_config
 
     into, out = os.pipe()
     pid = os.fork()
@@ -207,7 +207,7 @@ def test_a_user_without_a_home_is_told_to_set_it() -> None:
 
 def test_the_sites_file_lies_below_the_users(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """/etc/tangram is checked alike and read first; here it stands elsewhere."""
-    from tangram_hpc import config
+    from tangram_hpc.config import settings as config
 
     site = home / "etc" / "tangram.toml"
     site.parent.mkdir(mode=0o755)
@@ -226,7 +226,7 @@ def test_the_sites_file_lies_below_the_users(home: Path, monkeypatch: pytest.Mon
 
 def test_the_doctor_tells_what_is_read(home: Path) -> None:
     """A line of its page: the files that are read, or that the folder's own is not."""
-    code = ("from tangram_hpc.backends.doctor import storage; import os, types\n"
+    code = ("from tangram_hpc.doctor import storage; import os, types\n"
             "found = storage.settings(types.SimpleNamespace(wrong='', environ=dict(os.environ)))\n"
             "print(found)")
     own = user_file(home, "grace_s = 7\n")
@@ -239,7 +239,7 @@ def test_the_doctor_tells_what_is_read(home: Path) -> None:
 def test_satellites_find_the_file_that_their_broker_read(home: Path,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     """A name relative to the broker's folder would name nothing in a satellite's."""
-    from tangram_hpc.allocations import elastic
+    from tangram_hpc.config.allocations import elastic
 
     monkeypatch.chdir(home / "repository")
     table = {"max_nodes": 1, "max_core_hours": 1,

@@ -13,18 +13,24 @@ import pytest
 from sim_material import CLUSTER, one_node, reference_fcfs, reference_static, workload
 
 from tangram_hpc.cli import main
-from tangram_hpc.core.placers.base import Finder, Placement, Resizing, grant, open_by_load
-from tangram_hpc.core.placers.fcfs import Fcfs
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.core.queue import CPU
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.sim.checkers import faults
-from tangram_hpc.sim.run import simulate
-from tangram_hpc.sim.wired import Failure
-from tangram_hpc.sim.workload import Cluster, Workload, read_cluster, read_workload
+from tangram_hpc.scheduler.placement.placers.base import (
+    Finder,
+    Placement,
+    Resizing,
+    grant,
+    open_by_load,
+)
+from tangram_hpc.scheduler.placement.placers.fcfs import Fcfs
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.state.queue import CPU
+from tangram_hpc.simulator.checkers import faults
+from tangram_hpc.simulator.run import simulate
+from tangram_hpc.simulator.wired import Failure
+from tangram_hpc.simulator.workload import Cluster, Workload, read_cluster, read_workload
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "workloads"
-EXAMPLES = Path(__file__).resolve().parent.parent / "tangram_hpc" / "sim" / "examples"
+EXAMPLES = Path(__file__).resolve().parent.parent / "tangram_hpc" / "simulator" / "examples"
 shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared workloads are not here")
 ALL = ("cpu", "service:judge", "service:teacher", "endpoint:search")
 

@@ -14,17 +14,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tangram_hpc.cli import main
-from tangram_hpc.core.planner.rollout_cost import RolloutCost
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.sim.rl_engine import Engine, Work
-from tangram_hpc.sim.rl_faults import Fate, Faults
-from tangram_hpc.sim.rl_lengths import Source
-from tangram_hpc.sim.rl_pipeline import Pipeline, Played
-from tangram_hpc.sim.rl_report import panels
-from tangram_hpc.sim.rl_scenario import Scenario, read_scenario, with_run
-from tangram_hpc.sim.rl_systems import ABLATION, SYSTEMS, System
+from tangram_hpc.libra.planner.rollout_cost import RolloutCost
+from tangram_hpc.libra.simulation.rl_engine import Engine, Work
+from tangram_hpc.libra.simulation.rl_faults import Fate, Faults
+from tangram_hpc.libra.simulation.rl_lengths import Source
+from tangram_hpc.libra.simulation.rl_pipeline import Pipeline, Played
+from tangram_hpc.libra.simulation.rl_report import panels
+from tangram_hpc.libra.simulation.rl_scenario import Scenario, read_scenario, with_run
+from tangram_hpc.libra.simulation.rl_systems import ABLATION, SYSTEMS, System
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "tangram_hpc" / "sim" / "examples"
+EXAMPLES = (Path(__file__).resolve().parent.parent / "tangram_hpc" / "libra" / "simulation"
+            / "examples")
 SECOND = 10**9
 WHOLE = read_scenario(EXAMPLES / "rl-48.toml")
 MANY = with_run(WHOLE, replace(WHOLE.run, pool_slack=99.0))  # one node trains, others are lent

@@ -15,11 +15,11 @@ from sim_material import one_node
 from sim_material import workload as random_workload
 
 from tangram_hpc.cli import main
-from tangram_hpc.core.placers.registry import make_placer
-from tangram_hpc.sim import curve_png
-from tangram_hpc.sim.curve_svg import Axis, Line, Panel, svg
-from tangram_hpc.sim.run import simulate
-from tangram_hpc.sim.sizing import (
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.simulator.pictures import curve_png
+from tangram_hpc.simulator.pictures.curve_svg import Axis, Line, Panel, svg
+from tangram_hpc.simulator.run import simulate
+from tangram_hpc.simulator.sizing import (
     Curve,
     Figures,
     Holding,
@@ -32,9 +32,9 @@ from tangram_hpc.sim.sizing import (
     search,
     threshold,
 )
-from tangram_hpc.sim.workload import Cluster, read_cluster, read_workload
+from tangram_hpc.simulator.workload import Cluster, read_cluster, read_workload
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "tangram_hpc" / "sim" / "examples"
+EXAMPLES = Path(__file__).resolve().parent.parent / "tangram_hpc" / "simulator" / "examples"
 WORK, CLUSTER = EXAMPLES / "mixed-24.jsonl", EXAMPLES / "cluster-24.json"
 SIZE = ["size", str(WORK), "--cluster", str(CLUSTER)]
 SVG = "{http://www.w3.org/2000/svg}"

@@ -17,7 +17,7 @@ from broker_rig import BrokerRig, Peer, action_of
 from tangram_hpc import LocalCluster
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.wire import message as ms
+from tangram_hpc.protocol import message as ms
 
 RESULTS, SIZE = 3000, 60_000
 READER = """

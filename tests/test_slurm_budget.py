@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tangram_hpc.backends.clock import SystemClock
-from tangram_hpc.backends.slurm.budgeted import BudgetedSlurm
-from tangram_hpc.core.slurm_budget import Budget, Limits
+from tangram_hpc.app.clock import SystemClock
 from tangram_hpc.domain.slurm import JobOrder, JobRef, JobView
 from tangram_hpc.ports import SlurmNever, SlurmNotNow
+from tangram_hpc.slurm.budget import Budget, Limits
+from tangram_hpc.slurm.budgeted import BudgetedSlurm
 
 S = 10**9
 

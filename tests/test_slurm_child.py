@@ -14,11 +14,11 @@ from typing import TypeVar
 
 import pytest
 
-from tangram_hpc.backends.slurm.binding import Pyslurm, PyslurmUnusable
-from tangram_hpc.backends.slurm.choice import Auto, make_filling
 from tangram_hpc.domain.slurm import JobOrder, JobRef, JobView
 from tangram_hpc.errors import MissingExtra
 from tangram_hpc.ports import SlurmNever, SlurmNotNow
+from tangram_hpc.slurm.binding import Pyslurm, PyslurmUnusable
+from tangram_hpc.slurm.choice import Auto, make_filling
 
 T = TypeVar("T")
 FAKE = Path(__file__).resolve().parent / "data" / "fake_pyslurm"

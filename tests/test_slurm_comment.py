@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from tangram_hpc.accounting.record import Fold, fold
 from tangram_hpc.accounting.summary import TEXT_MAX, summary
-from tangram_hpc.backends.slurm.environ import for_commands
-from tangram_hpc.backends.slurm.filling import failure
-from tangram_hpc.backends.slurm.hostlist import expand
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.slurm import COMMENT_MAX, JobView, with_remark
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.ports import SlurmNever, SlurmNotNow
+from tangram_hpc.slurm.environ import for_commands
+from tangram_hpc.slurm.filling import failure
+from tangram_hpc.slurm.hostlist import expand
 
 HOUR = 3600 * 10**9
 

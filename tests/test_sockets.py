@@ -18,13 +18,13 @@ import pytest
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
-from tangram_hpc.backends.access import read_access
-from tangram_hpc.backends.transport import asyncsock, lane
-from tangram_hpc.backends.transport.dial import dial
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.wire import auth
-from tangram_hpc.wire import message as ms
-from tangram_hpc.wire.frame import Outbox
+from tangram_hpc.protocol import auth
+from tangram_hpc.protocol import message as ms
+from tangram_hpc.protocol.frame import Outbox
+from tangram_hpc.storage.access import read_access
+from tangram_hpc.transport.socket import asyncsock, lane
+from tangram_hpc.transport.socket.dial import dial
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +187,8 @@ def _anybodys_python() -> str:
 
 
 def test_another_version_or_job_is_told_so(cluster: LocalCluster) -> None:
-    from tangram_hpc.backends.transport.dial import dial
-    from tangram_hpc.wire.frame import Inbox
+    from tangram_hpc.protocol.frame import Inbox
+    from tangram_hpc.transport.socket.dial import dial
 
     known = read_access(cluster.access)
     for hello, said in ((ms.Hello(99, known.job, "u"), "protocol version 99"),
@@ -206,10 +206,10 @@ def test_another_version_or_job_is_told_so(cluster: LocalCluster) -> None:
 
 def test_a_submit_without_its_payload_is_refused_and_that_conversation_goes_on(
         cluster: LocalCluster) -> None:
-    from tangram_hpc.backends.transport.dial import dial
     from tangram_hpc.domain.action import Action
     from tangram_hpc.domain.ids import mint
-    from tangram_hpc.wire.frame import Inbox
+    from tangram_hpc.protocol.frame import Inbox
+    from tangram_hpc.transport.socket.dial import dial
 
     known = read_access(cluster.access)
     with dial(known.addresses, known.key, known.job) as sock:

@@ -48,7 +48,7 @@ for file in ("cpuset.cpus", "cpuset.mems"):
 print("above", os.access(os.path.dirname(home) + "/cgroup.procs", os.W_OK))
 """
 PROBE = """
-from tangram_hpc.backends.cpu import enforce
+from tangram_hpc.resources.cpu import enforce
 found = enforce.probe(True)
 print(found.name, *sorted(found.limits))
 found.close()

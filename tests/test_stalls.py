@@ -16,7 +16,7 @@ from tangram_hpc.broker.driver import SILENCE_S
 from tangram_hpc.domain.ids import mint
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import NodeState
-from tangram_hpc.wire import message as ms
+from tangram_hpc.protocol import message as ms
 
 
 def test_a_broker_that_was_stopped_declares_no_worker_dead() -> None:

@@ -1,13 +1,13 @@
-"""docs/STATES.md is drawn from `core/transitions.py`; `python tests/test_states_page.py` draws it
-again."""
+"""docs/STATES.md is drawn from `scheduler/state/transitions.py`; `python tests/test_states_page.py`
+draws it again."""
 
 from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
 
-from tangram_hpc.core import transitions as t
 from tangram_hpc.domain import hybrid, states
+from tangram_hpc.scheduler.state import transitions as t
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "STATES.md"
 TABLES = (
@@ -22,7 +22,8 @@ TABLES = (
 
 def drawn() -> str:
     """The whole page."""
-    parts = ["# States\n\nDrawn from `tangram_hpc/core/transitions.py`; a test compares them. An "
+    parts = ["# States\n\nDrawn from `tangram_hpc/scheduler/state/transitions.py`; a test "
+             "compares them. An "
              "action ends when its result is known,\na lease when its node is clean again.\n"]
     for name, moves, kind in TABLES:
         doc = (kind.__doc__ or "").strip()

@@ -16,7 +16,7 @@ import pytest
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
-from tangram_hpc.backends.store import FolderStore
+from tangram_hpc.storage.store import FolderStore
 
 MIB = 1 << 20
 
@@ -102,7 +102,7 @@ def test_writers_of_one_entry_do_not_share_a_draft(tmp_path: Path, monkeypatch: 
 
 def test_a_draft_of_a_killed_writer_goes_by_age_or_with_its_owner(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
-    code = ("import sys, threading; from tangram_hpc.backends.store import FolderStore\n"
+    code = ("import sys, threading; from tangram_hpc.storage.store import FolderStore\n"
             "print(flush=True)\n"
             "for n in range(99999): FolderStore(sys.argv[1]).put(bytes([n % 256]) * (8 << 20), "
             "f'7.{n}')")

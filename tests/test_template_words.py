@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tangram_hpc.allocations import elastic
 from tangram_hpc.cli.broker import _scripts
 from tangram_hpc.cli.template import load, render
+from tangram_hpc.config.allocations import elastic
 from tangram_hpc.errors import InvalidInput
 
 TEMPLATES = ("hetjob", "homogeneous", "replay", "satellite", "satellites", "single-node")

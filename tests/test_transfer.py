@@ -11,7 +11,7 @@ import pytest
 
 from tangram_hpc.client.transfer import FILES_MAX, checked, download, upload
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.wire.payload import FileEntry
+from tangram_hpc.protocol.payload import FileEntry
 
 BIG = 1 << 30
 

@@ -24,19 +24,7 @@ from service_rig import Rig as ServiceRig
 from service_rig import play
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.backends import records, spool
-from tangram_hpc.backends.access import read_access
-from tangram_hpc.backends.journal import FileJournal, read_journal
-from tangram_hpc.backends.sandbox import hostwire
-from tangram_hpc.backends.services import asked, frames, plain
-from tangram_hpc.backends.services.registry import make_backend
-from tangram_hpc.backends.services.torch_request import Reader, Wrong
-from tangram_hpc.backends.services.web import Answer, Web
-from tangram_hpc.backends.spool import FileSpool
-from tangram_hpc.backends.store import FolderStore
-from tangram_hpc.backends.transport.channel import SocketChannel
-from tangram_hpc.backends.transport.dial import dial
-from tangram_hpc.backends.transport.lane import LaneLink
+from tangram_hpc.config.services import HttpService, service_spec
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind, Profile
 from tangram_hpc.domain.ids import mint
@@ -51,11 +39,11 @@ from tangram_hpc.errors import (
     TangramError,
 )
 from tangram_hpc.ports import ChannelLost, ServicePlace, ServiceReply, ServiceRequest
-from tangram_hpc.services import HttpService, service_spec
-from tangram_hpc.wire import lane
-from tangram_hpc.wire import message as ms
-from tangram_hpc.wire.frame import FRAME_MAX, Inbox, Outbox
-from tangram_hpc.wire.payload import (
+from tangram_hpc.protocol import hostwire, lane
+from tangram_hpc.protocol import message as ms
+from tangram_hpc.protocol import service_frames as frames
+from tangram_hpc.protocol.frame import FRAME_MAX, Inbox, Outbox
+from tangram_hpc.protocol.payload import (
     ExecCall,
     FileCall,
     FunctionCall,
@@ -64,7 +52,19 @@ from tangram_hpc.wire.payload import (
     decode,
     encode,
 )
-from tangram_hpc.wire.value import decode_value, encode_value
+from tangram_hpc.protocol.value import decode_value, encode_value
+from tangram_hpc.services.http import asked, plain
+from tangram_hpc.services.http.web import Answer, Web
+from tangram_hpc.services.registry import make_backend
+from tangram_hpc.services.torch.torch_request import Reader, Wrong
+from tangram_hpc.storage import records, spool
+from tangram_hpc.storage.access import read_access
+from tangram_hpc.storage.journal import FileJournal, read_journal
+from tangram_hpc.storage.spool import FileSpool
+from tangram_hpc.storage.store import FolderStore
+from tangram_hpc.transport.socket.channel import SocketChannel
+from tangram_hpc.transport.socket.dial import dial
+from tangram_hpc.transport.socket.lane import LaneLink
 
 WORD, BROKEN = b"a-word-to-break", b"\xff\xfe\x80 is not text"
 DEEP = b"\x91" * 5000 + b"\x90"  # arrays in arrays
@@ -200,9 +200,9 @@ def liar() -> Callable[..., None]:
         import os
         import sys
 
-        from tangram_hpc.backends.sandbox.hostwire import Ended, frame
         from tangram_hpc.domain.outcome import Outcome
         from tangram_hpc.domain.states import ActionState
+        from tangram_hpc.protocol.hostwire import Ended, frame
 
         at: Any = sys._getframe()
         while "run" not in at.f_locals:
@@ -347,7 +347,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def given_raw(rig: Rig, payload: bytes, kind: Kind) -> Any:
-    from tangram_hpc.wire.message import Start
+    from tangram_hpc.protocol.message import Start
 
     rig.lease += 1
     action = Action(rig.lease, "t", kind, trusted=True)
@@ -501,7 +501,7 @@ def test_a_number_that_cannot_be_told_is_its_calls_fault(method: str, arguments:
 @pytest.mark.parametrize("field", ["max_new_tokens", "temperature", "seed", "min_version"])
 def test_a_model_of_our_own_tells_it_too(field: str, value: int) -> None:
     pytest.importorskip("torch")
-    from tangram_hpc.backends.services.torch_methods import Sample
+    from tangram_hpc.services.torch.torch_methods import Sample
 
     engine: Any = SimpleNamespace(version=0, module=SimpleNamespace(generation_config=None),
                                   tokenizer=SimpleNamespace(eos_token_id=0))

@@ -23,7 +23,7 @@ from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.wire.payload import ExecCall
+from tangram_hpc.protocol.payload import ExecCall
 
 SECOND = 10**9
 COMPILER = shutil.which("cc") or shutil.which("gcc")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tangram_hpc.backends.sandbox import view
+from tangram_hpc.sandbox.isolation import view
 
 WHOLE = ["/", "/home", "/root", "/tmp", "/run", "/var", "/var/lib", "/etc", "/dev", "/proc", "/sys"]
 

@@ -11,11 +11,11 @@ from tangram_hpc.domain.action import Action, Profile
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import ProtocolError
-from tangram_hpc.wire import auth
-from tangram_hpc.wire import message as ms
-from tangram_hpc.wire import payload as pl
-from tangram_hpc.wire.frame import Inbox, Outbox
-from tangram_hpc.wire.value import decode_value, encode_value
+from tangram_hpc.protocol import auth
+from tangram_hpc.protocol import message as ms
+from tangram_hpc.protocol import payload as pl
+from tangram_hpc.protocol.frame import Inbox, Outbox
+from tangram_hpc.protocol.value import decode_value, encode_value
 
 
 def frame(*parcels: tuple[ms.Message, bytes | None]) -> bytes:

@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from tangram_hpc.backends.cpu import affinity
-from tangram_hpc.backends.loop import LoopTimer
-from tangram_hpc.backends.sandbox.executor import SandboxExecutor
-from tangram_hpc.backends.store import FolderStore
+from tangram_hpc.app.loop import LoopTimer
 from tangram_hpc.domain.action import Action
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
@@ -20,8 +17,11 @@ from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import ProtocolError
 from tangram_hpc.ports import SandboxSettings
-from tangram_hpc.wire import message as ms
-from tangram_hpc.wire.payload import ExecCall, decode, encode
+from tangram_hpc.protocol import message as ms
+from tangram_hpc.protocol.payload import ExecCall, decode, encode
+from tangram_hpc.resources.cpu import affinity
+from tangram_hpc.sandbox.manager.executor import SandboxExecutor
+from tangram_hpc.storage.store import FolderStore
 from tangram_hpc.worker.driver import BEAT_S, PING_S, SIGTERM_S, WorkerDriver
 
 SPEC = NodeSpec("n1", "host", (0, 1), 1024)

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 import tangram_hpc
-from tangram_hpc.backends.transport import dial as dialling
-from tangram_hpc.backends.transport.asyncsock import tune
 from tangram_hpc.errors import BrokerUnreachable
+from tangram_hpc.transport.socket import dial as dialling
+from tangram_hpc.transport.socket.asyncsock import tune
 
 
 class Relay:

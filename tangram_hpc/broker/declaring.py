@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..core.cmlfq import CausalTree
-from ..core.quota_facts import declaration
-from ..core.rollout_facts import declaration_of_rollouts
-from ..core.rollout_pools import RolloutPool, shape_of
-from ..core.scheduler import Scheduler
-from ..core.service_facts import declaration_of_service
 from ..domain import event as ev
 from ..domain.rollouts import RolloutsSpec
 from ..errors import InvalidInput
 from ..ports import Timer, Trees
-from ..wire import message as ms
+from ..protocol import message as ms
+from ..scheduler.handlers.quota_facts import declaration
+from ..scheduler.handlers.rollout_facts import declaration_of_rollouts
+from ..scheduler.handlers.service_facts import declaration_of_service
+from ..scheduler.routing.cmlfq import CausalTree
+from ..scheduler.routing.rollout_pools import RolloutPool, shape_of
+from ..scheduler.scheduler import Scheduler
 
 _SAVE_S = 10.0  # between two looks whether there is something new to save: what a kill costs
 

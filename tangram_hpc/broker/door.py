@@ -4,7 +4,8 @@ A peer that holds the job's key and speaks the protocol may still say what makes
 below zero or beyond 64 bits, an empty tuple, the same core twice, an end that is none, somebody
 else's id. The wire's decoder checks types; here are the bounds of what the types allow. What has
 passed may be counted, indexed and journaled without another thought; whether it *fits* this job
-(a session that is open, a component that exists) is said by `core/admission.py` and its like.
+(a session that is open, a component that exists) is said by `scheduler/policy/admission.py` and its
+like.
 
 Law: nothing a peer says may end the broker, and no message of a client ends its conversation: its
 actions and sessions hang on that. (Bytes that are no message do; the wire's reader sees to them.) A
@@ -19,7 +20,6 @@ import re
 from collections.abc import Callable, Container, Iterable
 from typing import Any
 
-from ..core.cmlfq import SUCCESS, TIMEOUT
 from ..domain.action import Action, Kind
 from ..domain.node import NodeSpec
 from ..domain.outcome import TEXT_MAX, Outcome
@@ -27,7 +27,8 @@ from ..domain.rollouts import CONTEXT_MAX, COUNT_MAX, NAME_MAX, RolloutsSpec, Tu
 from ..domain.service import BLOCK_SIZES, EndpointSpec, ServiceSpec
 from ..domain.session import SessionSpec
 from ..domain.states import ENDED, ActionState
-from ..wire import message as ms
+from ..protocol import message as ms
+from ..scheduler.routing.cmlfq import SUCCESS, TIMEOUT
 
 UNITS_MAX = 1 << 16  # cores or GPUs of a node or an action
 AMOUNT_MAX = 1 << 40  # MiB, KiB, and whatever else is counted

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..core.scheduler import Scheduler
 from ..domain import event as ev
 from ..domain.states import NodeState
 from ..ports import Journal, Timer
+from ..scheduler.scheduler import Scheduler
 
 _POLL_S = 0.1
 

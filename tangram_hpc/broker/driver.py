@@ -10,10 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from ..core.admission import refusal, refusal_of_session
-from ..core.ledger import SessionEntry
-from ..core.quota_facts import finished, held_by_client, told_by_client
-from ..core.scheduler import Scheduler
 from ..domain import decision as de
 from ..domain import event as ev
 from ..domain.ids import client_of, show
@@ -21,8 +17,11 @@ from ..domain.service import endpoint_of
 from ..domain.session import SessionSpec
 from ..domain.states import SessionState
 from ..ports import Buffer, Clock, Journal, Link, Overflow, Slurm, Spool, Timer, Trees
-from ..wire import message as ms
-from .answers import answer
+from ..protocol import message as ms
+from ..scheduler.handlers.quota_facts import finished, held_by_client, told_by_client
+from ..scheduler.policy.admission import refusal, refusal_of_session
+from ..scheduler.scheduler import Scheduler
+from ..scheduler.state.ledger import SessionEntry
 from .declaring import Declaring
 from .door import CHECKS, mended, refusal_of
 from .draining import Draining
@@ -31,6 +30,7 @@ from .judge import SILENCE_S, WATCH_S, Judge
 from .once import Once
 from .orders import message_of
 from .outgoing import LINK_MAX, Outgoing
+from .questions.answers import answer
 from .sandboxes import Sandboxes
 from .satellites import Satellites, SatelliteScripts
 from .settings import Settings, Talk
@@ -126,11 +126,10 @@ class Broker(Declaring, Draining, Sandboxes):
         self._heard += 1
         if (check := CHECKS.get(type(message))) is not None and (why := check(message)):
             self._turn_away(talk, message, why)
+        elif talk.client and type(message) is ms.Submit:  # the most frequent
+            self._submit(talk, message, payload)
         elif talk.client:
-            if type(message) is ms.Submit:
-                self._submit(talk, message, payload)
-            else:
-                self._from_client(talk, message, payload)
+            self._from_client(talk, message, payload)
         elif talk.node:
             self._from_worker(talk, message, payload)
         elif isinstance(message, ms.Hello):

@@ -1,20 +1,21 @@
 """Asks Slurm again when the allocations end whose nodes are lent.
 
 A worker says the end of its allocation when it joins. `scontrol update TimeLimit` changes it later
-without a word to the job. This part asks at the few times that `core.ending.next_look` names (one
-request for all allocations, whatever their number) and hands on as events what Slurm answers. It
-decides nothing: when a node is drained, and whether a drain is taken back, is the scheduler's.
+without a word to the job. This part asks at the few times that `scheduler.policy.ending.next_look`
+names (one request for all allocations, whatever their number) and hands on as events what Slurm
+answers. It decides nothing: when a node is drained, and whether a drain is taken back, is the
+scheduler's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..core.ending import LOOK_AHEAD_NS, hold_until, next_look
-from ..core.ledger import Ledger, NodeEntry
 from ..domain import event as ev
 from ..domain.slurm import JobView
 from ..ports import Clock, Slurm, SlurmNever, SlurmNotNow
+from ..scheduler.policy.ending import LOOK_AHEAD_NS, hold_until, next_look
+from ..scheduler.state.ledger import Ledger, NodeEntry
 
 _SAME_NS = 2 * 10**9  # Slurm rounds to seconds, and its releases do so differently
 

@@ -1,14 +1,14 @@
 """Who has been silent for too long, by a broker that knows when it did not run itself.
 
-See `core/liveness.py` for why: a stall of the judge counts against nobody.
+See `protocol/liveness.py` for why: a stall of the judge counts against nobody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..core.liveness import Liveness, Stalls
 from ..domain import event as ev
+from ..protocol.liveness import Liveness, Stalls
 from .satellites import Satellites
 
 SILENCE_S = 30.0  # a worker that says nothing for so long is lost

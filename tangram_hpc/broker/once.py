@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..core.ledger import Ledger
 from ..domain import event as ev
 from ..domain.action import Action
 from ..domain.ids import client_of, show
 from ..domain.states import ActionState
 from ..ports import Buffer, Spool
-from ..wire import message as ms
+from ..protocol import message as ms
+from ..scheduler.state.ledger import Ledger
 
 _KEPT = (ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT,
          ActionState.OUT_OF_MEMORY)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..domain import decision as de
-from ..wire import message as ms
+from ..protocol import message as ms
 
 ToWorker = (de.KillLease | de.ResizeLease | de.OpenSession | de.CloseSession | de.PackSession
             | de.PrepareService)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ..domain.ids import client_of
 from ..ports import Buffer, Link, Overflow
-from ..wire import message as ms
+from ..protocol import message as ms
 
 KEPT_MAX = 16 << 20
 LINK_MAX = 4 << 20

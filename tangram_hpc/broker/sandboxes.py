@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..core.scheduler import Scheduler
 from ..domain import event as ev
 from ..domain.states import SessionState
-from ..wire import message as ms
+from ..protocol import message as ms
+from ..scheduler.scheduler import Scheduler
 
 
 class Sandboxes:

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ..core.alloc_facts import backoff_until, refused
-from ..core.alloc_ledger import AllocEntry
-from ..core.ledger import Ledger
 from ..domain import decision as de
 from ..domain import event as ev
 from ..domain.allocation import SatelliteShape
 from ..domain.slurm import JobOrder, JobRef, JobView
 from ..domain.states import AllocState
 from ..ports import Clock, Slurm, SlurmNever, SlurmNotNow, Timer
+from ..scheduler.handlers.alloc_facts import backoff_until, refused
+from ..scheduler.state.alloc_ledger import AllocEntry
+from ..scheduler.state.ledger import Ledger
 
 LINGER_NS = 45 * 10**9  # a satellite whose workers were told to end is cancelled after so long
 _RETRY_NS = 10**9

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ..wire.payload import owner_by_client, owner_by_name
+from ..protocol.payload import owner_by_client, owner_by_name
 
 
 class Sweeping:

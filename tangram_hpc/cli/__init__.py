@@ -1,7 +1,8 @@
-"""The mouth: `tangram VERB`, one file a verb. Prints; decides nothing.
+"""The command `tangram VERB`, one file a verb. It prints and decides nothing.
 
-Law: results to stdout, everything else to stderr as `tangram: ...`; an error is one line, exit
-status 2 for wrong input and 1 for failure; a traceback only with TANGRAM_DEBUG=1.
+Results go to stdout and everything else to stderr as `tangram: ...`. An error is one line; the exit
+status is 2 for wrong input and 1 for failure. A traceback is shown only with TANGRAM_DEBUG=1. What
+several verbs share is in `helpers/`.
 """
 
 from __future__ import annotations

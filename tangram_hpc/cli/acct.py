@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import ids
+from .helpers import ids
 
 if TYPE_CHECKING:
     from ..accounting.record import ActionRecord
@@ -38,10 +38,10 @@ def go(args: argparse.Namespace) -> int:
     from ..accounting.fields import DEFAULT, FIELDS, as_json, choose
     from ..accounting.record import fold
     from ..accounting.summary import summary
-    from ..backends.journal import read_journals
-    from ..backends.rundir import job_dir, last_job
     from ..domain.states import ActionState
     from ..errors import InvalidInput
+    from ..storage.journal import read_journals
+    from ..storage.rundir import job_dir, last_job
 
     if args.helpformat:
         for f in FIELDS:
@@ -85,9 +85,9 @@ def _rows(named: Sequence[ids.Named]) -> list[ActionRecord]:
         InvalidInput: a job, or an action of it, is not known.
     """
     from ..accounting.record import fold
-    from ..backends.journal import read_journals
-    from ..backends.rundir import job_dir
     from ..errors import InvalidInput
+    from ..storage.journal import read_journals
+    from ..storage.rundir import job_dir
 
     rows = []
     for job in dict.fromkeys(one.job for one in named):
@@ -107,8 +107,8 @@ def _held(job: str, as_json: bool) -> int:
     from dataclasses import asdict
 
     from ..accounting.held import held, total
-    from ..backends.journal import read_journals
-    from ..backends.rundir import job_dir
+    from ..storage.journal import read_journals
+    from ..storage.rundir import job_dir
 
     rows = held(read_journals(job_dir(os.environ, job)))
     held_ns, used_ns = total(rows)
@@ -132,10 +132,10 @@ def _held(job: str, as_json: bool) -> int:
 
 def _comment(job: str, line: str) -> int:
     """As the broker does at the job's end; also afterwards, where there is accounting."""
-    from ..backends.slurm.choice import make_filling
-    from ..config import load_config
+    from ..config.settings import load_config
     from ..errors import InvalidInput, TangramError
     from ..ports import SlurmNever, SlurmNotNow
+    from ..slurm.choice import make_filling
 
     if not job.isdigit():
         raise InvalidInput(f"--jobs: {job!r} is no job of Slurm's, so it has no Comment")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..allocations import Elastic
     from ..broker.satellites import SatelliteScripts
+    from ..config.allocations import Elastic
 
 # what a satellite's workers must know of the broker's environment
 _HANDED_ON = ("HOME", "CONFIG", "DEVICES", "ISOLATION", "ENFORCEMENT", "READ_PATHS", "DISK_MIB",
@@ -41,11 +41,11 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Runs until told to end."""
-    from ..allocations import alloc_policy, elastic
-    from ..assemble.broker import BrokerPlan, serve_broker
-    from ..backends.rundir import local_job_name
-    from ..backends.slurm.environ import slurm_place
-    from ..config import load_config
+    from ..app.broker import BrokerPlan, serve_broker
+    from ..config.allocations import alloc_policy, elastic
+    from ..config.settings import load_config
+    from ..slurm.environ import slurm_place
+    from ..storage.rundir import local_job_name
 
     config = load_config(os.environ, {"placer": args.placer, "sync": args.sync, "bind": args.bind})
     place = slurm_place(os.environ)
@@ -64,8 +64,8 @@ def go(args: argparse.Namespace) -> int:
 
 def _scripts(told: Elastic, job: str, environ: Mapping[str, str]) -> SatelliteScripts:
     """The template `satellite`, filled in for each kind of satellite."""
-    from ..backends.rundir import own_dir
     from ..broker.satellites import SatelliteScripts
+    from ..storage.rundir import own_dir
     from .template import load, render
 
     template, scripts = load("satellite"), {}

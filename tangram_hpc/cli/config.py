@@ -20,7 +20,7 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Reads all sources and prints a line a setting."""
-    from ..config import SITE_FILE, checked, gather, load_config, user_file
+    from ..config.settings import SITE_FILE, checked, gather, load_config, user_file
 
     load_config(os.environ)  # says what is not read
     found = gather(os.environ)

@@ -40,9 +40,9 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Runs the phases and reports."""
-    from ..backends.cpu import affinity
     from ..demo.job import DemoPlan
     from ..errors import InvalidInput
+    from ..resources.cpu import affinity
 
     problems, scale = args.problems, args.scale
     if problems is None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..backends.transport.address import Addresses
+    from ..transport.socket.address import Addresses
 
 _COLOURS = {"ok": "32", "warn": "33", "fail": "31", "skip": "2"}
 _PLACES = {"machine": "a machine without Slurm: the main job is an embedded run",
@@ -39,10 +39,10 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Looks, prints, and says whether the main job would run."""
-    from ..assemble.ways import own_addresses
-    from ..backends.doctor.checkup import check_up, look_around
-    from ..backends.doctor.verdict import hindrances
-    from ..config import Config, load_config
+    from ..app.ways import own_addresses
+    from ..config.settings import Config, load_config
+    from ..doctor.checkup import check_up, look_around
+    from ..doctor.verdict import hindrances
     from ..errors import InvalidInput
 
     wrong = ""

@@ -7,8 +7,8 @@ import json
 import os
 from typing import Any
 
-from . import ids
-from .told_allocs import elastic_lines
+from .helpers import ids
+from .helpers.told_allocs import elastic_lines
 
 
 def add(verbs: Any) -> None:
@@ -53,9 +53,9 @@ def go(args: argparse.Namespace) -> int:
 
 def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
     """The broker's answer, or why there is none; and the job that was asked."""
-    from ..assemble.ways import connect, find_access
-    from ..backends.rundir import last_job
+    from ..app.ways import connect, find_access
     from ..errors import AccessError, BrokerUnreachable
+    from ..storage.rundir import last_job
 
     try:
         try:
@@ -74,11 +74,11 @@ def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
 def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
     """How an action ended that the broker has forgotten; None when the journal has none."""
     from ..accounting.record import fold
-    from ..backends.journal import read_journals
-    from ..backends.rundir import job_dir, last_job
     from ..domain.ids import parse, show
     from ..domain.states import ENDED
     from ..errors import TangramError
+    from ..storage.journal import read_journals
+    from ..storage.rundir import job_dir, last_job
 
     try:
         folder = job_dir(os.environ, job or asked or last_job(os.environ))

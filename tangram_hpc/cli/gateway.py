@@ -17,8 +17,8 @@ def add(verbs: Any) -> None:
 def go(args: argparse.Namespace) -> int:
     """Runs until every rank has said goodbye."""
 
-    from ..assemble.gateway import serve_gateway
-    from ..config import load_config
+    from ..app.gateway import serve_gateway
+    from ..config.settings import load_config
 
     # the broker and the first rank have told what is not read
     return serve_gateway(load_config(os.environ, say=False), os.environ, args.access)

@@ -7,8 +7,8 @@ import json
 import os
 from typing import Any
 
-from . import ids
-from .told_allocs import elastic_lines
+from .helpers import ids
+from .helpers.told_allocs import elastic_lines
 
 
 def add(verbs: Any) -> None:
@@ -21,9 +21,9 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Asks the broker and prints."""
-    from ..assemble.ways import connect, find_access
-    from ..backends.rundir import last_job
+    from ..app.ways import connect, find_access
     from ..errors import AccessError
+    from ..storage.rundir import last_job
 
     try:
         access = find_access(os.environ, args.job)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..core.planner.costs import AnalyticCosts, Costs
-    from ..core.planner.shapes import Factors, Request, Search
-    from ..core.planner.split import Plan, Split
-    from ..core.planner.tree import Node
-    from ..planning.files import ModelFile
-    from ..planning.plan_file import PlanFile
-    from ..planning.settings import PlannerSettings
-    from ..sim.curve_svg import Panel
+    from ..config.planner.files import ModelFile
+    from ..config.planner.plan_file import PlanFile
+    from ..config.planner.settings import PlannerSettings
+    from ..libra.planner.costs import AnalyticCosts, Costs
+    from ..libra.planner.shapes import Factors, Request, Search
+    from ..libra.planner.split import Plan, Split
+    from ..libra.planner.tree import Node
+    from ..simulator.pictures.curve_svg import Panel
 
 PLAN_FILE = "tangram-plan.json"
 
@@ -52,7 +52,7 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Plans, prints, draws and writes."""
-    from ..planning.files import read_hardware, read_model
+    from ..config.planner.files import read_hardware, read_model
     from .size import drawer
 
     _check(args)
@@ -100,8 +100,8 @@ def _check(args: argparse.Namespace) -> None:
 def _settings() -> PlannerSettings:
     import os
 
-    from ..config import load_config
-    from ..planning.settings import planner_settings
+    from ..config.planner.settings import planner_settings
+    from ..config.settings import load_config
 
     return planner_settings(load_config(os.environ).planner)
 
@@ -109,8 +109,8 @@ def _settings() -> PlannerSettings:
 def _history(path: Path | None, model: ModelFile, settings: PlannerSettings) -> (
         tuple[list[Request], str]):
     """The newest requests, and where they are from."""
+    from ..config.planner.files import read_history
     from ..errors import InvalidInput
-    from ..planning.files import read_history
 
     if path is not None:
         found = read_history(path)[-settings.history:]
@@ -123,8 +123,8 @@ def _history(path: Path | None, model: ModelFile, settings: PlannerSettings) -> 
 def _learned(path: Path | None, settings: PlannerSettings) -> (
         tuple[Factors, PlannerSettings, str]):
     """Factors, settings and words of what was measured."""
-    from ..core.planner.calibrate import Calibrator
-    from ..planning.files import read_measured
+    from ..config.planner.files import read_measured
+    from ..libra.planner.calibrate import Calibrator
 
     calibrator, routing = Calibrator(settings.learning()), settings.routing_loss
     for one in read_measured(path) if path is not None else ():
@@ -140,7 +140,7 @@ def _learned(path: Path | None, settings: PlannerSettings) -> (
 
 
 def _own(model: ModelFile, kind: Any, history: list[Request], factors: Factors) -> AnalyticCosts:
-    from ..core.planner.costs import AnalyticCosts
+    from ..libra.planner.costs import AnalyticCosts
 
     return AnalyticCosts(model.shape(), kind.hardware(), model.job(), model.engine(), history,
                          factors)
@@ -149,8 +149,8 @@ def _own(model: ModelFile, kind: Any, history: list[Request], factors: Factors) 
 def _plan(own: AnalyticCosts, args: argparse.Namespace, settings: PlannerSettings,
           seen: list[Node]) -> tuple[Plan, Costs, str]:
     """The plan, the costs it was made with, and where these are from."""
-    from ..backends.plan_costs import CommandCosts, CostsFailed
-    from ..core.planner.split import plan
+    from ..libra.live.plan_costs import CommandCosts, CostsFailed
+    from ..libra.planner.split import plan
 
     def note(node: Node) -> None:
         if args.explain in (0, node.gpus):
@@ -177,8 +177,8 @@ def _plan(own: AnalyticCosts, args: argparse.Namespace, settings: PlannerSetting
 def _apply(args: argparse.Namespace, best: Split, costs: Costs, settings: PlannerSettings,
            factors: Factors, said: str) -> str:
     """Writes the plan file where that is worth it; one line of what was done."""
-    from ..core.planner.trigger import worth
-    from ..planning.plan_file import plan_file, read_plan, write_plan
+    from ..config.planner.plan_file import plan_file, read_plan, write_plan
+    from ..libra.planner.trigger import worth
 
     if args.apply is None:
         return ""
@@ -207,7 +207,7 @@ def _same_job(old: PlanFile, new: PlanFile) -> bool:
 
 def _standing_ns(old: PlanFile, costs: Costs, settings: PlannerSettings) -> int | None:
     """What the plan in the file takes for the lengths of now; None if it cannot run."""
-    from ..core.planner.standing import standing
+    from ..libra.planner.standing import standing
 
     now = standing(costs, old.gpus, old.training.layout(), old.degrees(), settings.search())
     return now.step_ns if now else None
@@ -311,7 +311,7 @@ def _told(args: argparse.Namespace, found: Plan, own: AnalyticCosts, source: str
 
 def _panels(found: Plan, costs: Costs, search: Search, name: str, gpus: int) -> list[Panel]:
     """Both sides against the split, and the best step against the number of GPUs."""
-    from ..sim.curve_svg import Panel
+    from ..simulator.pictures.curve_svg import Panel
 
     key = "the best step; a ring is the best split"
     by_train = sorted(found.splits, key=lambda s: s.train_gpus)
@@ -327,8 +327,8 @@ def _panels(found: Plan, costs: Costs, search: Search, name: str, gpus: int) -> 
 
 def _by_gpus(costs: Costs, search: Search, gpus: int) -> list[Split]:
     """The best split of some smaller numbers of GPUs, and of all."""
-    from ..core.planner.split import plan
     from ..errors import InvalidInput
+    from ..libra.planner.split import plan
 
     node, found = costs.hardware.gpus_per_node, []
     step = max(1, -(-gpus // (12 * node))) * node
@@ -341,7 +341,7 @@ def _by_gpus(costs: Costs, search: Search, gpus: int) -> list[Split]:
 
 
 def _lines(points: list[tuple[float, Split]], best: Split) -> list[Any]:
-    from ..sim.curve_svg import Line
+    from ..simulator.pictures.curve_svg import Line
 
     def line(name: str, ns: Any) -> Line:
         mark = next(((x, ns(s) / 1e9) for x, s in points if s == best), None)

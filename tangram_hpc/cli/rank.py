@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import ids
+from .helpers import ids
 
 if TYPE_CHECKING:
-    from ..backends.trainer_rank import Rank
+    from ..app.trainer_rank import Rank
 
 _SHARED_FS_S = 10.0  # a shared file system may show a new access file so much later
 
@@ -45,9 +45,9 @@ def go(args: argparse.Namespace) -> int:
     """Checks, and becomes the gateway or the trainer."""
     from importlib.util import find_spec
 
-    from ..backends.trainer_rank import rank_of, write_whole
-    from ..backends.transport.mpi_launch import launch_rank
+    from ..app.trainer_rank import rank_of, write_whole
     from ..errors import InvalidInput, TangramError
+    from ..transport.mpi.mpi_launch import launch_rank
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     environ = os.environ
@@ -80,10 +80,10 @@ def go(args: argparse.Namespace) -> int:
 def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
              ) -> dict[str, str]:
     """The environment of this rank's program; TANGRAM_ACCESS names the access file."""
-    from ..assemble.ways import await_access, find_access, meeting_address
-    from ..backends.trainer_rank import affinity_complaint, environment, meet, wants_master
-    from ..backends.transport.mpi_crowd import crowded
-    from ..config import load_config
+    from ..app.trainer_rank import affinity_complaint, environment, meet, wants_master
+    from ..app.ways import await_access, find_access, meeting_address
+    from ..config.settings import load_config
+    from ..transport.mpi.mpi_crowd import crowded
 
     path = Path(args.access) if args.access else find_access(environ, args.job)
     access = await_access(path, _SHARED_FS_S)

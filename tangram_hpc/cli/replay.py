@@ -34,8 +34,8 @@ def add(verbs: Any) -> None:
 def go(args: argparse.Namespace) -> int:
     """Runs and prints."""
     from ..errors import InvalidInput
-    from ..replay.run import first, replay
-    from ..sim.workload import Cluster, read_cluster, read_workload
+    from ..simulator.replay.run import first, replay
+    from ..simulator.workload import Cluster, read_cluster, read_workload
 
     work = read_workload(args.workload)
     if args.first is not None:

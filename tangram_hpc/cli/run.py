@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import Any
 
-from . import ids
+from .helpers import ids
 
 
 def add(verbs: Any) -> None:
@@ -37,10 +37,10 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Runs it and waits."""
-    from ..assemble.ways import connect, find_access
-    from ..backends.rundir import last_job
-    from ..backends.slurm.environ import without_slurm
+    from ..app.ways import connect, find_access
     from ..errors import AccessError, ActionFailed, InvalidInput
+    from ..slurm.environ import without_slurm
+    from ..storage.rundir import last_job
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:

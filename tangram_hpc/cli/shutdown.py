@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from . import ids
+from .helpers import ids
 
 
 def add(verbs: Any) -> None:
@@ -19,9 +19,9 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Asks, and waits until the broker has left its tombstone."""
-    from ..assemble.ways import connect, find_access
-    from ..backends.access import read_access
+    from ..app.ways import connect, find_access
     from ..errors import AccessError, BrokerUnreachable
+    from ..storage.access import read_access
 
     path = find_access(os.environ, args.job)
     client = connect(path, name="tangram shutdown")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..sim.wired import Failure
+    from ..simulator.wired import Failure
 
 
 def add(verbs: Any) -> None:
@@ -44,7 +44,7 @@ def add(verbs: Any) -> None:
 def _failure(text: str) -> Failure:
     """`NODE@T` or `NODE@T+B`."""
     from ..errors import InvalidInput
-    from ..sim.wired import Failure
+    from ..simulator.wired import Failure
 
     node, _, times = text.partition("@")
     at, _, back = times.partition("+")
@@ -56,9 +56,9 @@ def _failure(text: str) -> Failure:
 
 def go(args: argparse.Namespace) -> int:
     """Runs and prints."""
-    from ..core.placers.registry import make_placer
-    from ..sim.run import simulate
-    from ..sim.workload import read_cluster, read_workload
+    from ..scheduler.placement.placers.registry import make_placer
+    from ..simulator.run import simulate
+    from ..simulator.workload import read_cluster, read_workload
 
     if args.elastic is not None:
         return _three_ways(args)
@@ -81,8 +81,8 @@ def go(args: argparse.Namespace) -> int:
 def _three_ways(args: argparse.Namespace) -> int:
     """A scenario of satellites: three runs of one workload."""
     from ..errors import InvalidInput
-    from ..sim.elastic_runs import read_scenario, three_ways
-    from ..sim.workload import read_cluster, read_workload
+    from ..simulator.elastic_runs import read_scenario, three_ways
+    from ..simulator.workload import read_cluster, read_workload
 
     if args.records is not None or args.fail or args.latency_us is not None:
         raise InvalidInput("--elastic: goes without --records, --fail and --latency-us")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..sim.rl_systems import System
+    from ..libra.simulation.rl_systems import System
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "sim" / "examples"
+EXAMPLES = Path(__file__).resolve().parent.parent / "libra" / "simulation" / "examples"
 
 
 def add(verbs: Any) -> None:
@@ -38,10 +38,10 @@ def add(verbs: Any) -> None:
 def go(args: argparse.Namespace) -> int:
     """Plays, prints and draws."""
     from ..errors import InvalidInput
-    from ..sim.curve_svg import write
-    from ..sim.rl_pipeline import Pipeline
-    from ..sim.rl_report import panels, steps, table, told
-    from ..sim.rl_scenario import read_scenario, with_run
+    from ..libra.simulation.rl_pipeline import Pipeline
+    from ..libra.simulation.rl_report import panels, steps, table, told
+    from ..libra.simulation.rl_scenario import read_scenario, with_run
+    from ..simulator.pictures.curve_svg import write
 
     systems = _systems(args.systems)
     if args.plot is not None and args.plot.suffix != ".svg":
@@ -71,7 +71,7 @@ def go(args: argparse.Namespace) -> int:
 def _systems(text: str | None) -> tuple[System, ...]:
     """Those asked for, in the order in which they are compared."""
     from ..errors import InvalidInput
-    from ..sim.rl_systems import SYSTEMS
+    from ..libra.simulation.rl_systems import SYSTEMS
 
     if text is None:
         return SYSTEMS

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..sim.curve_svg import Panel
-    from ..sim.sizing import Answer, Curve, Figures, Holding, Measure, Scale, Target
+    from ..simulator.pictures.curve_svg import Panel
+    from ..simulator.sizing import Answer, Curve, Figures, Holding, Measure, Scale, Target
 
 POLICIES = ("elastic", "paper", "fcfs:4", "static:4")
 
@@ -42,10 +42,10 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Searches, prints and draws."""
-    from ..core.placers.registry import make_placer
     from ..errors import InvalidInput
-    from ..sim.sizing import scale_of, search
-    from ..sim.workload import check_match, read_cluster, read_workload
+    from ..scheduler.placement.placers.registry import make_placer
+    from ..simulator.sizing import scale_of, search
+    from ..simulator.workload import check_match, read_cluster, read_workload
 
     draw = drawer(args.plot)
     policies = _policies(args.policies)
@@ -79,8 +79,8 @@ def go(args: argparse.Namespace) -> int:
 
 def _policies(text: str | None) -> list[str]:
     """Those asked for, each once, or the known ones of the default."""
-    from ..core.placers.registry import make_placer
     from ..errors import InvalidInput
+    from ..scheduler.placement.placers.registry import make_placer
 
     if text is not None:
         asked = [p.strip() for p in text.split(",") if p.strip()]
@@ -106,10 +106,10 @@ def drawer(path: Path | None) -> Any:
     if path is None:
         return None
     if path.suffix == ".svg":
-        from ..sim.curve_svg import write
+        from ..simulator.pictures.curve_svg import write
         return write
     if path.suffix == ".png":
-        from ..sim.curve_png import check, write
+        from ..simulator.pictures.curve_png import check, write
         check()
         return write
     raise InvalidInput(f"--plot {path}: its name must end in .svg or .png")
@@ -117,10 +117,10 @@ def drawer(path: Path | None) -> Any:
 
 def _measure(work: Any, cluster: Any, args: argparse.Namespace) -> tuple[Measure, dict[str, str]]:
     """Plays the workload at one size, and why a policy could not."""
-    from ..core.placers.registry import make_placer
     from ..errors import InvalidInput
-    from ..sim.run import simulate
-    from ..sim.sizing import Figures, resized
+    from ..scheduler.placement.placers.registry import make_placer
+    from ..simulator.run import simulate
+    from ..simulator.sizing import Figures, resized
 
     why: dict[str, str] = {}
 
@@ -140,7 +140,7 @@ def _measure(work: Any, cluster: Any, args: argparse.Namespace) -> tuple[Measure
 def _target(args: argparse.Namespace, scale: Scale, measure: Measure,
             why: dict[str, str]) -> Target:
     from ..errors import InvalidInput
-    from ..sim.sizing import Target
+    from ..simulator.sizing import Target
 
     for flag, value in (("--target-act", args.target_act), ("--target-step", args.target_step)):
         if value is not None and not 0 < value < float("inf"):
@@ -256,7 +256,7 @@ def _told(args: argparse.Namespace, name: str, scale: Scale, target: Target,
 
 def _panels(curves: list[Curve], target: Target, name: str, scale: Scale) -> list[Panel]:
     """Mean ACT and step against the amount of which the cluster has more."""
-    from ..sim.curve_svg import Line, Panel
+    from ..simulator.pictures.curve_svg import Line, Panel
 
     unit, full = max(_used(scale.full, scale), key=lambda pair: pair[1])
     beside = [f"{amount} {other}" for other, amount in _used(scale.full, scale) if other != unit]

@@ -43,10 +43,10 @@ def go(args: argparse.Namespace) -> int:
     """Runs until the broker ends."""
     if args.access:
         return _without_access_in_argv(args)
-    from ..assemble.ways import find_access
-    from ..assemble.worker import WorkerPlan, lend
-    from ..backends.slurm.environ import slurm_place
-    from ..config import load_config
+    from ..app.ways import find_access
+    from ..app.worker import WorkerPlan, lend
+    from ..config.settings import load_config
+    from ..slurm.environ import slurm_place
 
     config = load_config(os.environ, {"cpus": args.cpus, "mem_mib": args.mem_mib,
                                       "devices": args.devices, "end": args.end},

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import BrokerUnreachable, ClientClosed, TangramError
-from ..wire import message as ms
+from ..protocol import message as ms
 from .request import packed
 
 

@@ -19,20 +19,20 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from ..core.liveness import Patience
-from ..core.pace import Pace
 from ..domain.action import Kind, Profile
 from ..domain.ids import mint
 from ..errors import BrokerUnreachable, InvalidInput, TangramError
 from ..ports import Channel, ChannelLost, Dial, Store
-from ..wire import message as ms
-from ..wire import payload as pl
-from ..wire.frame import Buffer, Outbox
+from ..protocol import message as ms
+from ..protocol import payload as pl
+from ..protocol.frame import Buffer, Outbox
+from ..protocol.liveness import Patience
+from .endpoints.pace import Pace
+from .endpoints.quotas import Quotas
 from .forked import end_copy, not_ours, watch
 from .functions import FunctionBook, Shipped
 from .future import Future
 from .opening import Opening
-from .quotas import Quotas
 from .request import (
     Cpus,
     Options,

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import InvalidInput
-from ..wire import payload as pl
+from ..protocol import payload as pl
 from .shelf import Shelf
 
 FUNCTIONS_MAX = 1024  # shipped functions that are remembered

@@ -24,7 +24,7 @@ from ..domain.ids import show
 from ..domain.rollouts import Routed
 from ..domain.states import ActionState
 from ..errors import ActionFailed, ActionOutOfMemory, ActionTimeout
-from ..wire.message import Result
+from ..protocol.message import Result
 
 
 @dataclass(frozen=True)

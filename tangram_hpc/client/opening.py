@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from ..domain.session import SessionSpec
-from ..wire import message as ms
+from ..protocol import message as ms
 from .asking import Asking
 from .request import environment, raw_files, session_spec, trajectory_name
 from .session import Session

@@ -18,8 +18,8 @@ from ..domain.outcome import TEXT_MAX
 from ..domain.rollouts import NAME_MAX, Turn
 from ..domain.session import BACKGROUNDS, SessionSpec
 from ..errors import InvalidInput
-from ..wire import payload as pl
-from ..wire.reading import reader
+from ..protocol import payload as pl
+from ..protocol.reading import reader
 from .command_names import name_of
 
 _UNITS = {"": 1, "m": 1, "mb": 1, "mib": 1, "g": 1024, "gb": 1024, "gib": 1024,

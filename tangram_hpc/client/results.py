@@ -28,14 +28,14 @@ from ..errors import (
     TangramError,
     UntrustedResult,
 )
-from ..wire import message as ms
-from ..wire import payload as pl
-from ..wire.value import decode_value
+from ..protocol import message as ms
+from ..protocol import payload as pl
+from ..protocol.value import decode_value
+from .endpoints.turn import Turn
 from .functions import FunctionBook, Shipped
 from .future import ExecResult, Future
 from .session import Session
 from .shelf import Shelf
-from .turn import Turn
 
 _log = logging.getLogger(__name__)
 _RESULTS = (ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT,

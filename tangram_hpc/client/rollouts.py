@@ -13,13 +13,13 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+from ..config.rollouts import Rollouts, rollouts_spec
 from ..domain.action import Kind
 from ..domain.outcome import TEXT_MAX
 from ..domain.rollouts import CONTEXT_MAX, Turn
 from ..errors import InvalidInput
-from ..rollouts import Rollouts, rollouts_spec
-from ..wire import message as ms
-from ..wire import payload as pl
+from ..protocol import message as ms
+from ..protocol import payload as pl
 from .future import Future
 from .request import Options, trajectory_name, utf8
 from .service_calls import ServiceCalls, arguments_of

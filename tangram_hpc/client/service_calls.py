@@ -1,6 +1,6 @@
 """What a client may do with services: declare one, call one.
 
-Law: what a service is told and answers is `wire.value`; nothing here pickles or unpickles.
+Law: what a service is told and answers is `protocol.value`; nothing here pickles or unpickles.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..config.services import Service, service_spec
 from ..domain.action import Kind
 from ..errors import InvalidInput
-from ..services import Service, service_spec
-from ..wire import message as ms
-from ..wire import payload as pl
-from ..wire.value import encode_value
+from ..protocol import message as ms
+from ..protocol import payload as pl
+from ..protocol.value import encode_value
 from .asking import Asking
 from .functions import Shipped
 from .future import Future

@@ -19,8 +19,8 @@ from ..domain.action import Kind
 from ..domain.ids import show
 from ..domain.session import SessionSpec, why_ended
 from ..errors import InfeasibleRequest, InvalidInput, SessionLost, TangramError
-from ..wire import message as ms
-from ..wire import payload as pl
+from ..protocol import message as ms
+from ..protocol import payload as pl
 from .future import Future
 from .request import Options, Work, environment, raw_bytes, session_spec, trajectory_name
 from .transfer import download, upload

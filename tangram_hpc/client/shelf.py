@@ -16,7 +16,7 @@ from collections import deque
 
 from ..domain.ids import client_of
 from ..ports import Store
-from ..wire.payload import owner_by_name
+from ..protocol.payload import owner_by_name
 
 
 class Shelf:

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from ..errors import InvalidInput
-from ..wire.payload import FileEntry
+from ..protocol.payload import FileEntry
 
 WINDOW = 32  # files on their way at once
 FILES_MAX = 100_000

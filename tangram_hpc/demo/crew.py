@@ -40,7 +40,7 @@ def make_models(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
         MissingExtra: torch is not installed.
     """
     need_torch()
-    from ..backends.services.tiny import make_tiny
+    from ..services.torch.tiny import make_tiny
 
     return {name: {"backend": "torch", "max_len": LONGEST, "threads": THREADS,
                    "batch": BATCH,

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from ..accounting.record import fold
-from ..backends.cpu import affinity
-from ..backends.journal import read_journals
-from ..config import Config
+from ..app.local import LocalCluster
+from ..config.settings import Config
 from ..errors import MissingExtra, TangramError, how_to_install
-from ..local import LocalCluster
+from ..resources.cpu import affinity
+from ..storage.journal import read_journals
 from . import conditions
 from .policy import GROUP
 from .report import Figures, figures, mean

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..accounting.record import fold
-from ..backends.journal import read_journals
+from ..app.local import LocalCluster
 from ..errors import TangramError
-from ..local import LocalCluster
+from ..storage.journal import read_journals
 from .crew import CREW, question
 from .job import SESSION_ROOM_MIB, DemoPlan, run_ranks, warm
 from .mixed_report import Mixed, gather

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..backends.sandbox.backends import Backends
+from ..sandbox.manager.backends import Backends
 
 
 def walls(client: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""Values only: what the parts of tangram_hpc talk about. No I/O, no clock, no decisions.
+"""The values that all other packages talk about: actions, sessions, nodes, events, decisions.
 
-Records are `msgspec.Struct`s (docs/decisions/0001): frozen, integers for amounts and times,
-units last in every name.
+They are frozen `msgspec.Struct`s (docs/decisions/0001). Amounts and times are whole numbers, and a
+unit stands last in a name. Nothing here does I/O, reads a clock or decides anything; decisions are
+made in `scheduler/` and `libra/`.
 """

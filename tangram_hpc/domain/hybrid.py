@@ -1,5 +1,6 @@
 """Pure. The values of the elastic hybrid pool: what it is told, what it orders, what travels on the
-gradient lane. Which move is legal is `core/transitions.py`, who moves is `core/hybrid_pool.py`.
+gradient lane. Which move is legal is `scheduler/state/transitions.py`, who moves is
+`libra/hybrid/hybrid_pool.py`.
 
 A *replica* is what training takes or gives back as a whole: one complete data-parallel replica.
 Its *members* are its ranks, one a GPU; a member's number is its GPU's. A *core* is one of the
@@ -202,7 +203,8 @@ AnyOrder = Union[Ask, StepPlan, Expel, Kill, Settled]  # noqa: UP007
 
 
 class Label(msgspec.Struct, frozen=True, array_like=True):
-    """What a gradient payload says of itself; see `core/hybrid_lane.py` for when it is believed.
+    """What a gradient payload says of itself; see `libra/hybrid/hybrid_lane.py` for when it is
+    believed.
 
     Attributes:
         replica, generation, epoch, step, version: as in the `StepPlan` it was computed under.

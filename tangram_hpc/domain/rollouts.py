@@ -51,10 +51,12 @@ class RolloutsSpec(msgspec.Struct, frozen=True, array_like=True):
         edges: the most remaining tokens of each bucket but the last.
         services: at least one in each bucket.
         tree: folder in which what was learned is kept; empty: nowhere.
-        rule: of moving between buckets, see `core.cmlfq.Cmlfq`.
-        payload_edges, depth, least, enough, epochs, nodes_max, since: see `core.cmlfq.Shape`.
+        rule: of moving between buckets, see `scheduler.routing.cmlfq.Cmlfq`.
+        payload_edges, depth, least, enough, epochs, nodes_max, since: see
+            `scheduler.routing.cmlfq.Shape`.
         transfer: whether the engines move KV between services; if not it is computed again.
-        kv_base_ns, kv_near_ns, kv_far_ns, worth, idle, crowded: see `core.rollout_router.KvCost`.
+        kv_base_ns, kv_near_ns, kv_far_ns, worth, idle, crowded: see
+            `scheduler.routing.rollout_router.KvCost`.
         idle_ns: a trajectory without a turn or a tool's return for so long is forgotten.
     """
 

@@ -1,6 +1,6 @@
 """Pure. The states of actions, leases, sessions and nodes, in Slurm's words where Slurm has one.
 
-Which move is legal is `core/transitions.py`; this file only names the states.
+Which move is legal is `scheduler/state/transitions.py`; this file only names the states.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The gateway's driver: for each rank one pipe to the broker, bytes both ways, unread.
 
-Law: it knows the relay's words (`wire/relay.py`) and nothing of what it carries. It may die at any
-time and hurt nobody: the broker sees connections end, ranks hear no beat and go to their sockets.
-It sends nothing to a rank that has been silent, since MPI may hang or crash on the dead.
+Law: it knows the relay's words (`protocol/relay.py`) and nothing of what it carries. It may die at
+any time and hurt nobody: the broker sees connections end, ranks hear no beat and go to their
+sockets. It sends nothing to a rank that has been silent, since MPI may hang or crash on the dead.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..core.liveness import Stalls
 from ..ports import ChannelLost
-from ..wire import relay
-from ..wire.frame import Buffer
+from ..protocol import relay
+from ..protocol.frame import Buffer
+from ..protocol.liveness import Stalls
 
 _IDLE_S = 0.001  # about 1.5 % of a core when nothing moves
 _SENDING_S = 0.0002  # while something is on its way

@@ -1,1 +1,5 @@
-"""The worker: one long-lived process on each held node."""
+"""The worker's driver: one long-lived process on each held node.
+
+It talks to the broker and hands orders to its executor port. It decides nothing and starts no
+process itself; sandboxes are run in `sandbox/`, and model services in `services/`.
+"""

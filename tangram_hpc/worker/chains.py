@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..wire.message import Start
+from ..protocol.message import Start
 
 Held = tuple[Start, "memoryview | None"]
 

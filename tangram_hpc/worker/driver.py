@@ -14,7 +14,7 @@ from ..domain.outcome import TEXT_MAX, Outcome
 from ..domain.states import ActionState
 from ..errors import ProtocolError
 from ..ports import Executor, Link, Reports, Timer
-from ..wire.message import (
+from ..protocol.message import (
     PROTOCOL_VERSION,
     AnyMessage,
     CloseSandbox,

@@ -19,10 +19,10 @@ from typing import TypeVar
 
 import pytest
 
-from tangram_hpc.backends.slurm.choice import make_filling
-from tangram_hpc.backends.slurm.filling import Filling
 from tangram_hpc.domain.slurm import JobOrder, JobRef, JobView
 from tangram_hpc.ports import SlurmNever, SlurmNotNow
+from tangram_hpc.slurm.choice import make_filling
+from tangram_hpc.slurm.filling import Filling
 
 T = TypeVar("T")
 FILLING = os.environ["CONTRACT_FILLING"]

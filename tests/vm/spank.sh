@@ -18,7 +18,7 @@ user() { slurm/devcluster/devcluster exec --prefix /run/dc --setenv PYTHONPATH=$
 
 cat >$home/probe.py <<'END'
 import os
-from tangram_hpc.backends.cpu import enforce
+from tangram_hpc.resources.cpu import enforce
 found = enforce.probe(True)
 print("SAW", found.name, *sorted(found.limits), os.getuid() > 0)
 found.close()
@@ -26,7 +26,7 @@ END
 # binds a child to one of two cores, and waits with it
 cat >$home/hold.py <<'END'
 import os, subprocess, time
-from tangram_hpc.backends.cpu import cgroupfs, enforce
+from tangram_hpc.resources.cpu import cgroupfs, enforce
 found = enforce.probe(True)
 first = min(os.sched_getaffinity(0))
 child = subprocess.Popen(["sleep", "7654"])

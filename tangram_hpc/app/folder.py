@@ -1,0 +1,123 @@
+"""A broker takes its job's folder: whose it is, who holds it, and what becomes of a stranger's.
+
+Law: nothing of the folder is read as ours before it is known to be ours (`storage.identity`) and
+held by nobody else (`storage.claim`). What is a stranger's is moved away whole, journal, kept
+results and store, with one line that says where; nothing is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import InvalidInput, TangramError
+from ..ports import SlurmNever, SlurmNotNow
+from ..slurm.commands import Commands
+from ..slurm.environ import slurm_place
+from ..storage.claim import SILENT_S, YIELD_S, Claim, Lock, holder_of, last_sign
+from ..storage.identity import Start, read_starts, why_foreign, write_starts
+from ..storage.journal import journals
+from ..storage.rundir import link_last, make_job_dir, move_away
+
+_ASK_S = 30.0  # for the one question to Slurm
+_PAUSES_S = (3.0,)  # before it is asked again, where the controller does not answer now
+
+
+async def take_folder(environ: Mapping[str, str], job: str) -> Claim:
+    """Takes the folder of a job for its broker; nobody else writes there from now on.
+
+    A run that is named by hand is who its name says. A job of Slurm is asked for once: when it was
+    submitted.
+
+    Raises:
+        InvalidInput: the folder cannot be made or written.
+        TangramError: another broker serves this job; says who it is.
+    """
+    folder, slurm = make_job_dir(environ, job), Commands(environ, _ASK_S)
+    now = await _start(environ, job, slurm)
+    lock, foreign = Lock(folder), ""
+    starts = read_starts(folder)
+    if now is not None and (starts or journals(folder)):
+        foreign = await why_foreign(starts, now, lambda: slurm.accounted(job))
+    if not lock.held:
+        await _refuse_if_alive(folder, job, None if foreign else now)
+    try:
+        if foreign:
+            print(f"tangram: broker: job folder {folder} is not this job's: {foreign}; it is now "
+                  f"{move_away(folder)}", file=sys.stderr)
+            lock.release()
+            lock, starts = Lock(make_job_dir(environ, job)), []
+        if now is not None:
+            write_starts(folder, [*(s for s in starts if s != now), now])
+        claim = Claim(folder, lock, -1 if now is None else now.restarts)
+        if now is not None:
+            _link(folder, job)
+    except OSError as error:
+        raise InvalidInput(f"job folder {folder}: cannot write there ({error.strerror})") from None
+    if claim.earlier:
+        await asyncio.sleep(YIELD_S)  # an earlier broker that lives has noticed by then
+    return claim
+
+
+def _link(folder: Path, job: str) -> None:
+    """Lets `jobs/JOB` lead to this folder, unless a run that was named so by hand serves there."""
+    link = folder.with_name(job)
+    if link.is_dir() and not link.is_symlink():
+        lock = Lock(link)
+        lock.release()
+        if not lock.held:
+            return
+    if (moved := link_last(folder, job)) is not None:
+        print(f"tangram: broker: {link} was made by an earlier release and does not say whose it "
+              f"is; it is now {moved}", file=sys.stderr)
+
+
+async def _start(environ: Mapping[str, str], job: str, slurm: Commands) -> Start | None:
+    """Which start of which Slurm job this is; None where this job is none of Slurm's."""
+    place = slurm_place(environ)
+    if place is None or place.job != job:
+        return None
+    return Start(place.cluster, job, await _submitted(job, slurm), place.restarts)
+
+
+async def _submitted(job: str, slurm: Commands) -> int:
+    """When the job was submitted (epoch s); 0, with a line, where Slurm does not tell. A controller
+    that is being restarted answers soon, and a wrong 0 would set the job's own results aside."""
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            return await slurm.submitted(job)
+        except (SlurmNever, SlurmNotNow) as failed:
+            if pause_s is None or isinstance(failed, SlurmNever):
+                print(f"tangram: broker: Slurm does not tell when job {job} was submitted: "
+                      f"{failed}", file=sys.stderr)
+                return 0
+            await asyncio.sleep(pause_s)
+    return 0
+
+
+async def _refuse_if_alive(folder: Path, job: str, now: Start | None) -> None:
+    """Returns where the holder of a folder that is locked is known to be over.
+
+    - It belongs to an earlier start of our own job: Slurm ended that one before it began this one.
+    - It is on another host and has not shown for a while that it lives: its node is gone, and the
+      file system has not noticed yet.
+
+    Raises:
+        TangramError: it is alive, as far as can be told.
+    """
+    holder = holder_of(folder)
+    if holder is not None and now is not None and 0 <= holder.restarts < now.restarts:
+        return
+    if holder is not None and holder.host != socket.gethostname():
+        sign, until = last_sign(folder), time.monotonic() + SILENT_S
+        while last_sign(folder) == sign:
+            if time.monotonic() > until:
+                return
+            await asyncio.sleep(0.5)
+    who = holder.show() if holder is not None else "it is just starting"
+    raise TangramError(f"job {job}: another broker serves it ({who}; folder {folder}); end that "
+                       f"one first (`tangram shutdown -j {job}`), or take another --job")

@@ -1,0 +1,62 @@
+"""A gateway put together. Law: see the package's."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..config.settings import Config
+from ..errors import BrokerUnreachable, TangramError
+from ..gateway.driver import Gateway
+from ..gateway.watchdog import STUCK_S, watch
+from ..transport.mpi.mpi_guard import end_if_stopped
+from ..transport.mpi.naps import sharpen
+from ..transport.pipes import SocketPipes
+from ..transport.socket.dial import dial
+from ..version import VERSION
+from .ways import await_access, find_access
+
+
+def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path | None = None,
+                  job: str = "") -> int:
+    """Runs this rank as the gateway of its MPI world until all trainers have left it.
+
+    The access file may still be on its way: it is waited for. Everything that is wrong is told to
+    all ranks, so that each of them ends with the same line.
+
+    Raises:
+        WrongWorld: the MPI world is not the one that was launched.
+        AccessError: there is no broker to serve.
+        BrokerUnreachable: the broker went away for good.
+    """
+    from ..transport.mpi import mpi
+
+    known, path, problem = None, "", ""
+    try:
+        patience = mpi.launched(environ).timeout_s * 0.8
+        try:
+            path = str(Path(access) if access is not None else find_access(environ, job))
+            known = await_access(Path(path), patience)
+        except TangramError as error:
+            problem = str(error)
+        world = mpi.meet(environ, mpi.Card("gateway", VERSION,
+                                           known.job if known is not None else "", path, problem))
+    except TangramError as error:
+        if mpi.speaks(environ):
+            raise
+        return error.exit_status  # rank 0 says it for all
+    assert known is not None  # else the meeting has refused
+    here = known
+    pipes = SocketPipes(lambda: dial(here.addresses, here.key, here.job))
+    gateway = Gateway(world.wire, pipes, world.members, time.monotonic_ns,
+                      world.spin_us(config.gateway_spin_us), os.sched_yield, world.shares_fate)
+    sharpen()
+    if not world.shares_fate:  # else its end would end the ranks, who can do without it
+        watch(lambda: gateway.turns, STUCK_S, end_if_stopped(os.getpid(), STUCK_S))
+    orderly = gateway.run()
+    world.finalize(orderly)
+    if gateway.orphaned:
+        raise BrokerUnreachable(f"the gateway ends: job {here.job}: {gateway.orphaned}")
+    return 0

@@ -1,0 +1,294 @@
+"""`LocalCluster`: broker, one worker and a client in one process tree, without Slurm or MPI.
+
+Law: the same programs as on a cluster, on one machine; what it starts ends with it, even when this
+process is killed (each child holds the reading end of a pipe whose writing end is ours). Where no
+worker is left nothing could ever run again, so that they are started anew; one of several is a node
+that was lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..client.client import Client
+from ..client.forked import not_ours
+from ..config.settings import Config, load_config
+from ..errors import BrokerUnreachable, InvalidInput
+from ..slurm.environ import without_slurm
+from ..storage.rundir import local_job_name, own_dir
+from .ways import await_access, connect
+
+_START_S = 30.0
+_WORKERS_MAX = 1024
+_SHORT_S, _AGAIN_MAX = 10.0, 3  # workers that end so soon, so often in a row, are not helped by it
+
+
+class LocalCluster:
+    """Everything on this machine; what a `Client` can do, it can do too.
+
+        with LocalCluster(cpus=8) as c:
+            print(c.submit(["uname", "-a"]).result().text)
+
+    Args:
+        cpus: CPUs it lends (all that this process may use; more than those are only counted).
+        mem_mib: memory it lends (all).
+        placer: `elastic`, `paper`, `first-fit`, `fcfs:K` or `static:K`.
+        workers: how many worker processes, each lending `cpus`: nodes of a pretended cluster.
+        home: where the job's folder is made, instead of `$TANGRAM_HOME` or `~/.tangram`.
+        job: name of the run, instead of a new one: a run of that name that was cut off is gone on
+            with (see `once` of `Client.submit`).
+        settings: further fields of the config file (`sync="batch"`, `grace_s=5`, ...).
+
+    Raises:
+        InvalidInput: an argument is wrong; names it.
+    """
+
+    _program: Sequence[str] = ("-m", "tangram_hpc")  # a test's or a bench's worker may differ
+
+    def __init__(self, cpus: int | None = None, *, mem_mib: int | None = None,
+                 placer: str = "elastic", workers: int = 1, home: str | Path | None = None,
+                 job: str = "", **settings: Any) -> None:
+        for field in settings:
+            if field not in Config.model_fields:
+                near = difflib.get_close_matches(field, Config.model_fields, n=1)
+                hint = f"; did you mean `{near[0]}`?" if near else ""
+                raise InvalidInput(f"{field}: LocalCluster knows no such setting{hint}")
+        if type(workers) is not int or not 0 < workers <= _WORKERS_MAX:
+            raise InvalidInput(f"workers: {workers!r} is not a whole number from 1 to "
+                               f"{_WORKERS_MAX}")
+        self.job = str(job) or local_job_name()
+        self._environ = {**without_slurm(os.environ), **_kept(os.environ),
+                         "TANGRAM_PLACER": placer, "TANGRAM_BIND": "none"}
+        if home is not None:
+            self._environ["TANGRAM_HOME"] = str(home)
+        chosen = {"cpus": cpus, "mem_mib": mem_mib, **settings}
+        self._environ.update({f"TANGRAM_{k.upper()}": _text(v) for k, v in chosen.items()
+                              if v is not None})
+        load_config(self._environ)  # as its broker and workers will
+        self.folder = own_dir(self._environ, self.job)
+        self.access = self.folder / "access.json"
+        self._workers = workers
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._lifeline = self._lifeline_read = -1
+        self._owner = 0  # the process that started it; 0 before its start
+        self._spawning = threading.Lock()  # and closing
+        self.client: Client | None = None
+
+    def start(self) -> LocalCluster:
+        """Starts it; returns when actions can be submitted.
+
+        Raises:
+            BrokerUnreachable: a part did not start; its log says why.
+            ClientClosed: another process started it, and this one is a fork of that.
+        """
+        if self._is_copy():
+            raise not_ours("LocalCluster", self._owner, self._again())
+        self._owner = os.getpid()
+        _clusters.add(self)
+        self._lifeline_read, self._lifeline = os.pipe2(os.O_CLOEXEC)
+        try:
+            broker = self._spawn("broker", "--job", self.job, "--nodes", str(self._workers))
+            self._await_broker(broker)
+            self._spawn_workers()
+            self.client = connect(self.access)
+            self._await_workers()
+            _export(self)
+            threading.Thread(target=self._keep, args=(broker,), name="tangram-workers",
+                             daemon=True).start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Ends it in order; the journal stays for `tangram acct`. In the child of a fork it does
+        nothing: all of it is the parent's."""
+        if self._is_copy():
+            return
+        _take_back(self)
+        if self.client is not None:
+            self.client.close()
+        with self._spawning:
+            for child in self._children[:1]:
+                child.terminate()  # the broker tells the workers
+            self._cut_lifeline()
+        for child in self._children:
+            try:
+                child.wait(15)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        self._children = []
+
+    def _cut_lifeline(self) -> None:
+        """Closes this process's ends of the pipe that its parts live by."""
+        ends = self._lifeline, self._lifeline_read
+        self._lifeline = self._lifeline_read = -1  # first: a fork meanwhile must not close others
+        for fd in ends:
+            if fd >= 0:
+                os.close(fd)
+
+    def _is_copy(self) -> bool:
+        """Whether this is the child of a fork, and all of this the parent's."""
+        return self._owner not in (0, os.getpid())
+
+    def _again(self) -> str:
+        return f"tangram_hpc.connect({str(self.access.absolute())!r})"
+
+    def _disown(self) -> None:
+        """Right after a fork, in the child: its parts live as long as the parent does, and not as
+        long as this process."""
+        self._spawning = threading.Lock()
+        self._cut_lifeline()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInput("a LocalCluster cannot be sent to another process; call "
+                           f"{self._again()} there for a client of its own")
+
+    def __enter__(self) -> LocalCluster:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        client = self.client
+        if self._is_copy():
+            return
+        if client is not None and client._failure is None and self._children and exc[0] is None:
+            client.shutdown_broker("its run is over")  # nothing is kept for another start
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._children[0].wait(15)
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        client = self.__dict__.get("client")
+        if client is None:
+            raise AttributeError(f"LocalCluster has no attribute {name!r} before it is started")
+        return getattr(client, name)
+
+    def _await_broker(self, broker: subprocess.Popen[bytes]) -> None:
+        try:
+            await_access(self.access, _START_S, lambda: broker.poll() is None, broker.pid)
+        except BrokerUnreachable:
+            if broker.poll() is None:
+                raise
+            raise self._not_started("broker") from None
+
+    def _not_started(self, part: str) -> BrokerUnreachable:
+        """What it said last."""
+        path = self.folder / f"{part}.log"
+        said = path.read_text(errors="replace").strip().rpartition("\n")[2]
+        said = said.removeprefix("tangram: ").removeprefix("error: ")
+        return BrokerUnreachable(f"a {part} did not start: {said or 'it said nothing'} ({path})")
+
+    def _await_workers(self) -> None:
+        assert self.client is not None
+        deadline = time.monotonic() + _START_S
+        while self.client.ask("info")["nodes"] < self._workers:
+            if any(child.poll() is not None for child in self._children):
+                raise self._not_started("worker")
+            if time.monotonic() > deadline:
+                raise BrokerUnreachable("the workers did not join in time")
+            time.sleep(0.01)
+
+    def _spawn_workers(self) -> None:
+        for number in range(self._workers):
+            name = ["--name", f"local{number}"] if self._workers > 1 else []
+            self._spawn("worker", *name, access=self.access)
+
+    def _keep(self, broker: subprocess.Popen[bytes]) -> None:
+        """Starts the workers anew when none is left and that was not in order."""
+        short, workers = 0, self._children[1:]
+        while True:
+            begun = time.monotonic()
+            statuses = [worker.wait() for worker in workers]
+            with self._spawning:
+                ours = self._lifeline >= 0 and broker in self._children
+                if not ours or broker.poll() is not None or not any(statuses):
+                    return
+                short = short + 1 if time.monotonic() - begun < _SHORT_S else 0
+                told = f"tangram: no worker of {self.job} is left ({self.folder / 'worker.log'})"
+                if short > _AGAIN_MAX:
+                    print(f"{told}; it is not started again", file=sys.stderr, flush=True)
+                    return
+                print(f"{told}; starting anew", file=sys.stderr, flush=True)
+                del self._children[1:]
+                try:
+                    self._spawn_workers()
+                except (OSError, InvalidInput) as error:
+                    print(f"tangram: a worker cannot be started: {error}", file=sys.stderr)
+                    return
+                workers = self._children[1:]
+
+    def _spawn(self, *words: str, access: Path | None = None) -> subprocess.Popen[bytes]:
+        """`access` goes by the environment: every process of this machine may read an argv."""
+        command: Sequence[str] = [sys.executable, *self._program, *words,
+                                  "--lifeline", str(self._lifeline_read)]
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise InvalidInput(f"home: cannot make {self.folder} ({error.strerror}); set "
+                               "TANGRAM_HOME to a folder of your own") from None
+        with open(self.folder / f"{words[0]}.log", "ab") as log:
+            env = self._environ if access is None else {
+                **self._environ, "TANGRAM_ACCESS": str(access)}
+            child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL,
+                                     stdout=log, stderr=log, start_new_session=True,
+                                     pass_fds=[self._lifeline_read])
+        self._children.append(child)
+        return child
+
+
+# ---- forks, and processes that this one starts -------------------------------------------------
+
+
+_clusters: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for cluster in _clusters:
+        cluster._disown()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+# clusters that run in this process, each with what TANGRAM_ACCESS was before its start
+_shown: list[tuple[LocalCluster, str | None]] = []
+
+
+def _export(cluster: LocalCluster) -> None:
+    """`tangram_hpc.connect()` and the commands find this cluster from now on, in this process and
+    in those that it starts."""
+    _shown.append((cluster, os.environ.get("TANGRAM_ACCESS")))
+    os.environ["TANGRAM_ACCESS"] = str(cluster.access.absolute())
+
+
+def _take_back(cluster: LocalCluster) -> None:
+    """They find what they found before its start; what somebody else has set meanwhile stays."""
+    at = next((n for n, (one, _) in enumerate(_shown) if one is cluster), -1)
+    if at < 0:
+        return
+    before, ours = _shown.pop(at)[1], str(cluster.access.absolute())
+    if at < len(_shown) and _shown[at][1] == ours:  # the next one began when this one was found
+        _shown[at] = (_shown[at][0], before)
+    elif os.environ.get("TANGRAM_ACCESS") == ours:
+        os.environ.pop("TANGRAM_ACCESS")
+        os.environ.update({} if before is None else {"TANGRAM_ACCESS": before})
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _kept(environ: Any) -> dict[str, str]:
+    """The settings that this user has in force; not the way to another broker."""
+    dropped = {"TANGRAM_ACCESS", "TANGRAM_JOB", "TANGRAM_GATEWAY", "TANGRAM_WORLD_SIZE"}
+    return {k: v for k, v in environ.items() if k.startswith("TANGRAM_") and k not in dropped}

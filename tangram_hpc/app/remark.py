@@ -1,0 +1,56 @@
+"""The last word about a job: its accounting in one line, in the Comment of its Slurm job.
+
+Law: once, at the end, within `READ_S` + `CALL_S`; a site that refuses it, a controller that is
+away, a journal that is too long to read in that time: a line on standard error, never a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..accounting.record import fold
+from ..accounting.summary import summary
+from ..domain.event import Event
+from ..errors import InvalidInput
+from ..ports import Slurm, SlurmFailure, SlurmNotNow
+from ..storage.journal import read_journals
+
+READ_S = 20.0  # some hundred thousand actions; the template leaves more before a time limit
+CALL_S = 10.0
+
+
+class _TooLong(Exception):
+    """The journal could not be read in time."""
+
+
+async def leave_remark(slurm: Slurm, job: int, folder: Path) -> str:
+    """Sets it; returns why not in one line, empty when it is set."""
+    try:
+        line = summary(fold(_within(read_journals(folder), READ_S)))
+    except _TooLong:
+        return f"its journal cannot be read in {READ_S:g} s: tangram acct -j {job} --comment"
+    except InvalidInput as error:
+        return str(error)
+    answer: asyncio.Future[SlurmFailure | None] = asyncio.get_running_loop().create_future()
+
+    def answered(told: SlurmFailure | None) -> None:
+        if not answer.done():
+            answer.set_result(told)
+
+    slurm.comment(job, line, answered)
+    try:
+        failed = await asyncio.wait_for(answer, CALL_S)
+    except asyncio.TimeoutError:
+        failed = SlurmNotNow("Slurm does not answer")
+    return "" if failed is None else str(failed)
+
+
+def _within(events: Iterator[Event], seconds: float) -> Iterator[Event]:
+    end = time.monotonic() + seconds
+    for number, event in enumerate(events):
+        if number % 1024 == 0 and time.monotonic() > end:
+            raise _TooLong
+        yield event

@@ -1,0 +1,200 @@
+"""What one rank of a trainers' step is, and what its program must find in its environment.
+
+Law: reads only the mapping it is given, touches no MPI and calls no Slurm. One file a step, in the
+broker's own folder, says where rank 0 can be met; nothing else is written.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..drafts import replace_file
+from ..errors import BrokerUnreachable, InvalidInput, WrongWorld
+from ..slurm.environ import slurm_place
+from ..transport.mpi.mpi_crowd import waiting
+from ..transport.mpi.mpi_launch import launch_of, launch_rank, managed
+
+GATEWAY_MODES = ("auto", "on", "off")
+_LOCALS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+_MEET_S = 60.0
+_GATEWAY = ("TANGRAM_GATEWAY", "TANGRAM_WORLD_SIZE")
+REMEDY = ("start it with `srun --mpi=pmi2` (MPICH; an mpi4py built on Open MPI needs --mpi=pmix), "
+          "or use --gateway off")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One task: its number in the step, how many there are, its number on this node, and whether
+    the last of them is the gateway."""
+
+    rank: int
+    size: int
+    local: int
+    gateway: bool
+
+    @property
+    def trainers(self) -> int:
+        """How many run the trainer's program."""
+        return self.size - self.gateway
+
+    @property
+    def is_gateway(self) -> bool:
+        """Whether this one does not."""
+        return self.gateway and self.rank == self.size - 1
+
+
+# ---- what was launched -------------------------------------------------------------------------
+
+
+def rank_of(environ: Mapping[str, str], gateway: str, mpi: bool) -> Rank:
+    """This task. `gateway` as in GATEWAY_MODES: `auto` makes the last rank one where the step was
+    started with MPI, has another rank, and `mpi`: this program could use it.
+
+    Raises:
+        WrongWorld: the step is not the one that was meant; one line.
+    """
+    torch = "TORCHELASTIC_RUN_ID" in environ
+    local = next((int(environ[n]) for n in _LOCALS if environ.get(n, "").isdigit()), 0)
+    if torch:  # torchrun started this one, and speaks for its world
+        rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        local = int(environ["LOCAL_RANK"])
+    else:
+        rank, size = launch_rank(environ), _size(environ)
+    with_mpi = managed(environ) and not torch
+    if gateway == "on":
+        _refuse_gateway(with_mpi, size)
+    use = gateway == "on" or (gateway == "auto" and with_mpi and size > 1 and mpi)
+    found = Rank(rank, size, local, use)
+    if not torch:
+        _refuse_stale(environ, found)
+    return found
+
+
+def _size(environ: Mapping[str, str]) -> int:
+    """How many tasks were really started; `TANGRAM_WORLD_SIZE` says how many were meant."""
+    place = slurm_place(environ)
+    if managed(environ):
+        plain = {k: v for k, v in environ.items() if k != "TANGRAM_WORLD_SIZE"}
+        size = launch_of(plain).size or 1
+    elif place is None:
+        size = 1
+    elif "SLURM_STEP_ID" not in environ and place.ntasks > 1:
+        raise WrongWorld(f"the job has {place.ntasks} tasks, but this is the only one: start it "
+                         "with `srun tangram rank -- ...`")
+    else:
+        size = place.ntasks or 1
+    meant = environ.get("TANGRAM_WORLD_SIZE", "")
+    if meant and meant != str(size):
+        raise WrongWorld(f"TANGRAM_WORLD_SIZE: {meant} ranks were meant, but {size} were started; "
+                         f"give srun --ntasks={meant}")
+    return size
+
+
+def _refuse_gateway(with_mpi: bool, size: int) -> None:
+    if not with_mpi:
+        raise WrongWorld(f"--gateway on: nothing here started an MPI world of {size} ranks; "
+                         f"{REMEDY}")
+    if size < 2:
+        raise WrongWorld("--gateway on: the world has 1 rank, and the gateway is one rank more "
+                         "than the trainers: start at least 2, or use --gateway off")
+
+
+def _refuse_stale(environ: Mapping[str, str], found: Rank) -> None:
+    """RANK of an outer program, exported into this step, would be the same for all ranks."""
+    want = {"RANK": found.rank, "WORLD_SIZE": found.trainers}
+    for name, number in want.items():
+        if environ.get(name) and environ[name] != str(number) and not found.is_gateway:
+            raise WrongWorld(f"{name}={environ[name]} is set, but this is rank {found.rank} of "
+                             f"{found.trainers}; unset RANK and WORLD_SIZE before srun, or name "
+                             "those that you want in the command")
+
+
+def affinity_complaint(environ: Mapping[str, str], usable: int, online: int) -> str:
+    """What is wrong with the CPUs that this task is bound to, and the remedy; empty if nothing is.
+    `online`: of the machine; a task that may use them all is not bound."""
+    asked = environ.get("SLURM_CPUS_PER_TASK", "")
+    if not asked.isdigit() or usable >= min(int(asked), online):
+        return ""
+    return (f"this rank may use {usable} of its {asked} CPUs (SLURM_CPUS_PER_TASK): srun may not "
+            f"take that number from sbatch; give it --cpus-per-task={asked}")
+
+
+# ---- what its program finds ----------------------------------------------------------------------
+
+
+def environment(environ: Mapping[str, str], found: Rank, job: str, access: str,
+                master: tuple[str, int] | None, is_crowded: bool = False) -> dict[str, str]:
+    """The program's environment. What a torchrun-style trainer needs is added where it is not set,
+    and how MPI is to wait on a crowded node; of ours, all is as it is now."""
+    made = {k: v for k, v in environ.items() if k not in _GATEWAY}
+    made |= {"TANGRAM_JOB": job, "TANGRAM_ACCESS": access}
+    if found.gateway:
+        made |= {"TANGRAM_GATEWAY": "1", "TANGRAM_WORLD_SIZE": str(found.size)}
+        made |= waiting(environ, is_crowded)
+    if found.is_gateway:
+        return made
+    torch = {"RANK": str(found.rank), "WORLD_SIZE": str(found.trainers),
+             "LOCAL_RANK": str(found.local)}
+    if master is not None:
+        torch |= {"MASTER_ADDR": master[0], "MASTER_PORT": str(master[1])}
+    return made | {k: v for k, v in torch.items() if not environ.get(k)}
+
+
+def wants_master(environ: Mapping[str, str], found: Rank) -> bool:
+    """Whether this rank is to be told where rank 0 can be met."""
+    in_step = "SLURM_STEP_ID" in environ
+    known = environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")
+    return not known and not found.is_gateway and (in_step or found.trainers == 1)
+
+
+def meet(environ: Mapping[str, str], found: Rank, folder: Path, address: str,
+         patience_s: float = _MEET_S) -> tuple[str, int]:
+    """Where rank 0 can be met: its own `address` (used by rank 0 alone), and a port that was free
+    there. It writes them into a file in `folder`, which all nodes see; the others read them.
+
+    Raises:
+        BrokerUnreachable: rank 0 has not written it in time.
+        InvalidInput: the folder cannot be written.
+    """
+    if found.trainers == 1:
+        return address, _free_port(address)
+    step = [environ.get(f"SLURM_{w}", "0") for w in ("JOB_ID", "STEP_ID", "RESTART_COUNT")]
+    path = folder / f"rank0.{'.'.join(step)}"
+    if found.rank == 0:
+        told = address, _free_port(address)
+        write_whole(path, f"{told[0]} {told[1]}\n")
+        return told
+    deadline, pause = time.monotonic() + patience_s, 0.02
+    # a listing asks a shared file system anew; a name that was not there may be remembered as such
+    while path.name not in os.listdir(folder):
+        if time.monotonic() > deadline:
+            raise BrokerUnreachable(f"{path}: rank 0 of this step did not write it within "
+                                    f"{patience_s:.0f} s; has it ended?")
+        time.sleep(pause)
+        pause = min(0.5, pause * 1.5)
+    host, port = path.read_text().split()
+    return host, int(port)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file at once, so that nobody reads half of it; for its owner only.
+
+    Raises:
+        InvalidInput: it cannot be written.
+    """
+    try:
+        replace_file(path, text)
+    except OSError as error:
+        raise InvalidInput(f"{path}: {error.strerror}") from None
+
+
+def _free_port(address: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,166 @@
+"""The way to a broker: its access file, its sockets, the world's gateway. Law: the package's."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from ..client.client import Client
+from ..config.settings import load_config
+from ..errors import AccessError, BrokerUnreachable
+from ..ports import Dial
+from ..slurm.environ import other_nodes, slurm_place
+from ..storage.access import Access, read_access
+from ..storage.rundir import home, job_dir
+from ..storage.store import FolderStore
+from ..transport.socket.address import Addresses, addresses, rank_address
+from ..transport.socket.channel import SocketChannel
+from ..transport.socket.dial import dial
+from ..version import VERSION
+
+_rank_pid = 0  # of this process, once it has met its MPI world; a child of a fork has another
+
+
+def own_addresses(bind: str, environ: Mapping[str, str], needed: bool = False
+                  ) -> Addresses | None:
+    """Where a broker listens on this host and what it tells others, by the setting `bind`; None
+    for "none": not at all over TCP. `needed`: nodes of other jobs will come.
+
+    Raises:
+        InvalidInput: nothing can be told to the job's other nodes; names `bind` and the remedy.
+    """
+    if bind == "none":
+        return None
+    return addresses(bind, other_nodes(environ), _names(environ), slurm_place(environ) is not None,
+                     needed)
+
+
+def meeting_address(bind: str, environ: Mapping[str, str]) -> str:
+    """Where the other ranks of this step can meet this one. Raises InvalidInput as above."""
+    return rank_address(bind, other_nodes(environ, step=True), _names(environ))
+
+
+def _names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    place = slurm_place(environ)
+    return (place.node,) if place is not None and place.node else ()
+
+
+def find_access(environ: Mapping[str, str], job: str = "") -> Path:
+    """The access file to use: of this job, `TANGRAM_ACCESS`, `TANGRAM_JOB`, or the Slurm job we
+    are in.
+
+    Raises:
+        AccessError: nothing names one.
+    """
+    if job:
+        return job_dir(environ, job) / "access.json"
+    if environ.get("TANGRAM_ACCESS"):
+        return Path(environ["TANGRAM_ACCESS"])
+    place = slurm_place(environ)
+    named = environ.get("TANGRAM_JOB") or (place.job if place is not None else "")
+    if named:
+        return job_dir(environ, named) / "access.json"
+    raise AccessError("no way to a broker: set TANGRAM_ACCESS to an access file or TANGRAM_JOB to "
+                      f"a job below {home(environ)}, or start one with LocalCluster")
+
+
+def socket_dial(access: Access) -> Dial:
+    """A way to the broker over its sockets."""
+    return lambda: SocketChannel(dial(access.addresses, access.key, access.job))
+
+
+def connect(access: str | Path | None = None, *, job: str = "", address: str = "",
+            name: str = "") -> Client:
+    """A client of the broker of this job; finds the way by itself.
+
+    An MPI world with a gateway rank (`TANGRAM_GATEWAY` is set by whoever started it) is used when
+    this process is in one: then the call is collective over the world, and `tangram_hpc.comm` is
+    the trainers' own communicator. Otherwise, and when that way is lost, the broker's socket:
+    `access` or `TANGRAM_ACCESS` names the access file, else `job`, `TANGRAM_JOB` or the Slurm job
+    we are in. `address` (`unix:PATH` or `tcp:HOST:PORT`) overrides those in the access file.
+
+    Raises:
+        AccessError: no access file, or one that must not be trusted; one clear line.
+        BrokerUnreachable: the broker does not answer.
+        WrongWorld: the MPI world is not the one that was launched.
+    """
+    environ = os.environ
+    in_world = environ.get("TANGRAM_GATEWAY") or _rank_pid == os.getpid()
+    if access is None and not job and not address and in_world:
+        return _connect_over_mpi(environ, name)
+    path = Path(access) if access is not None else find_access(environ, job)
+    known = read_access(path)
+    if address:
+        known = replace(known, addresses=(address,))
+    try:
+        at = f", address={address!r}" if address else ""
+        return Client([socket_dial(known)], known.job, FolderStore, name,
+                      again=f"tangram_hpc.connect({str(path.absolute())!r}{at})")
+    except BrokerUnreachable as error:
+        raise AccessError(f"access file {path}: {error}; the job has ended without a word, or this "
+                          "host cannot reach it") from None
+
+
+def _fallback(path: str) -> Dial:
+    """The socket's way when MPI's is lost; the access file is read then, not before."""
+    def again() -> SocketChannel:
+        known = read_access(Path(path))
+        return SocketChannel(dial(known.addresses, known.key, known.job))
+    return again
+
+
+def await_access(path: Path, timeout_s: float, alive: Callable[[], bool] = lambda: True,
+                 pid: int = 0) -> Access:
+    """The access file's content as soon as it is there; with `pid`, as soon as the broker with that
+    pid on this host has written it: an earlier one may have left its own.
+
+    Raises:
+        BrokerUnreachable: it did not appear in time, or `alive` says that it never will.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        if _is_there(path):
+            with suppress(*((AccessError,) if pid else ())):
+                found = read_access(path)
+                if not pid or (found.pid, found.host) == (pid, socket.gethostname()):
+                    return found
+        if not alive() or time.monotonic() > deadline:
+            raise BrokerUnreachable(f"access file {path}: the broker did not write it within "
+                                    f"{timeout_s:.0f} s")
+        time.sleep(0.005)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a look can be had at it, or never will: the reader says why."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
+
+
+def _connect_over_mpi(environ: Mapping[str, str], name: str) -> Client:
+    """A client through the world's gateway; over the socket when that way is lost."""
+    from ..transport.mpi import mpi
+
+    global _rank_pid
+    world = mpi.meet(environ, mpi.Card("trainer", VERSION))
+    _rank_pid = os.getpid()
+    # processes that this rank starts are not ranks: `connect()` finds the broker's socket there
+    os.environ["TANGRAM_ACCESS"] = world.access
+    os.environ.pop("TANGRAM_GATEWAY", None)
+    dials = [_fallback(world.access)]
+    if world.usable:
+        spin_us = load_config(environ, say=world.rank == 0).gateway_spin_us
+        dials.insert(0, lambda: world.dial(spin_us))
+    elif world.rank == 0:
+        print("tangram: MPI lacks MPI_THREAD_MULTIPLE: using the broker's socket", file=sys.stderr)
+    client = Client(dials, world.job, FolderStore, name, world.rank, world.size,
+                    again=f"tangram_hpc.connect({world.access!r})")
+    mpi.leave_after(client)
+    return client

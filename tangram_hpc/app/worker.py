@@ -1,0 +1,220 @@
+"""A worker put together: what its node lends, and who lends it. Law: see the package's."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config.settings import Config
+from ..domain.node import NodeSpec
+from ..domain.service import ServiceSpec
+from ..errors import BrokerUnreachable
+from ..ports import (
+    Executor,
+    Reports,
+    SandboxSettings,
+    ServiceBackend,
+    ServicePlace,
+    ServiceRefused,
+)
+from ..protocol.message import WorkerWelcome
+from ..resources import memory
+from ..resources.cpu import affinity, enforce
+from ..resources.gpu.devices import Devices, find_devices
+from ..resources.gpu.meter import GpuMeter
+from ..sandbox.manager.backends import Backends
+from ..sandbox.manager.executor import SandboxExecutor
+from ..services.processes.executor import ServiceExecutor
+from ..services.registry import make_backend
+from ..slurm.environ import SlurmPlace, slurm_place
+from ..storage.rundir import make_scratch
+from ..storage.store import FolderStore
+from ..transport.socket.asyncsock import SocketLink
+from ..transport.socket.dial import dial, way_to
+from ..worker.driver import AHEAD, WorkerDriver
+from .loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
+from .node_executor import NodeExecutor
+from .ways import await_access
+
+_GAP_S = 0.002  # of a busy broker or worker, see there
+
+
+_SHARED_FS_S = 10.0  # a shared file system may show a new file so much later
+
+
+
+def lent_devices(config: Config, environ: Mapping[str, str]) -> Devices:
+    """The GPUs that this process may lend, or what stands in for them."""
+    place = slurm_place(environ)
+    return find_devices(environ, config.devices, place.gpus if place is not None else None)
+
+
+def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
+              component: str = "", name: str = "", devices: Devices | None = None,
+              het_group: int = -1) -> NodeSpec:
+    """What this process may lend: Slurm's word where there is one, the machine's otherwise.
+    `devices`: None: looked for. `het_group`: of a het job, which component it is in."""
+    devices = lent_devices(config, environ) if devices is None else devices
+    place, real = slurm_place(environ), affinity.usable()
+    host = socket.gethostname()
+    count = config.cpus or (place.cpus if place is not None else 0) or len(real)
+    cores = real[:count] if count <= len(real) else tuple(range(count))
+    mem = config.mem_mib or (place.mem_mib if place is not None else 0) or memory.total_mib()
+    return NodeSpec(
+        name=name or (place.node if place is not None else "") or host, host=host, cores=cores,
+        mem_mib=int(mem * config.mem_overcommit),
+        gpus=devices.indices, component=component,
+        pinned=count <= len(real), ahead=AHEAD,
+        ends_at_ns=_ends_at_ns(config.end, place),
+        backends=backends.trusted, untrusted=backends.untrusted, devices=devices.summary(),
+        allocation=_allocation(place.job, het_group) if place is not None else "",
+        neighbours=affinity.neighbours(cores) if count <= len(real) else (),
+        end_by_user=bool(config.end))
+
+
+def _allocation(job: str, het_group: int) -> str:
+    """Within a het job every step has the leader's id, and only its srun knew the component."""
+    return f"{job}+{het_group}" if het_group >= 0 else job
+
+
+def _ends_at_ns(end: str, place: SlurmPlace | None) -> int:
+    """When this process's allocation ends, by its user's word or Slurm's; 0: nobody says."""
+    if end:
+        return (int(end) + (int(time.time()) if end[0] == "+" else 0)) * 10**9
+    return place.ends_at_s * 10**9 if place is not None else 0
+
+
+def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
+    """What a node's executor is told: the node's own settings and the broker's."""
+    return SandboxSettings(
+        config.disk_mib, config.session_pids, config.starts_max, config.isolation,
+        config.enforcement, config.read_paths, config.warm, welcome.kill_wait_s,
+        welcome.output_max, config.compiled)
+
+
+def service_maker(spec: NodeSpec, devices: Devices, scratch: Path
+                  ) -> Callable[[ServiceSpec, int], ServiceBackend]:
+    """What makes a copy of a service on this node."""
+    def make(service: ServiceSpec, number: int) -> ServiceBackend:
+        if why := devices.refusal(service.backend):
+            raise ServiceRefused(f"service {service.name}: {why}")
+        folder = scratch / str(number)
+        folder.mkdir(parents=True, mode=0o700)
+        threads = max(1, len(spec.cores) // max(1, len(spec.gpus)))
+        env = tuple(devices.visible(spec.gpus).items())
+        place = ServicePlace(spec.gpus, devices.kind, str(folder), env, threads)
+        return make_backend(service, place)
+    return make
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """What `serve_worker` starts: whose worker, what it lends, and who holds its life."""
+
+    access: Path
+    config: Config
+    component: str = ""
+    name: str = ""
+    lifeline: int = -1
+    het_group: int = -1
+
+
+WAY_SHUT = 3  # exit status of a worker, for the script that started it
+
+
+def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
+    """`serve_worker`, and anew, as another node, where the way to the broker was lost and opens
+    again within `grace_s`; 0 when the broker says that it is over.
+
+    Raises:
+        BrokerUnreachable: it was lost for good; its exit status is `WAY_SHUT` where the broker's
+            host cannot be reached, as when it has lost its power.
+        AccessError: there is no broker for us.
+    """
+    while True:
+        try:
+            return asyncio.run(serve_worker(plan, environ))
+        except BrokerUnreachable as lost:
+            way = "" if plan.lifeline >= 0 else way_to(plan.access, plan.config.grace_s)
+            if way != "open":
+                lost.exit_status = WAY_SHUT if way == "shut" else lost.exit_status
+                raise
+            print(f"tangram: {lost}; it can be reached again", file=sys.stderr, flush=True)
+            time.sleep(1)  # a way that opens and shuts at once must not keep us busy
+
+
+async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
+    """Lends this node until the broker says that it is over (0) or is lost for good (1), or
+    a signal tells it to leave (128 and the signal)."""
+    loop, config = asyncio.get_running_loop(), plan.config
+    seldom_collect()
+    die_on_broken_law(loop, "worker")
+    access = await_access(plan.access, _SHARED_FS_S)
+    backends = Backends.probed(config.isolation, config.read_paths)
+    devices = lent_devices(config, environ)
+    meter = GpuMeter(devices)
+    spec = node_spec(config, environ, backends, plan.component, plan.name, devices,
+                     plan.het_group)
+    enforce.sweep()  # what workers that were killed here left; `make_scratch` does so for its own
+    scratch = make_scratch(environ, config.scratch, "worker")
+    ended: asyncio.Future[str] = loop.create_future()
+    timer = LoopTimer(loop)
+
+    node: NodeExecutor | None = None
+    enforcer: enforce.Enforcer | None = None
+
+    def make_executor(reports: Reports, welcome: WorkerWelcome) -> Executor:
+        nonlocal node
+        store = FolderStore(welcome.store)
+        sandboxes = SandboxExecutor(reports, store, scratch, spec.cores,
+                                    sandbox_settings(config, welcome), backends=backends,
+                                    pinned=spec.pinned, gpus=meter, enforcer=enforcer)
+        make = service_maker(spec, devices, scratch / "services")
+        node = NodeExecutor(sandboxes, ServiceExecutor(reports, store, make, spec.mem_mib,
+                                                       meter))
+        return node
+
+    lost, told = False, 0
+
+    def on_lost(reason: str) -> None:
+        nonlocal lost
+        lost = True
+        driver.lost(reason)
+
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal told
+        told = number
+        driver.leave(f"it left: {number.name}")
+
+    try:
+        enforcer = enforce.probe(spec.pinned, config.enforcement)
+        spec = spec.held_by(enforcer.name)
+        link = SocketLink(dial(access.addresses, access.key, access.job), loop)
+        driver = WorkerDriver(access.job, spec, link, timer, make_executor, ended.set_result,
+                              _GAP_S)
+        link.attach(lambda parcel: driver.receive(*parcel), lambda: None, on_lost)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal, number)
+        if plan.lifeline >= 0:
+            watch_lifeline(loop, plan.lifeline, lambda: driver.stop("its parent ended"))
+        driver.start()
+        reason = await ended
+    finally:
+        if node is not None:
+            await node.closed()  # and its enforcer
+        elif enforcer is not None:
+            enforcer.close()
+        meter.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+    if told:
+        return 128 + told
+    if lost:
+        raise BrokerUnreachable(f"job {access.job}: the broker is gone ({reason})")
+    return 0

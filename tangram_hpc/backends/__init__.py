@@ -1,1 +1,0 @@
-"""Real fillings of the ports, one door per foreign package. A filling never imports a driver."""

@@ -1,1 +1,0 @@
-"""Checks of a node, one subject a file; `checkup` lists them, `verdict` weighs them."""

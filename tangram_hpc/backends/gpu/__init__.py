@@ -1,1 +1,0 @@
-"""What GPUs a node has, by one door."""

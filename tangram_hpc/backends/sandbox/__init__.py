@@ -1,1 +1,0 @@
-"""Rooms of the executor: a worker's hosts, the nursery that forks them, and what runs in them."""

@@ -1,1 +1,0 @@
-"""Fillings of `ports.ServiceBackend`, and what keeps them on their GPUs."""

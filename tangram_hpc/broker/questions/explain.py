@@ -1,0 +1,146 @@
+"""Pure. `tangram explain`: why one action or session waits, behind what, when it should start.
+
+Law: changes nothing; lists are cut to a length that a person reads, and their full counts are told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ...domain.ids import parse, show
+from ...domain.states import ENDED, ActionState, SessionState
+from ...scheduler.forecast import expected_end, forecast, source
+from ...scheduler.placement.homes import homes, session_reason
+from ...scheduler.policy.admission import ending_reason, reason
+from ...scheduler.scheduler import Scheduler
+from ...scheduler.state.ledger import ActionEntry, LeaseEntry, SessionEntry
+from ...scheduler.state.queue import Shape, pool_of
+from .tell_rollouts import turn_told
+
+_LIST_MAX = 8
+
+
+def explain(scheduler: Scheduler, now: int, argument: str) -> dict[str, Any]:
+    """All that is known of an action or session; `{"error": ...}` when none has that id."""
+    try:
+        number = parse(argument)
+    except ValueError:
+        return {"error": f"{argument!r} is no action id; write CLIENT.NUMBER, such as 2.17"}
+    if (session := scheduler.ledger.sessions.get(number)) is not None:
+        return _session(scheduler, session, now)
+    entry = scheduler.ledger.actions.get(number)
+    if entry is None:
+        return {"error": f"no action {argument} is waiting or running"}
+    told: dict[str, Any] = {
+        "id": show(entry.action.id), "name": entry.action.name, "state": entry.state.value,
+        "key": entry.action.key, "degrees": list(entry.action.degrees),
+        "session": show(entry.action.session), "attempt": entry.attempt,
+    } | turn_told(scheduler, entry, now)
+    if entry.state in ENDED:
+        assert entry.outcome is not None
+        return told | {"exit_code": entry.outcome.exit_status, "signal": entry.outcome.signal,
+                       "exec_s": entry.outcome.exec_ns / 1e9, "why": entry.outcome.reason}
+    if entry.state is ActionState.PENDING:
+        return told | _waits(scheduler, entry, now)
+    return told | _runs(scheduler, scheduler.ledger.leases[entry.lease], now)
+
+
+def _session(scheduler: Scheduler, session: SessionEntry, now: int) -> dict[str, Any]:
+    ledger, spec = scheduler.ledger, session.spec
+    told: dict[str, Any] = {
+        "id": show(spec.id), "name": spec.name, "session_state": session.state.value,
+        "mem_mib": spec.mem_mib, "origin": show(spec.origin) if spec.origin else "",
+        "actions_waiting": len(session.waiting), "actions_running": len(session.leases),
+    }
+    if session.state is not SessionState.WAITING:
+        return told | {"node": ledger.nodes[session.node].spec.name}
+    nodes = homes(ledger, spec)
+    return told | {
+        "reason": session_reason(ledger, session, scheduler.placer.reserve),
+        "waited_s": (now - session.requested_at) / 1e9,
+        "ahead": list(ledger.opening).index(spec.id), "nodes": len(nodes),
+        "most_free_mib": max((n.free_mem_mib for n in nodes), default=0),
+    }
+
+
+def _runs(scheduler: Scheduler, lease: LeaseEntry, now: int) -> dict[str, Any]:
+    action = scheduler.ledger.actions[lease.action].action
+    end = expected_end(scheduler.ledger, lease, now)
+    return {
+        "node": scheduler.ledger.place(lease.node).spec.name, "units": lease.units,
+        "cores": list(lease.cores), "gpus": list(lease.gpus),
+        "runs_s": (now - lease.granted_at) / 1e9, "resizes": len(lease.grants) - 1,
+        "ends_in_s": None if end is None else (end - now) / 1e9,
+        "rests_on": source(scheduler.ledger, action),
+    }
+
+
+def _waits(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, Any]:
+    ledger, action = scheduler.ledger, entry.action
+    told = forecast(scheduler, action.id, now)
+    if told.at is None:
+        start: dict[str, Any] = {"in_s": None, "why": told.why}
+    else:
+        start = {"in_s": (told.at - now) / 1e9, "units": told.units,
+                 "node": ledger.place(told.node).spec.name}
+    start["rests_on"] = dict(sorted(told.rests_on.items()))
+    ahead = _ahead(scheduler, entry)
+    holders = _holders(scheduler, entry, now)
+    return {
+        "reason": reason(ledger, entry, scheduler.placer.reserve, now),
+        "ending": ending_reason(ledger, entry, now),
+        "waited_s": (now - entry.submitted_at) / 1e9,
+        "ahead": len(ahead), "ahead_sessions": len({e.action.session for e in ahead} - {0}),
+        "ahead_shapes": [{"name": name, "key": key, "degrees": list(degrees), "count": count}
+                         for (name, key, degrees), count in _shapes(ahead)],
+        "holders": len(holders), "held_by": holders[:_LIST_MAX], "start": start,
+    }
+
+
+def _shapes(ahead: list[ActionEntry]) -> list[tuple[tuple[str, str, tuple[int, ...]], int]]:
+    shapes = Counter((e.action.name, e.action.key, e.action.degrees) for e in ahead)
+    return shapes.most_common(_LIST_MAX)
+
+
+def _ahead(scheduler: Scheduler, entry: ActionEntry) -> list[ActionEntry]:
+    """Who waits before it: in its session while that is busy or not there, else in its pool."""
+    ledger, action = scheduler.ledger, entry.action
+    session = ledger.sessions.get(action.session)
+    if action.id not in ledger.ready:
+        earlier = []
+        for other in session.waiting if session is not None else ():
+            if other == action.id:
+                break
+            earlier.append(ledger.actions[other])
+        return earlier
+    walk, before = ledger.ready.walk(pool_of(action.key, action.degrees[-1])), []
+    while (head := walk.head()) is not None and head[0] != action.id:
+        before.append(ledger.actions[head[0]])
+        walk.next()
+    return before
+
+
+def _holders(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[dict[str, Any]]:
+    """The leases that hold what it could run on, those that end first first."""
+    ledger, action = scheduler.ledger, entry.action
+    session = ledger.sessions.get(action.session)
+    home = session.node if session is not None else 0
+    shape = (ledger.ready.shape_of(action.id) if action.id in ledger.ready else
+             Shape(action.key, action.degrees, 0, 0, action.component, home, 0))
+    found: list[tuple[float, int, dict[str, Any]]] = []
+    for lease in ledger.leases.values():
+        node, of = ledger.place(lease.node), ledger.actions[lease.action].action
+        same = pool_of(of.key, of.degrees[-1]) == pool_of(action.key, action.degrees[-1])
+        if not same or shape.node not in (0, lease.node) or (
+                shape.component not in ("", node.spec.component)) or (
+                shape.guarded and not node.spec.untrusted):
+            continue
+        if action.id not in ledger.ready and lease.session != action.session:
+            continue  # it waits for its own session, not for units
+        end = expected_end(ledger, lease, now)
+        found.append((end if end is not None else float("inf"), lease.lease, {
+            "id": show(lease.action), "name": of.name, "session": show(lease.session),
+            "node": node.spec.name, "units": lease.units,
+            "ends_in_s": None if end is None else (end - now) / 1e9}))
+    return [told for _, _, told in sorted(found, key=lambda x: x[:2])]

@@ -1,0 +1,120 @@
+"""Pure. Answers to questions about a broker's state, as plain values for JSON. Changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ...domain.ids import show
+from ...domain.service import MICRO
+from ...domain.slurm import SlurmCalls
+from ...domain.states import ActionState, NodeState
+from ...scheduler.placement.homes import session_reason
+from ...scheduler.policy.admission import reason
+from ...scheduler.scheduler import Scheduler
+from ...scheduler.state.ledger import Ledger
+from ...scheduler.state.rate_limit import EndpointEntry
+
+
+def info(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
+    """The job at a glance: amounts held and lent, actions by state."""
+    ledger = scheduler.ledger
+    up = ledger.up_nodes()
+    states = Counter(entry.state.value for entry in ledger.actions.values())
+    return {
+        "job": job,
+        "placer": scheduler.placer.name,
+        "nodes": len(up),
+        "cpus": sum(len(n.cores.units) for n in up),
+        "cpus_free": sum(n.cores.free for n in up),
+        "gpus": sum(len(n.gpus.units) for n in up),
+        "gpus_free": sum(n.gpus.free for n in up),
+        "mem_mib": sum(n.spec.mem_mib for n in up),
+        "mem_mib_free": sum(n.free_mem_mib for n in up),
+        "clients": len(ledger.clients),
+        "sessions": len(ledger.sessions),
+        "sessions_waiting": len(ledger.opening),
+        "sessions_ended": ledger.sessions_seen - len(ledger.sessions),
+        "leases_granted": ledger.next_lease - 1,
+        "actions": dict(sorted(states.items())),
+        "endpoints": [_endpoint(ledger, e, now) for e in ledger.endpoints.values()],
+    }
+
+
+def _endpoint(ledger: Ledger, entry: EndpointEntry, now: int) -> dict[str, Any]:
+    """An endpoint's quota as it was declared and as it is now; rates are calls a second."""
+    spec, bays = entry.spec, ledger.ready.bays("endpoint:" + entry.spec.name)
+    return {
+        "name": spec.name, "concurrency": spec.concurrency, "concurrency_now": entry.concurrency,
+        "rate": spec.rate_micro / MICRO, "rate_now": entry.rate_micro / MICRO,
+        "burst": spec.burst_micro / MICRO, "inside": entry.busy,
+        "waiting": sum(len(line) for bay in bays for line in bay.lines.values()),
+        "throttled_s": max(0, entry.closed_until - now) / 1e9,
+        "calls": entry.calls, "cost": entry.cost_micro / MICRO,
+    }
+
+
+def slurm_calls(calls: SlurmCalls, now: int) -> dict[str, Any]:
+    """What the broker has asked of Slurm; `closed_s`: for so long it asks nothing."""
+    return {
+        "filling": calls.filling, "submits": calls.submits, "queries": calls.queries,
+        "cancels": calls.cancels, "comments": calls.comments, "failed": calls.failed,
+        "refused": calls.refused, "held_back": calls.held_back,
+        "closed_s": max(0, calls.closed_until_ns - now) / 1e9, "last_error": calls.last_error,
+    }
+
+
+def nodes(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
+    """Every node that ever joined."""
+    return {
+        "nodes": [
+            {
+                "node": n.node, "name": n.spec.name, "host": n.spec.host, "state": n.state.value,
+                "draining": n.draining, "ends_at_ns": n.spec.ends_at_ns,
+                "component": n.spec.component, "cpus": len(n.cores.units),
+                "cpus_free": n.cores.free if n.state is NodeState.UP else 0,
+                "gpus": len(n.gpus.units), "devices": n.spec.devices, "mem_mib": n.spec.mem_mib,
+                "sessions": len(n.sessions), "leases": len(n.leases),
+                "enforcement": n.spec.enforcement,
+                "backends": list(n.spec.backends), "untrusted": list(n.spec.untrusted),
+            }
+            for n in scheduler.ledger.nodes.values()
+        ]
+    }
+
+
+def services(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
+    """Every service that was declared, and where it stands."""
+    ledger = scheduler.ledger
+    standing: dict[str, list[str]] = {}
+    for node in ledger.up_nodes():
+        for there in dict.fromkeys(node.gpus.resident.values()):
+            block = ",".join(map(str, there.gpus))
+            standing.setdefault(there.service, []).append(f"{node.spec.name}:{block}")
+    return {
+        "services": [
+            {"name": s.name, "backend": s.backend, "degrees": list(s.degrees), "batch": s.batch,
+             "parked_mib": s.weights_mib, "restore_s": s.restore_ns / 1e9,
+             "stands_on": standing.get(s.name, [])}
+            for s in ledger.services.values()
+        ]
+    }
+
+
+def pending(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
+    """Every action and every session that waits, why, and for how long."""
+    ledger, reserve = scheduler.ledger, scheduler.placer.reserve
+    return {
+        "pending": [
+            {"id": show(e.action.id), "name": e.action.name,
+             "reason": reason(ledger, e, reserve, now),
+             "waited_s": (now - e.submitted_at) / 1e9, "cpus": e.action.degrees[0]}
+            for e in ledger.actions.values() if e.state is ActionState.PENDING
+        ],
+        "pending_sessions": [
+            {"id": show(s.spec.id), "name": s.spec.name, "mem_mib": s.spec.mem_mib,
+             "reason": session_reason(ledger, s, reserve),
+             "waited_s": (now - s.requested_at) / 1e9}
+            for s in map(ledger.sessions.__getitem__, ledger.opening)
+        ],
+    }

@@ -1,0 +1,260 @@
+"""`Endpoint`: calls of somebody else's API from the trainer, within its quota.
+
+Law: the broker grants a slot and a token for every attempt; the call itself is the caller's own
+code, here. Nothing is repeated unless the endpoint says that it was not carried out (429, or no
+connection stood), or its caller declared it idempotent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from types import TracebackType
+from typing import Any, Protocol, SupportsFloat
+
+from ...domain.states import ActionState
+from ...errors import ActionTimeout, InvalidInput, Throttled, Transient
+from .turn import Turn
+from .verdict import understood
+
+Attempt = Callable[[], Awaitable[Any]]
+Cost = float | Callable[[Any], float]
+_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+
+
+class TakesTurns(Protocol):
+    """What an Endpoint needs of its Client."""
+
+    def _take_turn(self, endpoint: str, name: str, trajectory: str | int) -> Turn: ...
+
+
+class Slot:
+    """One call: `with` (or `async with`) waits for a slot and a token and holds the slot inside.
+
+    Set `cost`, and of a trajectory's tool `returned` (characters), before its end. An exception
+    inside ends the action as FAILED, and one that says that the endpoint pushed back (`Throttled`,
+    `Transient`; see `check_response`) slows its calls down.
+    """
+
+    def __init__(self, take_turn: Callable[[], Turn]) -> None:
+        self.cost, self.returned, self._take_turn = 0.0, 0, take_turn
+        self._turn: Turn | None = None
+
+    @property
+    def id(self) -> str:
+        """The action's id as accounting shows it; empty before it is entered."""
+        return self._turn.future.id if self._turn is not None else ""
+
+    def __enter__(self) -> Slot:
+        self._turn = turn = self._take_turn()
+        try:
+            turn.wait_here()
+        except BaseException:
+            turn.end(ActionState.CANCELLED)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        assert self._turn is not None
+        _end(self._turn, error, self.cost, self.returned)
+
+    async def __aenter__(self) -> Slot:
+        self._turn = turn = self._take_turn()
+        try:
+            await turn.wait()
+        except BaseException:
+            turn.end(ActionState.CANCELLED)
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                        trace: TracebackType | None) -> None:
+        assert self._turn is not None
+        _end(self._turn, error, self.cost, self.returned)
+
+
+class Endpoint:
+    """A declared endpoint; see `Client.endpoint`. `slot` from anywhere, `request` on one loop."""
+
+    def __init__(self, client: TakesTurns, name: str, *, cache: int = 0, cache_s: float = 300.0,
+                 single_flight: bool = False, rng: random.Random | None = None) -> None:
+        if cache < 0 or not cache_s > 0:
+            raise InvalidInput("cache, cache_s: a number of answers >= 0, and seconds > 0")
+        self.name, self._client = name, client
+        self._rng = rng or random.Random()
+        self._cache_max, self._cache_s, self._single = cache, cache_s, single_flight
+        self._cache: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()  # until, answer
+        self._flying: dict[Hashable, asyncio.Task[Any]] = {}
+
+    def slot(self, name: str = "", *, trajectory: str | int = "") -> Slot:
+        """One attempt of your own; it is never repeated. `name`: its class in accounting;
+        `trajectory`: whose tool it is, see `Client.rollout`."""
+        return Slot(lambda: self._client._take_turn(self.name, name, trajectory))
+
+    async def request(self, attempt: Attempt, *, timeout: float = 60.0, idempotent: bool = False,
+                      cost: Cost = 0.0, key: Hashable = None, name: str = "",
+                      trajectory: str | int = "") -> Any:
+        """Makes one call, of as many attempts as it takes.
+
+        Args:
+            attempt: makes one attempt and returns its value; raises `Throttled` for a 429 and
+                `Transient` for what may pass (`return check_response(await http.get(url))`).
+            timeout: seconds from the first attempt's start to the end, further attempts, pauses
+                and their waits included; the wait for the first never counts.
+            idempotent: whether it may be carried out twice, so that it is repeated although the
+                endpoint may have carried it out. A 429 is always repeated, and so is what never
+                reached the endpoint.
+            cost: of the call in your own unit, or a function of its value; see `tangram acct`.
+            key: names what is asked for, for `cache` and `single_flight`.
+            name: its class in accounting; the endpoint's name without.
+            trajectory: whose tool it is, see `Client.rollout`; a text or bytes count as large as
+                they are, any other value as its text. An answer that was kept or shared under
+                `key` tells nothing: say it by `Client.tool_returned`.
+
+        Raises:
+            ActionTimeout: no attempt succeeded within the timeout.
+            InfeasibleRequest: no such endpoint is declared.
+            what the attempt raised, when it is not to be repeated.
+        """
+        if not isinstance(timeout, SupportsFloat) or not float(timeout) > 0:
+            raise InvalidInput(f"timeout: {timeout!r} is not a number of seconds > 0")
+        call = _Call(name or self.name, self._rng, attempt, timeout, idempotent, cost,
+                     trajectory != "")
+
+        def turn() -> Turn:
+            return self._client._take_turn(self.name, name, trajectory)
+
+        if key is None:
+            return await call.run(turn())
+        now = asyncio.get_running_loop().time()
+        if key in self._cache:
+            until, value = self._cache[key]
+            if now < until:
+                self._cache.move_to_end(key)
+                return value
+            del self._cache[key]
+        if not self._single:
+            return self._keep(key, await call.run(turn()))
+        flight = self._flying.get(key)
+        if flight is None:
+            flight = asyncio.ensure_future(call.run(turn()))
+            self._flying[key] = flight
+            flight.add_done_callback(lambda done: self._landed(key, done))
+        return await asyncio.shield(flight)
+
+    def _landed(self, key: Hashable, flight: asyncio.Task[Any]) -> None:
+        del self._flying[key]
+        if not flight.cancelled() and flight.exception() is None:
+            self._keep(key, flight.result())
+
+    def _keep(self, key: Hashable, value: Any) -> Any:
+        if self._cache_max:
+            self._cache[key] = (asyncio.get_running_loop().time() + self._cache_s, value)
+            self._cache.move_to_end(key)
+            while len(self._cache) > self._cache_max:
+                self._cache.popitem(last=False)
+        return value
+
+
+class _Call:
+    """One call on its way through its attempts."""
+
+    def __init__(self, name: str, rng: random.Random, attempt: Attempt, timeout_s: float,
+                 idempotent: bool, cost: Cost, told: bool) -> None:
+        self._name, self._rng, self._attempt, self._timeout_s = name, rng, attempt, timeout_s
+        self._idempotent, self._cost, self._told = idempotent, cost, told
+        self._deadline, self._failed, self._tries = 0.0, "", 0
+
+    async def run(self, turn: Turn) -> Any:
+        """The value; the turn is at its end then, whatever happens."""
+        try:
+            await turn.wait()
+            self._deadline = asyncio.get_running_loop().time() + self._timeout_s
+            while True:
+                failure = await self._once(turn)
+                if failure is None:
+                    return self._value
+                self._tries += 1
+                self._failed = f"{failure} ({self._tries} attempts)"
+                await self._before_the_next(turn, failure)
+        except _OutOfTime:
+            reason = f"not served within its timeout of {self._timeout_s:g} s"
+            reason += f"; last: {self._failed}" if self._failed else ""
+            turn.end(ActionState.TIMEOUT, reason)
+            late = ActionTimeout(f"action {turn.future.id}: TIMEOUT: {reason}")
+            late.name, late.limit_s = self._name, float(self._timeout_s)
+            late.used_s = late.limit_s + asyncio.get_running_loop().time() - self._deadline
+            raise late from None
+        except BaseException as error:
+            _end(turn, error, 0.0)
+            raise
+
+    async def _once(self, turn: Turn) -> Throttled | Transient | None:
+        """One attempt; a failure that is to be repeated, or None when the value is here."""
+        try:
+            self._value = value = await self._in_time(self._attempt())
+        except _OutOfTime:
+            raise
+        except Exception as error:
+            failure = understood(error)
+            if failure is None or not self._may_repeat(failure):
+                raise
+            return failure
+        turn.end(ActionState.COMPLETED, cost=self._cost(value) if callable(self._cost)
+                 else self._cost, returned=_size(value) if self._told else 0)
+        return None
+
+    def _may_repeat(self, failure: Throttled | Transient) -> bool:
+        return isinstance(failure, Throttled) or self._idempotent or not failure.reached
+
+    async def _before_the_next(self, turn: Turn, failure: Throttled | Transient) -> None:
+        """Waits for the next attempt's grant. The endpoint's own wish is waited for by the broker,
+        for all of its callers; what broke is given a jittered pause first, its slot still held."""
+        if not isinstance(failure, Throttled) and not failure.retry_after:
+            pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._tries, 10))
+            await self._in_time(asyncio.sleep(self._rng.uniform(0.0, pause_s)))
+        turn.again(str(failure), failure)
+        await self._in_time(turn.wait())
+
+    async def _in_time(self, what: Awaitable[Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(what)
+        try:
+            done, _ = await asyncio.wait([task], timeout=max(0.0, self._deadline - loop.time()))
+        except asyncio.CancelledError:
+            await _cancelled(task)
+            raise
+        if not done:
+            await _cancelled(task)
+            raise _OutOfTime
+        return task.result()
+
+
+class _OutOfTime(Exception):
+    """The call's own time is over; never reaches a user."""
+
+
+async def _cancelled(task: asyncio.Future[Any]) -> None:
+    """Cancels it and lets it end; what it says then is of no use any more."""
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()
+
+
+def _size(value: Any) -> int:
+    """Characters of what a tool returned."""
+    return len(value if isinstance(value, str | bytes) else str(value))
+
+
+def _end(turn: Turn, error: BaseException | None, cost: float, returned: int = 0) -> None:
+    """Tells the broker how an attempt ended that is the last one."""
+    if error is None:
+        return turn.end(ActionState.COMPLETED, cost=cost, returned=returned)
+    if isinstance(error, asyncio.CancelledError):
+        return turn.end(ActionState.CANCELLED, "by its caller")
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    turn.end(ActionState.FAILED, reason, failure=understood(error))

@@ -1,0 +1,135 @@
+"""`Turn`: one action that asks for an endpoint's slot and token, as its client holds it.
+
+Law: the broker grants and the client says how it went (`Done`); every grant is answered once, under
+the lease that fences it, and the last answer is kept until the action's result is here, so that it
+can be said again after a lost way. The client's own thread only hands grants over; all else is on
+the caller's side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import SupportsFloat
+
+from ...domain.outcome import Outcome
+from ...domain.service import pushed_by
+from ...domain.states import ActionState
+from ...errors import BrokerUnreachable, InvalidInput
+from ...protocol import message as ms
+from ..forked import end_copy
+from ..future import Future
+
+_COST_MAX = 1e12
+_RETURNED_MAX = 1 << 40
+_Grant = concurrent.futures.Future[ms.Granted]
+
+
+class Turn:
+    """Ask (`wait`), call, and say how it went (`end`), or that it is to be asked again (`again`).
+
+    Args:
+        future: the action's; its result says that the broker knows the end.
+        say: puts a message into the client's outbox.
+        pace: seconds until a grant may be used; None if it came too late for that.
+    """
+
+    def __init__(self, future: Future, say: Callable[[ms.Message], None],
+                 pace: Callable[[ms.Granted], float | None]) -> None:
+        self.future, self._say, self._pace = future, say, pace
+        self.said: ms.Done | None = None
+        self._lease, self._over, self._began_ns = 0, 0, 0
+        self._next: _Grant = concurrent.futures.Future()
+        future.add_done_callback(self._closed)
+
+    # ---- the client's thread -----------------------------------------------------------------
+
+    def granted(self, grant: ms.Granted) -> None:
+        """The broker says so; a word that comes twice is harmless."""
+        if grant.lease != self._over:
+            with suppress(concurrent.futures.InvalidStateError):
+                self._next.set_result(grant)
+
+    def _closed(self, future: concurrent.futures.Future[object]) -> None:
+        problem = None if future.cancelled() else future.exception()
+        with suppress(concurrent.futures.InvalidStateError):
+            self._next.set_exception(problem or BrokerUnreachable("the client was closed"))
+
+    def disown(self, error: Exception) -> None:
+        """In the child of a fork: the grant is the parent's."""
+        end_copy(self._next, error)
+
+    # ---- the caller's side -------------------------------------------------------------------
+
+    async def wait(self) -> None:
+        """Returns when the call may be made.
+
+        Raises:
+            InfeasibleRequest: no such endpoint is declared.
+            BrokerUnreachable: the broker or this client ended.
+        """
+        while (pause_s := self._taken(await asyncio.wrap_future(self._next))) is None:
+            pass
+        if pause_s:
+            await asyncio.sleep(pause_s)
+            self._began_ns = time.monotonic_ns()
+
+    def wait_here(self) -> None:
+        """The same for a thread."""
+        while (pause_s := self._taken(self._next.result())) is None:
+            pass
+        if pause_s:
+            time.sleep(pause_s)
+            self._began_ns = time.monotonic_ns()
+
+    def _taken(self, grant: ms.Granted) -> float | None:
+        """Seconds until the call may start; None: it came too late and was given back."""
+        self._lease, self._began_ns = grant.lease, time.monotonic_ns()
+        pause_s = self._pace(grant)
+        if pause_s is None:
+            self.again("its client was late")
+        return pause_s
+
+    def again(self, reason: str, failure: BaseException | None = None) -> None:
+        """This attempt was nothing; `wait` for the next grant, at the old turn."""
+        over, self._over = self._lease, self._lease
+        self._next = concurrent.futures.Future()
+        self._tell(over, ActionState.PREEMPTED, reason, failure)
+        self._lease = 0
+        if self.future.done():
+            self._closed(self.future)
+
+    def end(self, state: ActionState, reason: str = "", *, failure: BaseException | None = None,
+            cost: float = 0.0, returned: int = 0) -> None:
+        """How the call went, or that it will not be made. A second end is ignored. `failure`: what
+        may say that the endpoint pushed back; `returned`: characters that it gave back.
+
+        Raises:
+            InvalidInput: the cost is no amount, or `returned` no count; the call has ended as
+                FAILED.
+        """
+        if self.said is not None and self.said.outcome.state is not ActionState.PREEMPTED:
+            return
+        self._over, wrong = self._lease, ""
+        if not isinstance(cost, SupportsFloat) or not 0 <= float(cost) < _COST_MAX:
+            wrong = f"cost: {cost!r} is no amount; it is a number from 0 to {_COST_MAX:g}"
+        elif type(returned) is not int or not 0 <= returned < _RETURNED_MAX:
+            wrong = f"returned: {returned!r} is no whole number of characters"
+        if wrong:
+            state, reason, cost, returned = ActionState.FAILED, wrong, 0.0, 0
+        self._tell(self._lease, state, reason, failure, cost, returned)
+        if wrong:
+            raise InvalidInput(wrong)
+
+    def _tell(self, lease: int, state: ActionState, reason: str,
+              failure: BaseException | None, cost: float = 0.0, returned: int = 0) -> None:
+        ran_ns = time.monotonic_ns() - self._began_ns if lease else 0
+        pushed, wait_ns = pushed_by(failure) if failure is not None else (0, 0)
+        self.said = ms.Done(self.future.action, lease, Outcome(
+            state, exec_ns=ran_ns, reason=" ".join(reason.split())[:500],
+            cost_micro=round(float(cost) * 1e6), pushed=pushed, retry_after_ns=wait_ns,
+            returned=returned))
+        self._say(self.said)

@@ -1,0 +1,56 @@
+"""What a person writes of an endpoint: `register_endpoint(name, ...)`, `[endpoints.NAME]` in TOML.
+
+Law: checked here, before anything is sent; a wrong field is one line that names it. The scheduler
+sees an `EndpointSpec` and never the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..domain.service import MICRO, EndpointSpec
+from ..errors import InvalidInput
+
+
+class Quota(BaseModel):
+    """What somebody else's API allows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    concurrency: int = Field(64, ge=1, le=1 << 20, description="calls at once")
+    rate: float = Field(0.0, ge=0, le=1e6, description="calls a second; 0: no limit")
+    burst: float | None = Field(None, ge=1, le=1e6, description="calls at once after a pause; a "
+                                                                "second's worth where not said")
+    jitter_ms: float = Field(50.0, ge=0, le=10000, description="a call may be so much later at the "
+                                                               "endpoint than one after it")
+
+    def bucket(self) -> float:
+        """Tokens that its bucket holds here: the endpoint's own burst, less what could come too
+        early by the jitter; at least one."""
+        burst = self.burst if self.burst is not None else max(1.0, self.rate)
+        return max(1.0, burst - self.rate * self.jitter_ms / 1e3)
+
+
+def endpoint_spec(name: str, wanted: Quota | Mapping[str, Any]) -> EndpointSpec:
+    """What the scheduler needs of an endpoint.
+
+    Raises:
+        InvalidInput: a field is wrong; names it.
+    """
+    if not isinstance(name, str) or not name or any(c.isspace() for c in name):
+        raise InvalidInput(f"endpoint name: {name!r} must be one word")
+    if not isinstance(wanted, Quota):
+        try:
+            wanted = Quota(**wanted)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            raise InvalidInput(f"endpoint {name}: {field}: {first['msg']}, got "
+                               f"{first['input']!r}") from None
+        except TypeError:
+            raise InvalidInput(f"endpoint {name}: {wanted!r} is not a table of fields") from None
+    return EndpointSpec(name, wanted.concurrency, round(wanted.rate * MICRO),
+                        round(wanted.bucket() * MICRO))

@@ -1,0 +1,205 @@
+"""What a person writes of a service: `register_service(name, {...})` or `[services.NAME]` in TOML.
+
+Law: checked here, before anything is sent; a wrong field is one line that names it. What a backend
+needs of its own is one class; the scheduler sees a `ServiceSpec` and never the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from ..domain.service import BLOCK_SIZES, ServiceSpec
+from ..errors import InvalidInput
+
+
+class Service(BaseModel):
+    """What every service has."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    degrees: tuple[int, ...] = Field((1,), min_length=1,
+                                     description="sizes of the GPU blocks that it runs on")
+    batch: int = Field(64, ge=1, le=4096, description="calls that run as one, at most")
+    batch_tokens: int = Field(16384, ge=0, description="tokens of one batch, at most; 0: any")
+    batch_wait_ms: float = Field(2.0, ge=0, le=1000, description="how long a first call waits for "
+                                                                 "others to join it")
+    stay_s: float = Field(0.0, ge=0, le=3600, description="it stays on a block for so long")
+    weights_mib: int = Field(0, ge=0, description="host memory it takes parked; 0: its files")
+    copies: int = Field(1, ge=1, le=64, description="how many copies a node loads in advance, as "
+                                                    "far as its memory goes; others when wanted")
+    restore_s: float = Field(0.0, ge=0, description="what bringing it to a block costs; learned")
+
+    def weights(self) -> int:
+        """Host memory that it takes parked, MiB."""
+        return self.weights_mib
+
+    def shares(self) -> str:
+        """See `ServiceSpec.shares`."""
+        return ""
+
+
+class TorchService(Service):
+    """A Hugging Face model, served by the runner of this package (extra `torch`)."""
+
+    backend: Literal["torch"]
+    model: str = Field(description="a folder with config.json, safetensors and a tokenizer")
+    task: Literal["causal", "classifier"] = Field(
+        "causal", description="causal: logprobs and generate; classifier: score")
+    dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
+    max_len: int = Field(4096, ge=1, description="longest sequence, tokens")
+    load_s: float = Field(300.0, gt=0, description="how long loading may take")
+    fresh: str = Field("", description="a folder in which newer weights of it are published while "
+                                       "it is served; each batch runs on the newest")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads that it computes with; 0: its "
+                                                       "device's share of the node's cores")
+
+    def weights(self) -> int:
+        """As its safetensors are large, where nothing else is said."""
+        size = sum(f.stat().st_size for f in Path(self.model).glob("*.safetensors"))
+        return self.weights_mib or -(-size >> 20)
+
+    def shares(self) -> str:
+        """Variants of one model are those whose files are the very same."""
+        files = [] if self.fresh else sorted(Path(self.model).glob("*.safetensors"))
+        return json.dumps([os.path.realpath(f) for f in files] + [self.dtype]) if files else ""
+
+
+class EngineService(Service):
+    """What every engine has that somebody else runs and that is reached by HTTP. It stays on the
+    GPUs that its owner gave it: say which, as the scheduler lends them."""
+
+    url: str = Field(description="base URL, as http://localhost:8000")
+    node: str = Field("", description="the name of the node whose GPUs it has; empty where only "
+                                      "one node has GPUs")
+    gpus: tuple[int, ...] = Field((0,), min_length=1,
+                                  description="its GPUs, by the numbers that the node lends")
+    token_env: str = Field("", description="environment variable that holds a bearer token")
+    timeout_s: float = Field(600.0, gt=0, description="how long any answer may take")
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, url: str) -> str:
+        try:
+            parts = urlsplit(url)
+            fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (
+                parts.port is None or parts.port > 0) and not any(map(str.isspace, url))
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError("must be as http://host:port")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ValueError("must hold no user, password, query or fragment; a token belongs into "
+                             "the variable that token_env names")
+        return url
+
+
+class HttpService(EngineService):
+    """Any engine that speaks plain JSON: one POST for a batch of calls, and POSTs that park and
+    wake it, without a body.
+
+    `call_path` gets `{"requests": [{"method": "score", "arguments": {...}}, ...]}` and answers
+    `{"replies": [{"value": ...} or {"error": "why this one is wrong"}, ...]}`, in their order.
+    `park_path` and `wake_path` answer 2xx when it is done, twice is harmless, and the GPUs' memory
+    is free when `park_path` has answered. A status of 507, or of 5xx with "out of memory" in its
+    text, says that it did not fit and that the engine is as it was; `health_path` answers 2xx while
+    it lives. A batch that gets a 4xx is sent again call by call."""
+
+    backend: Literal["http"]
+    call_path: str = Field("/call", pattern="^/")
+    wake_path: str = Field("", pattern="^(/|$)",
+                           description="POSTed to bring it to the GPUs; empty: nothing is")
+    park_path: str = Field("", pattern="^(/|$)",
+                           description="POSTed to take it off the GPUs; empty: it stays there")
+    health_path: str = Field("/health", pattern="^(/|$)")
+
+
+class VllmService(EngineService):
+    """A vLLM server: OpenAI's API, /sleep and /wake_up. Start it with `VLLM_SERVER_DEV_MODE=1` in
+    its environment and with `--enable-sleep-mode`."""
+
+    backend: Literal["vllm"]
+    model: str = Field(description="the model's name in its API")
+    sleep_level: Literal[1, 2] = Field(1, description="1: weights are parked in host memory; 2: "
+                                                      "they are dropped and read from disk again")
+
+
+class SglangService(EngineService):
+    """An SGLang server: /generate, /release_memory_occupation and /resume_memory_occupation. Start
+    it with `--enable-memory-saver --enable-weights-cpu-backup`."""
+
+    backend: Literal["sglang"]
+    model: str = Field(description="its --served-model-name")
+
+
+class FakeService(Service):
+    """Computes nothing: it takes as long as it says, for tests of what is around it. Its answers
+    say that they are fake."""
+
+    backend: Literal["fake"]
+    wake_s: float = Field(0.0, ge=0)
+    park_s: float = Field(0.0, ge=0)
+    call_s: float = Field(0.0, ge=0, description="for each batch")
+    token_s: float = Field(0.0, ge=0, description="for each token of it")
+
+
+_KINDS: dict[str, type[Service]] = {"torch": TorchService, "http": HttpService,
+                                    "vllm": VllmService, "sglang": SglangService,
+                                    "fake": FakeService}
+
+
+def service_spec(name: str, wanted: Service | Mapping[str, Any]) -> ServiceSpec:
+    """What the scheduler needs of a service, and what its backend is told.
+
+    Raises:
+        InvalidInput: a field is wrong; names it.
+    """
+    if not isinstance(name, str) or not name or any(c.isspace() for c in name):
+        raise InvalidInput(f"service name: {name!r} must be one word")
+    service = wanted if isinstance(wanted, Service) else _checked(name, wanted)
+    if isinstance(service, EngineService):
+        service = service.model_copy(update={"degrees": (len(service.gpus),)})
+    if sorted(set(service.degrees)) != list(service.degrees) or not set(
+            service.degrees) <= set(BLOCK_SIZES):
+        raise InvalidInput(f"service {name}: degrees: {service.degrees} must ascend, of "
+                           f"{', '.join(map(str, BLOCK_SIZES))}")
+    return ServiceSpec(
+        name, round(service.restore_s * 1e9), service.weights(),
+        backend=getattr(service, "backend", ""), options=service.model_dump_json().encode(),
+        degrees=service.degrees, batch=service.batch, stay_ns=round(service.stay_s * 1e9),
+        shares=service.shares(), node=getattr(service, "node", ""),
+        gpus=getattr(service, "gpus", ()))
+
+
+def options_of(spec: ServiceSpec) -> Any:
+    """What its backend is told: the class that `service_spec` was given.
+
+    Raises:
+        InvalidInput: another version of this package wrote it.
+    """
+    try:
+        return _KINDS[spec.backend].model_validate_json(spec.options)
+    except (KeyError, ValidationError) as error:
+        raise InvalidInput(f"service {spec.name}: its options are not understood ({error})"
+                           ) from None
+
+
+def _checked(name: str, wanted: Mapping[str, Any]) -> Service:
+    if not isinstance(wanted, Mapping):
+        raise InvalidInput(f"service {name}: {wanted!r:.60} is not a table of fields")
+    kind = wanted.get("backend", "")
+    if kind not in _KINDS:
+        raise InvalidInput(f"service {name}: backend: {kind!r} is not one of {', '.join(_KINDS)}")
+    try:
+        return _KINDS[kind](**wanted)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        said = first["msg"].removeprefix("Value error, ")
+        raise InvalidInput(f"service {name}: {field}: {said}") from None

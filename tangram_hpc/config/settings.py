@@ -1,0 +1,288 @@
+"""Everything a person may set, with its default, its bounds and where it came from.
+
+A later source wins over an earlier one, key by key (a table such as `[elastic]` is one key):
+
+1. the defaults below;
+2. the site's file, `/etc/tangram/tangram.toml`;
+3. the user's file, `$XDG_CONFIG_HOME/tangram/tangram.toml` (default `~/.config`);
+4. the file that is named by `--config FILE` or `TANGRAM_CONFIG`;
+5. `TANGRAM_*` in the environment;
+6. the command line.
+
+Settings are code: they say which code is trusted, where secrets go and what batch scripts run.
+So the site's and the user's file are refused where another account could have written them
+(`ownership.py`), and `tangram.toml` of the current directory, which may be somebody's repository,
+is read only when it is named. An unknown key is an error with a suggestion; every error is one line
+that names the field, the source and the remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from ..errors import InvalidInput
+from ..scheduler.placement.placers.registry import NAMES as PLACERS
+from ..scheduler.placement.placers.registry import make_placer
+from .ownership import read_trusted
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ENV_PREFIX = "TANGRAM_"
+FILE = "tangram.toml"
+SITE_FILE = Path("/etc/tangram") / FILE
+_KIND = "config file"
+
+
+class Config(BaseModel):
+    """All settings. Seconds end in `_s`, MiB in `_mib`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    placer: str = Field("elastic", description=f"one of {', '.join(PLACERS)}")
+    sync: Literal["none", "batch", "always"] = Field(
+        "none", description="journal: none survives the broker's death, batch and always the node's"
+    )
+    grace_s: float = Field(30.0, ge=0, le=86400, description="how long a lost client may be away")
+    join_s: float = Field(120.0, gt=0, description="how long to wait for all expected workers")
+    end_margin_s: float = Field(
+        60.0, ge=0, le=86400, description="a node lends no more so long before its allocation "
+                                          "ends; at most a third of what is left when it joins")
+    end: str = Field("", description="when the allocation ends that a worker lends of, if Slurm "
+                                     "does not say it: seconds since the epoch, or +SECONDS")
+    once_mib: int = Field(1024, ge=1, description="how much may be kept for a requeue of actions "
+                                                  "with `once`: what they are to do, and results")
+    kill_wait_s: float = Field(2.0, ge=0, le=600, description="SIGTERM to SIGKILL")
+    output_max: int = Field(1 << 20, ge=1024, le=1 << 30, description="bytes kept of each stream")
+    bind: str = Field("", description="where to listen besides the Unix socket: an address, "
+                                      "an interface or a network of the host; empty: chosen so "
+                                      "that other nodes reach it; `none` for no TCP")
+    cpus: int = Field(0, ge=0, le=65536, description="CPUs a worker lends; 0 for all it may use")
+    mem_mib: int = Field(0, ge=0, description="memory a worker lends; 0 for what the job has")
+    mem_overcommit: float = Field(
+        1.0, ge=1, le=16, description="a worker lends so many times its memory: sessions may "
+                                      "declare more than there is, as most never use it")
+    devices: str = Field(
+        "", description="devices a worker lends: empty for the GPUs that Slurm gave or that are "
+                        "there; `none`; `cpu:N` or `fake:N` stand-ins, without N as many as Slurm "
+                        "gave")
+    disk_mib: int = Field(10240, ge=0, description="disk of a session that names none; 0: no limit")
+    session_pids: int = Field(1024, ge=16, le=1 << 22, description="processes of one sandbox")
+    starts_max: int = Field(0, ge=0, le=4096,
+                            description="sandboxes that start at once on a node; 0: one per core")
+    isolation: Literal["", "process", "bwrap", "podman", "apptainer", "enroot"] = Field(
+        "", description="backend of sessions that name none; empty for the node's best")
+    enforcement: Literal["", "cgroup2", "cgroup1", "affinity", "counted"] = Field(
+        "", description="how units are enforced; empty for the best that works")
+    read_paths: tuple[str, ...] = Field(
+        (), description="paths of the node that untrusted sandboxes may read besides the system's")
+    warm: int = Field(-1, ge=-1, le=4096,
+                      description="sandboxes kept ready; -1: one per core, at most 4")
+    compiled: bool = Field(True, description="plain commands in sandboxes may be served by the "
+                                             "compiled loop, where it was built")
+    scratch: str = Field("", description="node-local folder for sandboxes; empty for TMPDIR")
+    gateway_spin_us: int = Field(200, ge=0, le=100000,
+                                 description="how long an MPI wait spins before it sleeps; not at "
+                                 "all where a node's ranks outnumber their cores")
+    slurm: Literal["auto", "cli", "pyslurm"] = Field(
+        "auto", description="how the broker talks to Slurm: its commands, pyslurm, or pyslurm "
+                            "where it works")
+    slurm_query_s: float = Field(30.0, ge=30, le=3600,
+                                 description="least time between two of its questions to Slurm")
+    job_comment: bool = Field(
+        True, description="at its end the broker puts a summary into the job's Comment")
+    endpoints: dict[str, dict[str, Any]] = Field(
+        {}, description="tables [endpoints.NAME]: somebody else's APIs, see endpoints.py")
+
+    elastic: dict[str, Any] = Field(
+        {}, description="table [elastic]: nodes that may be asked for and given back while the "
+                        "job runs, see allocations.py")
+    services: dict[str, dict[str, Any]] = Field(
+        {}, description="GPU services by name, as for `register_service`")
+    rollouts: dict[str, dict[str, Any]] = Field(
+        {}, description="rollout pools over them by name, as for `register_rollouts`")
+    planner: dict[str, Any] = Field(
+        {}, description="table [planner] of `tangram plan`, see config/planner/settings.py")
+
+    @field_validator("devices")
+    @classmethod
+    def _known_devices(cls, value: str) -> str:
+        if not re.fullmatch(r"|none|(cpu|fake)(:[1-9]\d{0,2})?", value):
+            raise ValueError("empty, none, cpu, cpu:N, fake or fake:N, N from 1 to 999")
+        return value
+
+    @field_validator("end")
+    @classmethod
+    def _known_end(cls, value: str) -> str:
+        if not re.fullmatch(r"|\+?[1-9]\d{0,10}", value):
+            raise ValueError("empty, seconds since the epoch, or + and seconds from now")
+        return value
+
+    @field_validator("read_paths", mode="before")
+    @classmethod
+    def _split_paths(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = [path for path in re.split("[,:]", value) if path]
+        for path in value if isinstance(value, list | tuple) else ():
+            if not str(path).startswith("/"):
+                raise ValueError("paths begin with /")
+        return value
+
+
+# Read by other parts, not settings: they say where things are.
+_NOT_SETTINGS = {"ACCESS", "CONFIG", "HOME", "JOB", "GATEWAY", "WORLD_SIZE", "RUN_DIR", "DEMO"}
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What all sources say together, before it is checked."""
+
+    values: dict[str, Any]
+    origin: dict[str, str]
+    """Where each of the values came from, in words; fields that are absent have their default."""
+    files: tuple[Path, ...]
+    """The files that were read, the later ones winning."""
+    ignored: Path | None
+    """`tangram.toml` of the current directory, where nothing named it; it was not read."""
+
+
+def gather(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Gathered:
+    """Reads all sources; `overrides` are the command line's.
+
+    Raises:
+        InvalidInput: a file is refused, cannot be read or is no TOML; one line.
+    """
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    files: list[Path] = []
+
+    def take(path: Path, told: Mapping[str, Any]) -> None:
+        files.append(path)
+        values.update(told)
+        origin.update(dict.fromkeys(told, str(path)))
+
+    home = _home(environ)
+    for path in (SITE_FILE, user_file(environ)):
+        if path.is_relative_to(home) and not os.access(home, os.X_OK):
+            continue  # as after `sudo` or `su`, which can leave HOME at another user's home
+        text = read_trusted(path, home, _KIND)
+        if text is not None:
+            take(path, _parsed(text, path, _KIND))
+    named = environ.get("TANGRAM_CONFIG")
+    if named:
+        take(Path(named), read_toml(Path(named)))
+    for name, text in environ.items():
+        key = name.removeprefix(ENV_PREFIX)
+        if name.startswith(ENV_PREFIX) and key not in _NOT_SETTINGS:
+            field = key.lower()
+            if field in Config.model_fields:
+                values[field], origin[field] = text, name
+    for key, value in (overrides or {}).items():
+        if value is not None:
+            values[key], origin[key] = value, f"--{key.replace('_', '-')}"
+    here = Path(FILE)
+    # os.path.exists is False, and Path.exists fails, where this folder may not be searched
+    unnamed = (not named and os.path.exists(here)
+               and not any(here.samefile(file) for file in files))
+    return Gathered(values, origin, tuple(files), here.absolute() if unnamed else None)
+
+
+def user_file(environ: Mapping[str, str]) -> Path:
+    """Where the user's own settings lie, by the XDG base directories; it need not exist."""
+    base = environ.get("XDG_CONFIG_HOME", "")
+    if not base.startswith("/"):  # unset, or relative, which the standard tells to ignore
+        base = str(_home(environ) / ".config")
+    return Path(base) / "tangram" / FILE
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    try:
+        return Path(environ.get("HOME") or Path.home()).absolute()
+    except RuntimeError:
+        raise InvalidInput("HOME is not set, and this user id has no entry in the password "
+                           "database; set HOME") from None
+
+
+def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None, *,
+                say: bool = True) -> Config:
+    """The settings in force.
+
+    Args:
+        environ: the environment.
+        overrides: what the command line says; None values are left out.
+        say: whether a `tangram.toml` of the current directory that is not read is told on stderr;
+            False where another process of the same job tells it.
+
+    Raises:
+        InvalidInput: a field is unknown or wrong, or a file is refused; one line.
+    """
+    found = gather(environ, overrides)
+    if say and found.ignored is not None:
+        print(f"tangram: warning: {ignored_line(found.ignored, environ)}", file=sys.stderr)
+    return checked(found)
+
+
+def ignored_line(path: Path, environ: Mapping[str, str]) -> str:
+    """What to tell of a file in the current directory that is not read: why, and the remedy."""
+    return (f"{path} is not read: settings that lie in the current directory count only when they "
+            f"are named. If they are yours, say `--config {FILE}` or TANGRAM_CONFIG={path} (in a "
+            f"batch script `tangram template render -o config={FILE}`), or move them to "
+            f"{user_file(environ)}")
+
+
+def read_toml(path: Path, what: str = _KIND) -> dict[str, Any]:
+    """A TOML file; `what` names its kind in an error.
+
+    Raises:
+        InvalidInput: it cannot be read or is no TOML; one line.
+    """
+    try:
+        return _parsed(path.read_text(), path, what)
+    except OSError as error:
+        raise InvalidInput(f"{what} {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{what} {path}: not a text file") from None
+
+
+def _parsed(text: str, path: Path, what: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(f"{what} {path}: {error}") from None
+
+
+def checked(found: Gathered) -> Config:
+    """The settings as they are in force.
+
+    Raises:
+        InvalidInput: a field is unknown or wrong; names it, its source and the remedy.
+    """
+    values, origin = found.values, found.origin
+    try:
+        config = Config(**values)
+        make_placer(config.placer)
+        return config
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        where = origin.get(key, "default")
+        if first["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(key, Config.model_fields, n=1)
+            hint = f"; did you mean `{near[0]}`?" if near else ""
+            raise InvalidInput(f"config field `{key}` ({where}) is not known{hint}") from None
+        raise InvalidInput(f"config field `{key}` ({where}): {first['msg']}, got "
+                           f"{first['input']!r}") from None
+    except InvalidInput as error:
+        raise InvalidInput(f"config field `placer` ({origin.get('placer', 'default')}): {error}"
+                           ) from None

@@ -1,1 +1,0 @@
-"""Pure. Placers: who starts where on how many units. One file each behind `base.Placer`."""

@@ -1,1 +1,0 @@
-"""The global planner: how many GPUs train and how many roll out, and in which layouts (Libra)."""

@@ -1,0 +1,173 @@
+"""What keeps sandboxes in: programs, namespaces, the kernel's own walls, cgroups.
+
+Law: asks the worker's own probes, which build a tiny sandbox and a tiny cgroup and take them away.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+from pathlib import Path
+
+from ..errors import InvalidInput
+from ..resources.cpu import affinity, enforce
+from ..sandbox.isolation import landlock, seccomp
+from ..sandbox.isolation.holders import RUNTIMES
+from ..sandbox.manager.backends import Backends, is_root
+from ..sandbox.process import plain
+from .check import Finding, Item, Where, fail, ok, skip, warn
+
+_NEWUSER, _NEWNS = 0x10000000, 0x00020000
+_WALL = "install bubblewrap (unprivileged user namespaces must be on), or a kernel with " \
+        f"Landlock ABI {landlock.ABI_SCOPES} (Linux 6.12)"
+
+_AS_ROOT = "install bubblewrap, or start workers as an ordinary user"
+
+
+def sandboxes(where: Where) -> Finding:
+    """What sessions can be made of here."""
+    try:
+        told = Backends.probed(where.config.isolation, where.config.read_paths)
+    except InvalidInput as error:
+        return fail(str(error), "mend that setting: no worker starts with it")
+    lacking = "; ".join(f"{name}: {why.removeprefix(f'{name}: ')}" for name, why in
+                        told.why_not.items() if not why.endswith("is not installed"))
+    if not told.untrusted:
+        return warn(f"nothing here holds code that is not trusted ({lacking or 'no program'})",
+                    f"{_AS_ROOT if is_root() else _WALL}; until then sessions need trusted=True")
+    return ok(f"untrusted code in {', '.join(_named(told.untrusted))}"
+              f"{f' ({lacking})' if lacking else ''}")
+
+
+def _named(backends: tuple[str, ...]) -> list[str]:
+    """Those that are made of an image were found, and not tried."""
+    return [name + (" (not tried: it needs an image)" if name in RUNTIMES
+                    and RUNTIMES[name].needs_image else "") for name in backends]
+
+
+def walls(where: Where) -> Finding:
+    """What the kernel offers `process`, which needs no program and no namespaces."""
+    level, filtered = landlock.abi(), seccomp.available()
+    text = f"Landlock {f'ABI {level}' if level else 'is not there'}, system call filter " \
+           f"{'works' if filtered else 'does not'}"
+    if is_root():
+        return skip(f"{text}; a worker that is root runs untrusted code in bwrap or a container "
+                    "only")
+    if level >= landlock.ABI_SCOPES and filtered:
+        return ok(text)
+    return warn(f"{text}: `process` is for trusted code only here",
+                f"a kernel with Landlock ABI {landlock.ABI_SCOPES} (Linux 6.12), or bubblewrap")
+
+
+def namespaces(where: Where) -> Finding:
+    """Goes into a user namespace and mounts in it. This process is forked for the check: there is
+    no way back."""
+    uid, gid = os.geteuid(), os.getegid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    step = "made"
+    try:
+        _checked(libc.unshare(_NEWUSER))
+        Path("/proc/self/setgroups").write_text("deny")
+        step = "filled"
+        Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+        step = "used"
+        _checked(libc.unshare(_NEWNS))
+    except OSError as error:
+        return warn(f"cannot be {step}: {error.strerror}", _namespace_remedy())
+    return ok("a user namespace can be made and used" + (" (as root)" if uid == 0 else ""))
+
+
+def _checked(code: int) -> None:
+    if code:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number) + (
+            " (none is left to you)" if number == errno.ENOSPC else ""))
+
+
+def _namespace_remedy() -> str:
+    """Names the switch that is off, where one is."""
+    for path, off, fix in (
+        ("/proc/sys/user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=15000"),
+        ("/proc/sys/kernel/unprivileged_userns_clone", "0",
+         "sysctl kernel.unprivileged_userns_clone=1"),
+        ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1",
+         "an AppArmor profile with `userns` for bwrap, or "
+         "sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
+    ):
+        try:
+            if Path(path).read_text().strip() == off:
+                return f"ask the site for: {fix}"
+        except OSError:
+            continue
+    return "bwrap, apptainer and enroot need them, and a container often forbids them; `process` " \
+           "does without"
+
+
+def cgroups(where: Where) -> Finding:
+    """What holds a sandbox to its cores and memory."""
+    real = len(affinity.usable())
+    count = where.config.cpus or (where.place.cpus if where.place is not None else 0) or real
+    try:
+        best = enforce.probe(count <= real, where.config.enforcement)
+    except InvalidInput as error:
+        return fail(str(error), "mend that setting: no worker starts with it")
+    name, limits = best.name, best.limits
+    best.close()
+    if {"memory", "pids"} <= limits:
+        return ok(f"{name} limits {', '.join(sorted(limits))}")
+    if limits:
+        return warn(f"{name} limits {', '.join(sorted(limits))} only",
+                    "ask the site to delegate memory and pids as well")
+    return warn(f"{name}: memory and processes are looked at, not limited "
+                f"({_why_no_cgroup(count <= real)})",
+                "works as it is; for hard limits ask the site to delegate a cgroup to the job "
+                "(docs/SANDBOXES.md)")
+
+
+def _why_no_cgroup(pinned: bool) -> str:
+    said = []
+    for name in ("cgroup2", "cgroup1"):
+        try:
+            enforce.probe(pinned, name).close()
+        except InvalidInput as error:
+            said.append(f"{name}: {_short(str(error))}")
+    return "; ".join(said) or "the setting `enforcement` says so"
+
+
+def _short(text: str) -> str:
+    """The first reason of several, without its folder's long name."""
+    first = text.partition("does not work here (")[2].partition(": '/")[0]
+    return re.sub(r"\[Errno \d+\] ", "", first).partition("); leave")[0]
+
+
+def plain_commands(where: Where) -> Finding:
+    """What serves commands that are over at once."""
+    if not where.config.compiled:
+        return ok("Python (compiled = false)")
+    if plain.built():
+        return ok("the compiled loop")
+    return warn("Python: the compiled loop was not built for this Python and machine, so a command "
+                "that does nothing costs several times as much",
+                "install again where there is a C compiler")
+
+
+def programs(where: Where) -> Finding:
+    """Which programs that build sandboxes are on the PATH."""
+    from ..sandbox.isolation.holders import missing
+
+    there = [name for name, runtime in RUNTIMES.items() if not missing(runtime)]
+    lacking = [name for name in RUNTIMES if name not in there]
+    text = f"{', '.join(there) or 'none'} on the PATH; not {', '.join(lacking)}" if lacking else (
+        f"{', '.join(there)} on the PATH")
+    return ok(text) if there else skip(f"{text}; `process` needs none")
+
+
+CHECKS = (
+    Item("programs", programs),
+    Item("sandboxes", sandboxes, 60.0, "a program that builds sandboxes hangs: try it by hand"),
+    Item("plain commands", plain_commands),
+    Item("kernel walls", walls), Item("namespaces", namespaces), Item("cgroups", cgroups, 30.0),
+)

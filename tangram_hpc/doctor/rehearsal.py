@@ -1,0 +1,49 @@
+"""The main job in small: a broker, a worker and a client here, one command through a sandbox.
+
+Law: a user's program in a process of its own, with the user's settings, in a folder that goes away;
+one CPU is lent, for about a second.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from ..storage.rundir import home
+from .check import Finding, Item, Where, fail, ok, warn
+from .guard import tell
+from .storage import trial_folder
+
+_SECONDS = 60.0
+_PROGRAM = """
+import json, sys
+from tangram_hpc import LocalCluster
+with LocalCluster(cpus=1, home=sys.argv[1], warm=0) as client:
+    walled = bool(client.ask("nodes")["nodes"][0]["untrusted"])
+    done = client.submit(["sh", "-c", "echo $((6 * 7))"], trusted=not walled, timeout=20).result()
+    print(json.dumps({"text": done.text, "state": done.state.value, "reason": done.reason,
+                      "isolation": done.isolation, "enforcement": done.enforcement,
+                      "walled": walled}))
+"""
+
+
+def run(where: Where) -> Finding:
+    """What the rehearsal did."""
+    remedy = "mend what else fails here first; else `python -c 'from tangram_hpc import " \
+             "LocalCluster; LocalCluster(cpus=1).start()'` names its log"
+    with trial_folder(home(where.environ)) as folder:
+        told = tell([sys.executable, "-c", _PROGRAM, str(folder)], where.environ, _SECONDS)
+    lines = [line for line in told.out.splitlines() if line.startswith("{")]
+    if told.code or not lines:
+        return fail(f"an embedded run does not come up: {told.last}", remedy)
+    row = json.loads(lines[-1])
+    if row["text"] != "42\n":
+        return fail(f"its command ended as {row['state']} {row['reason']}".rstrip(), remedy)
+    text = f"broker, worker, client and one command in {told.seconds:.1f} s (isolation " \
+           f"{row['isolation']}, enforcement {row['enforcement']})"
+    if not row["walled"]:
+        return warn(f"{text}, which had to be trusted", "see `sandboxes`")
+    return ok(text)
+
+
+CHECKS = (Item("embedded run", run, 80.0),)

@@ -1,0 +1,232 @@
+"""Whether Slurm is here and is such that a broker's job runs under it.
+
+Law: asks the controller once (`scontrol show config`) and the partitions once; submits nothing.
+"""
+
+from __future__ import annotations
+
+import calendar
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+
+from ..resources.cpu import affinity
+from .check import Finding, Item, SlurmFacts, Where, fail, ok, skip, warn
+from .guard import tell
+
+_COMMANDS = ("sbatch", "srun", "scontrol", "squeue", "scancel", "sinfo")
+_OLDEST = (20, 11)  # srun --overlap
+_TRIED = "22.05"
+_UNCONFIGURED = "configuration source"
+_AS_OF = re.compile(r"data as of (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+_HOOKS = ("JobSubmitPlugins", "CliFilterPlugins", "PlugStackConfig")  # may rewrite a job
+_MUNGE_S = 300.0  # how long its credentials hold
+ASK_S = 15.0
+
+
+# ---- what the controller says --------------------------------------------------------------------
+
+
+def ask(environ: Mapping[str, str]) -> SlurmFacts:
+    """The controller's own words, within `ASK_S` seconds."""
+    lacking = [name for name in _COMMANDS if shutil.which(name) is None]
+    if "scontrol" in lacking:
+        inside = bool(environ.get("SLURM_JOB_ID"))
+        return SlurmFacts(configured=inside, why="Slurm's commands are not on the PATH")
+    named = environ.get("SLURM_CONF", "")
+    if named and not os.path.exists(named):  # the commands would try for a minute
+        return SlurmFacts(configured=True, why=f"SLURM_CONF names {named}, which is not there")
+    fixed = {**environ, "SLURM_TIME_FORMAT": "standard", "TZ": "UTC0"}
+    before = time.time()
+    told = tell(["scontrol", "show", "config"], fixed, ASK_S)
+    after = time.time()
+    if told.code:
+        none = _UNCONFIGURED in told.err and not named
+        why = "Slurm's commands are here, but no cluster is configured for them" if none else (
+            f"the controller does not answer: {told.last}")
+        return SlurmFacts(configured=not none, why=why, seconds=told.seconds)
+    conf = {key.strip(): value.strip() for key, equals, value in
+            (line.partition("=") for line in told.out.splitlines()) if equals}
+    return SlurmFacts(conf, True, "", told.seconds, _skew(told.out, before, after))
+
+
+def _skew(text: str, before: float, after: float) -> tuple[float, float]:
+    """The controller writes when it answered, in whole seconds."""
+    match = _AS_OF.search(text)
+    if match is None:
+        return -1e9, 1e9
+    theirs = calendar.timegm(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S"))
+    return theirs - after, theirs + 1 - before
+
+
+def release(text: str) -> tuple[int, int]:
+    """The release in `22.05.8` or `slurm-wlm 22.05.8`; zeros when there is none."""
+    match = re.search(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+# ---- the checks ----------------------------------------------------------------------------------
+
+
+def controller(where: Where) -> Finding:
+    """Whether it answers."""
+    facts = where.slurm
+    if facts.conf:
+        return ok(f"cluster {facts.conf.get('ClusterName', '?')} answers in "
+                  f"{facts.seconds * 1000:.0f} ms")
+    if facts.configured:
+        return fail(facts.why, "run `scontrol ping`; set SLURM_CONF, or load the site's module, "
+                               "when the commands do not find their cluster")
+    return skip(facts.why)
+
+
+def commands(where: Where) -> Finding:
+    """What a job's script calls."""
+    lacking = [name for name in _COMMANDS if shutil.which(name) is None]
+    if not where.slurm.configured:
+        return skip(where.slurm.why)
+    if not lacking:
+        return ok(f"{', '.join(_COMMANDS)}")
+    text = f"not on the PATH: {', '.join(lacking)}"
+    remedy = "put Slurm's commands on the PATH (often `module load slurm`)"
+    return fail(text, remedy) if {"srun", "sbatch"} & set(lacking) else warn(text, remedy)
+
+
+def releases(where: Where) -> Finding:
+    """The controller's release and the commands'."""
+    if not where.slurm.conf:
+        return skip("the controller has not answered")
+    theirs = where.slurm.conf.get("SLURM_VERSION", "")
+    ours = tell(["srun", "--version"], where.environ, 5.0).out.strip()
+    text = f"{theirs} (controller), {ours or 'unknown'} (commands)"
+    if release(theirs) < _OLDEST or release(ours) < _OLDEST:
+        return fail(text, f"steps of a job share its nodes since {_OLDEST[0]}.{_OLDEST[1]} "
+                          "(srun --overlap): ask the site for a later one")
+    if release(ours) > release(theirs):
+        return warn(text, "commands newer than their controller may be refused: use the site's")
+    return ok(text + ("" if theirs.startswith(_TRIED) else f"; the tests ran with {_TRIED}"))
+
+
+def het_jobs(where: Where) -> Finding:
+    """Only the backfill scheduler starts them."""
+    if not where.slurm.conf:
+        return skip("the controller has not answered")
+    kind = where.slurm.conf.get("SchedulerType", "")
+    if "backfill" not in kind:
+        return warn(f"SchedulerType {kind}: het jobs never start",
+                    "use the template of one component, or ask the site for sched/backfill")
+    size = len(where.place.nodes) if where.place is not None else 0
+    here = f"; this job has {size} components" if size > 1 else ""
+    return ok(f"{kind} starts them{here}")
+
+
+def plugins(where: Where) -> Finding:
+    """What Slurm itself binds, limits and cleans up."""
+    conf = where.slurm.conf
+    if not conf:
+        return skip("the controller has not answered")
+    task, track = conf.get("TaskPlugin", ""), conf.get("ProctrackType", "")
+    hooks = [conf[key] for key in _HOOKS if conf.get(key, "(null)") != "(null)"]
+    text = ", ".join([track, task, conf.get("SelectType", ""), *hooks])
+    lacks = []
+    if "cgroup" not in track:
+        lacks.append("does not find all processes of a step that dies")
+    if "cgroup" not in task:
+        lacks.append("keeps no job to its memory")
+    if "cgroup" not in task and "affinity" not in task:
+        lacks.append("keeps no job to its cores")
+    if not lacks:
+        return ok(text)
+    return warn(f"{text}: Slurm {', '.join(lacks)}",
+                "nothing here relies on it; proctrack/cgroup with task/cgroup,task/affinity is the "
+                "site's to set")
+
+
+def partitions(where: Where) -> Finding:
+    """Where a job could run."""
+    if not where.slurm.conf:
+        return skip("the controller has not answered")
+    told = tell(["sinfo", "-h", "-o", "%R|%a|%D|%t|%G"], where.environ, ASK_S)
+    if told.code:
+        return warn(f"sinfo: {told.last}", "run `sinfo`")
+    counts: dict[str, list[int]] = {}
+    for row in told.out.splitlines():
+        name, up, nodes, state, gres = (row.split("|") + [""] * 5)[:5]
+        usable = up == "up" and not re.match(r"(down|dr|fail|maint|inval|unk)|.*\*", state)
+        count = counts.setdefault(name, [0, 0, 0])
+        number = int(nodes) if nodes.isdigit() else 0
+        count[0] += number
+        count[1] += number if usable else 0
+        count[2] += number if usable and "gpu" in gres else 0
+    text = ", ".join(f"{name} {up}/{all_} up{f' ({gpu} with GPUs)' if gpu else ''}"
+                     for name, (all_, up, gpu) in counts.items())
+    if not any(up for _, up, _ in counts.values()):
+        return fail(text or "none is shown to you", "no node can take a job now: ask the site")
+    return ok(text)
+
+
+def clock(where: Where) -> Finding:
+    """Ours against the controller's."""
+    if not where.slurm.conf:
+        return skip("there is no controller to compare with")
+    low, high = where.slurm.skew_s
+    if high - low > 1e6:
+        return skip("this Slurm does not say when it answered")
+    if low <= 0 <= high:
+        return ok(f"the controller's and ours agree (told to the second, between {low:+.1f} and "
+                  f"{high:+.1f} s)")
+    off = min(abs(low), abs(high))
+    text = f"the controller's is {'ahead' if low > 0 else 'behind'} by {off:.1f} s or more"
+    remedy = "have the site synchronise clocks (chrony, ntp): a job's end would be misjudged"
+    return fail(text, f"{remedy}, and munge refuses what is {_MUNGE_S:.0f} s off") if (
+        off >= _MUNGE_S) else warn(text, remedy) if off > 2 else ok(text)
+
+
+def job(where: Where) -> Finding:
+    """What Slurm gave to where this runs."""
+    place = where.place
+    if place is None:
+        return skip("not inside a job")
+    real = len(affinity.usable())
+    gpus = f"{len(place.gpus)} GPU{'s' * (len(place.gpus) != 1)}"
+    left = place.ends_at_s - time.time()
+    end = f", ends in {left / 60:.0f} min" if place.ends_at_s else ""
+    memory = f"{place.mem_mib} MiB" if place.mem_mib else "memory not told"
+    text = f"job {place.job} on {place.node}: {place.cpus} CPUs, {memory}, {gpus}{end}"
+    if real < place.cpus:
+        return warn(f"{text}; but this process may run on {real} cores only",
+                    "actions are counted, not bound to cores; where the node has more, give srun "
+                    "--cpus-per-task, which steps do not inherit from sbatch")
+    return ok(text)
+
+
+def pyslurm(where: Where) -> Finding:
+    """It fits one release of Slurm only, and ends the process whose Slurm is another."""
+    if importlib.util.find_spec("pyslurm") is None:
+        return skip("not installed, and not needed: Slurm's commands are used")
+    try:
+        version = importlib.metadata.version("pyslurm")
+    except importlib.metadata.PackageNotFoundError:
+        version = "of unknown version"
+    told = tell([sys.executable, "-c", "import pyslurm"], where.environ, 20.0)
+    if told.code:
+        return warn(f"pyslurm {version} cannot be imported: {told.last}",
+                    "nothing here needs it; it must be built against this very release of Slurm")
+    theirs = release(where.slurm.conf.get("SLURM_VERSION", ""))
+    if where.slurm.conf and release(version) != theirs:
+        return warn(f"pyslurm {version} with Slurm {theirs[0]}.{theirs[1]:02}",
+                    f"install pyslurm {theirs[0]}.{theirs[1]}.*, where there is one")
+    return ok(f"pyslurm {version} can be imported")
+
+
+CHECKS = (
+    Item("controller", controller), Item("commands", commands), Item("release", releases),
+    Item("het jobs", het_jobs), Item("plugins", plugins),
+    Item("partitions", partitions, ASK_S + 5, "run `sinfo`"), Item("clock", clock),
+    Item("job", job), Item("pyslurm", pyslurm, 25.0, "nothing here needs it: uninstall it"),
+)

@@ -1,0 +1,47 @@
+"""What a node of the job does for the check `nodes`: reads an access file and dials. A program of
+its own, one task a node; prints one JSON line and ends, whatever it finds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from ..errors import TangramError
+from ..slurm.environ import slurm_place
+from ..storage.access import Access, read_access
+from ..transport.socket.dial import dial
+
+_SHARED_FS_S = 10.0  # a shared file system may show a new file so much later
+
+
+def main(path: Path) -> int:
+    """Returns the exit status."""
+    place = slurm_place(os.environ)
+    row: dict[str, object] = {"node": place.node if place is not None else socket.gethostname(),
+                              "why": "", "ms": 0.0}
+    try:
+        access = _access(path)
+        began = time.perf_counter()
+        dial(access.addresses, access.key, access.job).close()
+        row["ms"] = round((time.perf_counter() - began) * 1000, 3)
+    except TangramError as error:
+        row["why"] = str(error)
+    row["clock"] = time.time()
+    print(json.dumps(row), flush=True)
+    return 0
+
+
+def _access(path: Path) -> Access:
+    deadline = time.monotonic() + _SHARED_FS_S
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return read_access(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

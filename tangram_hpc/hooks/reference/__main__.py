@@ -1,0 +1,63 @@
+"""The reference trainer: small but real asynchronous GRPO that uses all of tangram_hpc. What one
+rank does is `reference_rank.py`: read that as an example of how a trainer does.
+
+    python -m tangram_hpc.hooks.reference --steps 24 --router on --lend 4:18
+    python -m tangram_hpc.hooks.reference --compare
+
+Owns: its command line. Must not import torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+
+from ...errors import InvalidInput, TangramError
+from .reference_compare import STEPS, compare, table
+from .reference_run import Plan, run
+
+
+def main() -> None:
+    """One run, or four to compare; prints figures as one JSON line."""
+    p = argparse.ArgumentParser(prog="python -m tangram_hpc.hooks.reference")
+    for name in ("ranks", "prompts", "group", "seed", "slots", "stale", "hidden"):
+        p.add_argument(f"--{name}", type=int, default=getattr(Plan, name))
+    p.add_argument("--steps", type=int, help=f"{Plan.steps}, or {STEPS} to compare")
+    p.add_argument("--patience_s", type=float, default=Plan.patience_s, help="see Plan")
+    p.add_argument("--lend", default="", help="FROM:TO, the steps for which a replica is lent")
+    p.add_argument("--plan", action="store_true", dest="planner",
+                   help="the planner lends the replica, from what it measures")
+    p.add_argument("--router", choices=("on", "off"), default="off",
+                   help="on: turns go by what tools returned; off: to the least loaded service")
+    p.add_argument("--compare", action="store_true",
+                   help="four runs, pool and router on and off; a table, then JSON")
+    p.add_argument("--device", default=Plan.device, help="of the ranks: cpu or cuda")
+    args = vars(p.parse_args())
+    lend_text, router, compared = args.pop("lend"), args.pop("router") == "on", args.pop("compare")
+    if compared and (lend_text or router or args["planner"]):
+        raise InvalidInput("--compare: it sets --router and --lend itself, and compares no --plan")
+    try:
+        lent = tuple(int(part) for part in lend_text.split(":")) if lend_text else ()
+        if len(lent) not in (0, 2):
+            raise ValueError
+    except ValueError:
+        raise InvalidInput(f"--lend: {lend_text!r} is not FROM:TO, as 4:18") from None
+    if compared:
+        args["steps"] = STEPS if args["steps"] is None else args["steps"]
+        told = compare(Plan(folder="", **args))
+        print(table(told), file=sys.stderr)
+        print(json.dumps(told))
+        return
+    args["steps"] = Plan.steps if args["steps"] is None else args["steps"]
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(run(Plan(folder=folder, lend=lent, router=router, **args))))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except TangramError as error:
+        print(f"tangram: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)

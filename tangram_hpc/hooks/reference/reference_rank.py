@@ -1,0 +1,249 @@
+"""One rank of the reference trainer, and the replica that may help: the living example of how a
+trainer uses tangram_hpc.
+
+    mpiexec -n 2 python -m tangram_hpc.hooks.reference.reference_rank PLAN.json :
+        -n 1 tangram gateway
+
+Law: one step after the other, each of: begin the next step's trajectories when half of this one's
+are over (turns by services, tools in sandboxes), compute gradients of this step's (the core over
+MPI, and the replica that the hybrid pool has lent), all-reduce, Adam, publish the new weights.
+Nothing here knows how any of that is done; what is trained is the same with the pool and without,
+but for rounding and the order in which copies take new weights up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import tangram_hpc
+
+from ...demo.rank import settle
+from ...domain.hybrid import ReplicaState, Signal
+from ...libra.hybrid.hybrid_signal import PoolRules
+from ...libra.live.core import HybridCore
+from ...libra.live.lend import lend
+from ...libra.live.member import Member
+from ...libra.planner.shapes import Request
+from ...services.torch.torch_fresh import publish
+from ...storage.access import read_access
+from . import reference_task as task
+from .reference_model import LONGEST, Policy
+from .reference_planning import Planned
+from .reference_rollouts import Batch, Rollouts
+from .reference_routes import SERVICES, Routes, routes
+from .reference_run import Plan
+from .reference_turns import credits
+
+LOAN = 1000  # the number of the one member that may be lent
+
+
+class Adam:
+    """The optimizer, on one vector; the same on each rank of the core, as is what it is told."""
+
+    def __init__(self, lr: float) -> None:
+        self._lr, self._t = lr, 0
+        self._m: Any = 0.0
+        self._v: Any = 0.0
+
+    def step(self, params: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+        """The next parameters."""
+        self._t += 1
+        self._m = 0.9 * self._m + 0.1 * gradient
+        self._v = 0.99 * self._v + 0.01 * gradient**2
+        m, v = self._m / (1 - 0.9**self._t), self._v / (1 - 0.99**self._t)
+        moved: np.ndarray = (params - self._lr * m / (np.sqrt(v) + 1e-8)).astype(params.dtype)
+        return moved
+
+
+# ---- a rank of the core --------------------------------------------------------------------------
+
+
+class Trainer:
+    """One rank."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._client = tangram_hpc.connect(name="trainer")
+        comm = self._comm = tangram_hpc.comm
+        self._fresh = Path(plan.served, "fresh")
+        model = str(Path(plan.served, "model"))
+        self._policy = Policy(Path(model), plan.device)
+        self._params, self._adam = self._policy.vector(), Adam(plan.lr)
+        if plan.base and comm.rank == 0:  # whoever serves has another run's weights
+            publish(self._fresh, plan.base, self._policy.named(self._params))
+        settle(comm.Ibarrier())
+        for name, degree in SERVICES.items():  # the same from each rank: harmless
+            self._client.register_service(name, {
+                "backend": "torch", "model": model, "fresh": str(self._fresh), "threads": degree,
+                "max_len": LONGEST, "batch_wait_ms": 8, "batch": 256})
+        self._routes: Routes = routes(self._client, plan.router, f"policy-{plan.base}")
+        self._rollouts = Rollouts(self._client, self._routes, plan.sandboxes, plan.group, plan.seed)
+        self._planned = Planned(comm.size, plan.slots, 1, plan.prompts * plan.group * comm.size,
+                                plan.hidden) if plan.planner else None
+        access = Path(plan.folder, "hybrid.json")
+        lent = [[LOAN]] if plan.pool else []
+        self._core = HybridCore(
+            comm, access, [[rank] for rank in range(comm.size)],
+            [LOAN + 1 + n for n in range(plan.slots - len(lent))], lent,
+            rules=PoolRules(reserved_gpus=1), patience_s=120.0, silence_s=120.0)
+        if self._core.desk is not None and lent:
+            lend(self._core.desk, LOAN, 0, lambda number, life: self._client.submit(
+                serve_member, str(access), number, life, model, plan.device, gpus=1, retries=0,
+                name="replica"))
+
+    def run(self) -> list[dict[str, Any]]:
+        """All steps; what each was like, on rank 0."""
+        plan, told = self._plan, []
+        coming = self._begin(0)
+        for step in range(plan.steps):
+            began = time.monotonic()
+            batch = coming
+            self._rollouts.half(batch)
+            coming = self._begin(step + 1)
+            self._rollouts.finish(batch)
+            settle(self._comm.Ibarrier())  # a step trains when all of it is there
+            rolled = time.monotonic()
+            samples = _samples(batch, self._plan.group)
+            total, counted = self._core.step(step, step, self._params, samples,
+                                             self._policy.gradient)
+            sums = self._reduced(total, _counts(batch))
+            requests = self._requests(batch)
+            self._params = self._adam.step(self._params, sums[:-_COUNTS] / sums[-_COUNTS])
+            if self._comm.rank == 0:
+                publish(self._fresh, plan.base + step + 1, self._policy.named(self._params))
+            now = time.monotonic()
+            helped, rollout_s = len(counted.counting), float(sums[-1] / self._comm.size)
+            self._signal(step, helped, now - rolled, rollout_s, requests)
+            count, reward, solved, turns = (float(each) for each in sums[-_COUNTS:-1])
+            told.append({"step": step, "reward": reward / count, "solved": solved / count,
+                         "turns": turns / count, "step_s": now - began, "train_s": now - rolled,
+                         "rollout_s": rollout_s, "replicas": helped,
+                         "stale": plan.base + step - batch.oldest})
+        self._rollouts.finish(coming)
+        return told
+
+    def close(self) -> dict[str, Any]:
+        """Ends it in order; what the pool did."""
+        desk, lane = self._core.desk, self._core.lane
+        news = [[n.generation, n.end.value, n.reason] for n in desk.news] if desk else []
+        told = {"news": news, "added": lane.added, "ignored": dict(lane.ignored),
+                "plan": self._planned.log if self._planned else []}
+        told |= {"turns": self._summed(self._routes.tally()), "router": self._routes.told()}
+        settle(self._comm.Ibarrier())  # others may still be at work
+        self._rollouts.close()
+        self._core.close()
+        self._client.close()
+        return told
+
+    def _begin(self, step: int) -> Batch:
+        plan, rank = self._plan, self._comm.rank
+        every = task.prompts(step, plan.prompts * self._comm.size, plan.seed)
+        mine = [(n, prompt) for n, prompt in enumerate(every) if n % self._comm.size == rank]
+        return self._rollouts.begin(step, mine, plan.base + max(0, step - plan.stale))
+
+    def _reduced(self, total: np.ndarray, more: list[float]) -> np.ndarray:
+        sums = np.concatenate([total.astype(np.float64), more])
+        self._comm.Allreduce(sums.copy(), sums)
+        return sums
+
+    def _summed(self, mine: dict[str, int]) -> dict[str, int]:
+        """All ranks' counts."""
+        names = [*SERVICES, "judged", "right", "long"]
+        every = np.array([mine.get(name, 0) for name in names], np.int64)
+        self._comm.Allreduce(every.copy(), every)
+        return dict(zip(names, every.tolist(), strict=True))
+
+    def _requests(self, batch: Batch) -> list[Request]:
+        """What all ranks' trajectories of a step were like."""
+        mine = np.array([(len(one.tokens) - one.generated, one.generated, round(live.tool_s * 1e9))
+                         for live in batch.lives for one in [live.trajectory]], np.int64)
+        every = np.zeros((self._comm.size, *mine.shape), np.int64)
+        self._comm.Allgather(mine, every)
+        return [Request(*map(int, row)) for row in every.reshape(-1, 3)]
+
+    def _signal(self, step: int, helped: int, train_s: float, rollout_s: float,
+                requests: list[Request]) -> None:
+        """What was measured, and how many replicas the plan has in training from the next step on.
+        With none of them planned the ratio of both times would decide: who trains is then not
+        told how long it took, and so gets none."""
+        desk, plan = self._core.desk, self._plan
+        if desk is None or not plan.pool:
+            return
+        if self._planned is not None:
+            wanted = self._planned.step(step, helped, train_s, rollout_s, requests)
+        else:
+            wanted = int(plan.lend[0] <= step + 1 < plan.lend[1])
+        desk.signal(Signal(step + 1, step, round(train_s * 1e9) if wanted else 0,
+                           round(rollout_s * 1e9), planned=wanted))
+        until = time.monotonic() + plan.patience_s
+        while desk.states()[0] is ReplicaState.REQUESTED and time.monotonic() < until:
+            time.sleep(0.05)
+
+
+def _samples(batch: Batch, group: int) -> list[dict[str, Any]]:
+    """What is learnt from; groups in which all are alike teach nothing and count all the same."""
+    told = []
+    for at in range(0, len(batch.lives), group):
+        ones = [live.trajectory for live in batch.lives[at : at + group]]
+        told += [{"tokens": one.tokens, "learnt": one.learnt, "logprobs": one.logprobs,
+                  "advantage": advantage}
+                 for one, advantage in zip(ones, credits(ones), strict=True)]
+    return told
+
+
+_COUNTS = 5
+
+
+def _counts(batch: Batch) -> list[float]:
+    """Of a rank's batch: how many there are, their rewards, right answers, turns, seconds."""
+    ones = [live.trajectory for live in batch.lives]
+    return [len(ones), sum(one.reward for one in ones), sum(one.worths[-1] == 1 for one in ones),
+            sum(one.turns for one in ones), batch.rollout_s]
+
+
+class _Skills:
+    """What a replica's member can do. Its GPU is lent by the broker, which has stopped the rollouts
+    there before this process begins and lets them go on when it ends."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.gradient = policy.gradient
+
+    def stop_rollouts(self) -> None:
+        """Nothing serves here."""
+
+    def start_rollouts(self) -> None:
+        """Nothing serves here."""
+
+
+def serve_member(access: str, number: int, life: int, model: str, device: str) -> None:
+    """A replica, for as long as it is lent; runs as an action that holds its GPU. Its process is
+    named beside the access file, for whoever wants to look at it."""
+    Path(access).with_name("replica.pid").write_text(str(os.getpid()))
+    torch.set_num_threads(1)
+    Member(read_access(Path(access)), number, life, _Skills(Policy(Path(model), device))).run()
+
+
+def main(path: Path) -> None:
+    """Trains as the plan in this file says; rank 0 leaves what it was like beside it."""
+    fields = json.loads(path.read_text())
+    plan = Plan(**{**fields, "lend": tuple(fields["lend"])})
+    if plan.device == "cpu":
+        torch.set_num_threads(1)
+    trainer = Trainer(plan)
+    steps = trainer.run()
+    rank = tangram_hpc.comm.rank
+    told = trainer.close()
+    if rank == 0:
+        (path.parent / "out.json").write_text(json.dumps({"steps": steps, **told}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

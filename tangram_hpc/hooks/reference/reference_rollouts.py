@@ -1,0 +1,192 @@
+"""Owns: a step's trajectories on their way - turns written by services, programs worked out in
+sandboxes. Must not train.
+
+Law: asynchronous: what is begun goes on by itself, so that the next step's trajectories are written
+while this one's are trained on. One thread moves them: each answer of a service or a sandbox is one
+event, and each event asks for what comes next. Each turn says which weights drew it; older ones
+than were asked for are refused by the service, not noticed later.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import TangramError
+from . import reference_task as task
+from .reference_routes import Routes
+from .reference_turns import Trajectory
+
+TOOL = "verify"
+_SANDBOX_MIB = 32
+_TOOL_S = 20.0  # seconds that a program may take
+
+
+@dataclass
+class Live:
+    """A trajectory under way, and where it is."""
+
+    name: str
+    number: int  # of its prompt
+    seed: int
+    trajectory: Trajectory
+    batch: Batch
+    tool_s: float = 0.0  # that it waited for its tools
+    asked_at: float = 0.0
+
+
+@dataclass
+class Batch:
+    """One step's trajectories of one rank; those of one prompt are neighbours."""
+
+    step: int
+    least: int  # version of the weights that may still write it
+    began: float
+    lives: list[Live] = field(default_factory=list)
+    left: int = 0
+    failed: TangramError | None = None
+    half: threading.Event = field(default_factory=threading.Event)  # of it are over
+    over: threading.Event = field(default_factory=threading.Event)
+    rollout_s: float = 0.0  # since it began, or since the one before was whole, if that was later
+
+    @property
+    def oldest(self) -> int:
+        """The version of the oldest weights that wrote any of it."""
+        return min(one.trajectory.version for one in self.lives)
+
+
+class Rollouts:
+    """One rank's rollouts.
+
+    Args:
+        client: `tangram_hpc.connect()`.
+        sandboxes: how many stay open; each works one program out at a time.
+        group: trajectories of a prompt.
+    """
+
+    def __init__(self, client: Any, routes: Routes, sandboxes: int, group: int, seed: int) -> None:
+        self._routes, self._group, self._seed = routes, group, seed
+        self._events: queue.SimpleQueue[tuple[Callable[[Live, Any], None], Live, Future[Any]]
+                                        | None] = queue.SimpleQueue()
+        self._whole_at = 0.0  # the last batch's end
+        asked = _walls(client)
+        self._sandboxes = [client.session(mem=_SANDBOX_MIB, name=f"{TOOL}-{n}", **asked)
+                           for n in range(sandboxes)]
+        for sandbox in self._sandboxes:
+            sandbox.__enter__()
+        self._mover = threading.Thread(target=self._move, name="rollouts", daemon=True)
+        self._mover.start()
+
+    def close(self) -> None:
+        """Closes the sandboxes; nothing may be under way."""
+        self._events.put(None)
+        self._mover.join()
+        for sandbox in self._sandboxes:
+            sandbox.close()
+
+    def begin(self, step: int, asked: list[tuple[int, str]], least: int) -> Batch:
+        """Begins a group of trajectories of each numbered prompt, with weights of version `least`
+        or newer; returns at once."""
+        batch = Batch(step, least, time.monotonic())
+        for number, prompt in asked:
+            for member in range(self._group):
+                seed = ((self._seed * 100_003 + step) * 1009 + number) * self._group + member
+                batch.lives.append(Live(f"{step}-{number}-{member}", number, seed,
+                                        Trajectory(prompt), batch))
+        batch.left = len(batch.lives)
+        for live in batch.lives:
+            self._ask(live)
+        return batch
+
+    def half(self, batch: Batch) -> None:
+        """Waits until half of a batch is over, so that there is room for the next; raises as
+        `finish`."""
+        self._await(batch, batch.half)
+
+    def finish(self, batch: Batch) -> Batch:
+        """Waits until a batch is whole.
+
+        Raises:
+            TangramError: a service or sandbox could not serve.
+        """
+        self._await(batch, batch.over)
+        return batch
+
+    def _await(self, batch: Batch, event: threading.Event) -> None:
+        while not event.wait(1.0):
+            if not self._mover.is_alive():
+                raise TangramError("the rollouts' thread has ended; its log says why")
+        if batch.failed is not None:
+            raise batch.failed
+
+    # ---- one trajectory ----
+
+    def _ask(self, live: Live) -> None:
+        """Its next turn."""
+        one = live.trajectory
+        self._then(self._said, live, self._routes.ask(
+            live.name, one.prompt, one.tokens, one.generated, max_new_tokens=task.NEW_TOKENS,
+            seed=live.seed * 16 + one.turns, min_version=live.batch.least,
+            # it costs what it reads and writes
+            tokens=len(one.tokens) + task.NEW_TOKENS, name=f"rollout-{live.batch.step}"))
+
+    def _said(self, live: Live, rows: list[dict[str, Any]]) -> None:
+        """The model's turn: its program is worked out."""
+        row = rows[0]
+        program = live.trajectory.said([int(token) for token in row["tokens"]],
+                                       [float(each) for each in row["logprobs"]],
+                                       int(row["version"]))
+        if live.trajectory.over:
+            return self._over(live)
+        live.asked_at = time.monotonic()
+        sandbox = self._sandboxes[live.seed % len(self._sandboxes)]
+        self._then(self._returned, live, sandbox.exec(
+            task.check(program), timeout=_TOOL_S, name=TOOL, **self._routes.tool(live.name)))
+
+    def _returned(self, live: Live, told: Any) -> None:
+        """The tool's return: the next turn, if there is one."""
+        live.tool_s += time.monotonic() - live.asked_at
+        live.trajectory.returned(told.exit_code, told.stdout)
+        if live.trajectory.over:
+            self._over(live)
+        else:
+            self._ask(live)
+
+    def _over(self, live: Live) -> None:
+        batch = live.batch
+        self._routes.ended(live.name, live.trajectory.generated, batch.step)
+        batch.left -= 1
+        if batch.left <= len(batch.lives) // 2:
+            batch.half.set()
+        if not batch.left:
+            now = time.monotonic()
+            batch.rollout_s, self._whole_at = now - max(batch.began, self._whole_at), now
+            batch.over.set()
+
+    # ---- the thread ----
+
+    def _then(self, what: Callable[[Live, Any], None], live: Live, answer: Future[Any]) -> None:
+        answer.add_done_callback(lambda done: self._events.put((what, live, done)))
+
+    def _move(self) -> None:
+        while (event := self._events.get()) is not None:
+            what, live, answer = event
+            if live.batch.failed is not None:
+                continue  # its rank ends
+            try:
+                what(live, answer.result())
+            except TangramError as error:
+                live.batch.failed = error
+                live.batch.half.set()
+                live.batch.over.set()
+
+
+def _walls(client: Any) -> dict[str, Any]:
+    """`process` where it works, as it is the wall that is built fastest; else the nodes' best."""
+    works = {name for node in client.ask("nodes")["nodes"] for name in node["untrusted"]}
+    return {"backend": "process"} if "process" in works else {}

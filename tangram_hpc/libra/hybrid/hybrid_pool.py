@@ -1,0 +1,379 @@
+"""Pure. The elastic hybrid pool: rollout GPUs that join training as one complete data-parallel
+replica and go back (Libra, arXiv 2606.03077, elastic hybrid pool).
+
+Law: facts in, orders out, `now` handed in (ns). A replica moves as a whole and only when all of its
+members have said so; whatever fails, ends too late or is cancelled brings the whole replica back to
+rollout. It begins and ceases to count between two steps; only `Expel` ends it sooner. What is of
+another generation, stage or life than is asked for changes nothing. The core is given once: no
+order ever names one of its GPUs.
+
+Waiting for the members' word at REQUESTED and RETURNING is what keeps a GPU in one role: it leaves
+rollout when its server says so, and serves again when its trainer says so or is dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...domain.hybrid import (
+    AnyFact,
+    AnyOrder,
+    Ask,
+    End,
+    Expel,
+    JoinCancelled,
+    Kill,
+    MemberDone,
+    MemberFailed,
+    MemberLost,
+    MemberUp,
+    Role,
+    Seat,
+    Settled,
+    Signal,
+    StepBegins,
+    StepPlan,
+)
+from ...domain.hybrid import ReplicaState as R
+from ...errors import InvalidInput
+from ...scheduler.state.transitions import REPLICA_MOVES, move
+from .hybrid_signal import PoolRules, Wish
+
+# what members are asked to do, and what follows when all have done it
+_NEXT = {R.REQUESTED: R.FETCHING_STATE, R.FETCHING_STATE: R.ZERO_SYNC, R.ZERO_SYNC: R.ACTIVATING}
+_JOINING = frozenset({*_NEXT, R.ACTIVATING})
+_COUNTS = frozenset({R.ACTIVE, R.LEAVING})
+_ROLES = {R.ROLLOUT: Role.HYBRID_ROLLOUT, R.LOST: Role.HYBRID_ROLLOUT,
+          R.ACTIVE: Role.HYBRID_TRAINING, R.LEAVING: Role.HYBRID_TRAINING}
+
+
+@dataclass(slots=True)
+class _Member:
+    """One GPU's process: its last known life, and whether that is going on."""
+
+    life: int = -1
+    alive: bool = False
+
+
+@dataclass(slots=True)
+class _Replica:
+    """One replica; `waits_for`: the members that have not done the stage yet, in order."""
+
+    number: int
+    members: tuple[int, ...]
+    state: R = R.LOST
+    generation: int = 0
+    core: int = 0
+    joined: bool = False
+    reason: str = ""
+    deadline: int = 0  # 0: none
+    not_before: int = 0  # the step from which it may be asked again
+    waits_for: dict[int, None] = field(default_factory=dict)
+
+    @property
+    def seat(self) -> Seat:
+        return Seat(self.number, self.generation, self.core)
+
+
+class HybridPool:
+    """The pool's state; O(replicas + members) an event at most.
+
+    Args:
+        core_training: for each core its GPUs; their number is the training's core width.
+        core_rollout: GPUs that serve rollouts always.
+        replicas: for each hybrid replica its members' GPUs. All are LOST until `MemberUp` says
+            that they live.
+
+    Raises:
+        InvalidInput: a GPU has two places, or replicas are not all of a core's size.
+    """
+
+    def __init__(self, rules: PoolRules, core_training: Sequence[Sequence[int]],
+                 core_rollout: Sequence[int], replicas: Sequence[Sequence[int]]) -> None:
+        self._rules, self._wish = rules, Wish(rules)
+        self.core_training = tuple(tuple(gpus) for gpus in core_training)
+        self.core_rollout = tuple(core_rollout)
+        self.replicas = tuple(tuple(gpus) for gpus in replicas)
+        _check_places(self.core_training, self.core_rollout, self.replicas)
+        self._replicas = [_Replica(n, gpus) for n, gpus in enumerate(self.replicas)]
+        self._home = {gpu: replica for replica in self._replicas for gpu in replica.members}
+        self._members = {gpu: _Member() for gpu in self._home}
+        self._counting: tuple[Seat, ...] = ()
+        self._step, self.epoch, self.ignored = -1, 0, 0
+        self._orders: list[AnyOrder] = []
+
+    # ---- questions ----
+
+    def roles(self) -> dict[int, Role]:
+        """Whose each GPU is."""
+        told = {gpu: Role.CORE_TRAINING for gpus in self.core_training for gpu in gpus}
+        told |= dict.fromkeys(self.core_rollout, Role.CORE_ROLLOUT)
+        for replica in self._replicas:
+            role = _ROLES.get(replica.state, Role.HYBRID_JOINING)
+            for gpu in replica.members:
+                told[gpu] = role if self._members[gpu].alive else Role.LOST
+        return told
+
+    def state(self, replica: int) -> R:
+        """Where a replica is on its way."""
+        return self._replicas[replica].state
+
+    def rests(self, replica: int) -> bool:
+        """Whether it is with rollout and not asked again yet, as its last join failed."""
+        one = self._replicas[replica]
+        return one.state is R.ROLLOUT and max(0, self._step) < one.not_before
+
+    def generation(self, replica: int) -> int:
+        """The number of its last join."""
+        return self._replicas[replica].generation
+
+    def next_deadline(self) -> int | None:
+        """When `tick` has something to do if nothing happens until then."""
+        return min((r.deadline for r in self._replicas if r.deadline), default=None)
+
+    # ---- facts ----
+
+    def handle(self, fact: AnyFact, now: int) -> list[AnyOrder]:
+        """Takes one fact in; what is to be done about it, in order."""
+        match fact:
+            case MemberDone():
+                known = self._done(fact, now)
+            case MemberFailed():
+                known = self._failed(fact, now)
+            case MemberLost(member=member, life=life, reason=reason):
+                known = self._lives(member, life)
+                if known:
+                    self._lose(member, reason or "died", now)
+            case MemberUp(member=member, life=life):
+                known = self._up(member, life, now)
+            case JoinCancelled(replica=number, generation=generation, reason=reason):
+                known = self._cancel(number, generation, reason or "cancelled", now)
+            case StepBegins(step=step, version=version):
+                known = step > self._step
+                if known:
+                    self._begin(step, version, now)
+            case Signal():
+                known = self._wish.hear(fact)
+                if known:
+                    self._follow_wish(now)
+        self.ignored += not known
+        return self._taken()
+
+    def tick(self, now: int) -> list[AnyOrder]:
+        """Ends what has taken too long by now."""
+        for replica in self._replicas:
+            if not replica.deadline or now < replica.deadline:
+                continue
+            if replica.state is R.RETURNING:
+                for member in list(replica.waits_for):
+                    late = "did not come back in time"
+                    self._order(Kill(member, self._members[member].life, late))
+                    self._lose(member, late, now)
+            else:
+                whom = ", ".join(map(str, replica.waits_for)) or "the next step"
+                self._roll_back(replica, f"{replica.state.value} timed out waiting for {whom}", now)
+        return self._taken()
+
+    # ---- members ----
+
+    def _lives(self, member: int, life: int) -> bool:
+        known = self._members.get(member)
+        return known is not None and known.alive and known.life == life
+
+    def _up(self, number: int, life: int, now: int) -> bool:
+        member = self._members.get(number)
+        if member is None or life <= member.life:
+            return False
+        if member.alive:  # the news of its death is still on its way
+            self._lose(number, "began a new life", now)
+        member.life, member.alive = life, True
+        replica = self._home[number]
+        if replica.state is R.LOST and all(self._members[m].alive for m in replica.members):
+            self._to(replica, R.ROLLOUT, 0)
+            self._follow_wish(now)
+        return True
+
+    def _lose(self, number: int, reason: str, now: int) -> None:
+        """A member's life is over."""
+        replica = self._home[number]
+        self._members[number].alive = False
+        replica.waits_for.pop(number, None)
+        if replica.state is R.RETURNING:
+            self._maybe_home(replica, now)
+        elif replica.state is R.ROLLOUT:
+            self._to(replica, R.LOST, 0)
+        elif replica.state is not R.LOST:
+            self._roll_back(replica, f"member {number} {reason}", now)
+
+    def _done(self, fact: MemberDone, now: int) -> bool:
+        replica = self._home.get(fact.member)
+        if (replica is None or not self._lives(fact.member, fact.life)
+                or fact.generation != replica.generation or fact.stage is not replica.state
+                or fact.member not in replica.waits_for):
+            return False
+        del replica.waits_for[fact.member]
+        if replica.state is R.RETURNING:
+            self._maybe_home(replica, now)
+        elif not replica.waits_for:
+            self._stage(replica, _NEXT[replica.state], now)
+        return True
+
+    def _failed(self, fact: MemberFailed, now: int) -> bool:
+        replica = self._home.get(fact.member)
+        if (replica is None or not self._lives(fact.member, fact.life)
+                or fact.generation != replica.generation):
+            return False
+        if replica.state not in _JOINING | _COUNTS:
+            return False  # said before it heard that it may go
+        self._roll_back(replica, f"member {fact.member}: {fact.reason}", now)
+        return True
+
+    # ---- moving a replica ----
+
+    def _to(self, replica: _Replica, state: R, deadline: int) -> None:
+        replica.state = move(REPLICA_MOVES, replica.state, state, replica)
+        replica.deadline = deadline
+
+    def _stage(self, replica: _Replica, state: R, now: int) -> None:
+        """Enters a stage of a join; what its members have to do in it is asked of them."""
+        if state is R.ACTIVATING:
+            self._to(replica, state, now + self._rules.boundary_timeout_ns)
+            return
+        self._to(replica, state, now + self._rules.stage_timeout_ns)
+        self._ask(replica)
+
+    def _ask(self, replica: _Replica) -> None:
+        alive = [m for m in replica.members if self._members[m].alive]
+        replica.waits_for = dict.fromkeys(alive)
+        for member in alive:
+            self._order(Ask(member, self._members[member].life, replica.number,
+                            replica.generation, replica.state, replica.core))
+
+    def _roll_back(self, replica: _Replica, reason: str, now: int) -> None:
+        """Off to rollout with all that live, at once."""
+        replica.not_before = self._step + 1 + self._rules.retry_steps
+        self._return(replica, reason, now)
+
+    def _return(self, replica: _Replica, reason: str, now: int) -> None:
+        if replica.state is not R.REQUESTED and replica.state is not R.FETCHING_STATE:
+            self._order(Expel(replica.number, replica.generation, reason))
+        replica.reason = reason
+        self._to(replica, R.RETURNING, now + self._rules.stage_timeout_ns)
+        self._ask(replica)
+        self._maybe_home(replica, now)
+
+    def _maybe_home(self, replica: _Replica, now: int) -> None:
+        """Ends the return when nobody is waited for."""
+        if replica.waits_for:
+            return
+        whole = all(self._members[m].alive for m in replica.members)
+        self._to(replica, R.ROLLOUT if whole else R.LOST, 0)
+        end = End.LOST if not whole else End.LEFT if replica.joined else End.ROLLED_BACK
+        self._order(Settled(replica.number, replica.generation, end, replica.reason))
+        replica.joined, replica.reason = False, ""
+        self._follow_wish(now)
+
+    def _cancel(self, number: int, generation: int, reason: str, now: int) -> bool:
+        replica = self._replicas[number] if 0 <= number < len(self._replicas) else None
+        if replica is None or replica.generation != generation:
+            return False
+        if replica.state in _JOINING:
+            self._roll_back(replica, reason, now)
+        elif replica.state is R.ACTIVE:
+            replica.not_before = self._step + 1 + self._rules.retry_steps
+            self._leave(replica, reason, now)
+        else:
+            return False
+        return True
+
+    def _leave(self, replica: _Replica, reason: str, now: int) -> None:
+        """It counts to the end of the running step."""
+        replica.reason = reason
+        self._to(replica, R.LEAVING, now + self._rules.boundary_timeout_ns)
+
+    # ---- steps and wishes ----
+
+    def _begin(self, step: int, version: int, now: int) -> None:
+        self._step = step
+        for replica in self._replicas:
+            if replica.state is R.LEAVING:  # whatever is wanted from here on
+                self._return(replica, replica.reason, now)
+        self._follow_wish(now)
+        for replica in self._replicas:
+            if replica.state is R.LEAVING:  # it counted until here, and no longer
+                self._return(replica, replica.reason, now)
+            elif replica.state is R.ACTIVATING:
+                self._to(replica, R.ACTIVE, 0)
+                replica.joined = True
+                self._order(Settled(replica.number, replica.generation, End.JOINED))
+        counting = tuple(r.seat for r in self._replicas if r.state is R.ACTIVE)
+        if counting != self._counting:
+            self._counting, self.epoch = counting, self.epoch + 1
+        following = tuple(r.seat for r in self._replicas if r.state is R.ZERO_SYNC)
+        self._order(StepPlan(step, version, self.epoch, counting, following))
+
+    def _follow_wish(self, now: int) -> None:
+        """Asks replicas to join, or has them go, until as many are in training as are wanted."""
+        wanted = self._wish.settle(self._step, self._spare())
+        inside = [r for r in self._replicas if r.state in _JOINING or r.state is R.ACTIVE]
+        for replica in self._replicas:  # those who were about to leave cost nothing to keep
+            if (len(inside) < wanted and replica.state is R.LEAVING
+                    and self._step >= replica.not_before):
+                self._to(replica, R.ACTIVE, 0)
+                replica.reason = ""
+                inside.append(replica)
+        for replica in self._replicas:
+            if (len(inside) < wanted and replica.state is R.ROLLOUT
+                    and self._step >= replica.not_before):
+                self._request(replica, now)
+                inside.append(replica)
+        # those on their way go first, and of each the last one
+        leaving = sorted(inside, key=lambda r: (r.state is R.ACTIVE, -r.number))
+        for replica in leaving[: max(0, len(inside) - wanted)]:
+            if replica.state is R.ACTIVE:
+                self._leave(replica, "not wanted any more", now)
+            else:
+                self._return(replica, "not wanted any more", now)
+
+    def _request(self, replica: _Replica, now: int) -> None:
+        taken = [r.core for r in self._replicas if r.state in _JOINING | _COUNTS]
+        replica.generation += 1
+        replica.core = min(range(len(self.core_training)), key=lambda c: (taken.count(c), c))
+        self._stage(replica, R.REQUESTED, now)
+
+    def _spare(self) -> int:
+        """Replicas that may be in training at once (Libra: (rollout GPUs - reserved) / size), of
+        those that are whole."""
+        whole = [r for r in self._replicas if all(self._members[m].alive for m in r.members)]
+        if not whole:
+            return 0
+        alive = sum(member.alive for member in self._members.values())
+        room = len(self.core_rollout) + alive - self._rules.reserved_gpus
+        return max(0, min(len(whole), room // len(whole[0].members)))
+
+    # ---- orders ----
+
+    def _order(self, order: AnyOrder) -> None:
+        self._orders.append(order)
+
+    def _taken(self) -> list[AnyOrder]:
+        orders, self._orders = self._orders, []
+        return orders
+
+
+def _check_places(cores: tuple[tuple[int, ...], ...], rollout: tuple[int, ...],
+                  replicas: tuple[tuple[int, ...], ...]) -> None:
+    seen: dict[int, None] = {}
+    for gpu in [gpu for group in (*cores, rollout, *replicas) for gpu in group]:
+        if gpu in seen:
+            raise InvalidInput(f"hybrid pool: GPU {gpu} is named twice; each has one place")
+        seen[gpu] = None
+    if not cores or not all(cores):
+        raise InvalidInput("hybrid pool: core_training: at least one core with a GPU must train")
+    for gpus in replicas:
+        if len(gpus) != len(cores[0]):
+            raise InvalidInput(f"hybrid pool: a replica of {len(gpus)} GPUs {list(gpus)} is not a "
+                               f"complete replica: a core has {len(cores[0])}")
+    if any(len(gpus) != len(cores[0]) for gpus in cores):
+        raise InvalidInput("hybrid pool: core_training: all cores must have as many GPUs")

@@ -1,0 +1,272 @@
+"""Rank 0's desk: the pool's state machine, fed by its members' conversations and the clock.
+
+Law: one lock around the pool; every fact goes in under it and its orders go out under it, so that
+members hear them in the order in which they were decided. A member speaks of itself only. It is
+lost when its conversation ends or it is silent for too long; nothing else decides that.
+
+The desk's process may be stopped (SIGSTOP, `scontrol suspend`), or its threads kept from running.
+On waking it would find everybody silent and every stage overdue, although what the members said
+lies unread in its sockets. So its time is that in which it ran: the pool and the liveness of
+members are given the clock's time less all stalls (`protocol/liveness.py`), and after a stall
+nobody is judged before the threads that listen had one tick to read what has arrived.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from ...domain.hybrid import (
+    AnyFact,
+    AnyOrder,
+    Ask,
+    Expel,
+    Kill,
+    MemberFailed,
+    MemberLost,
+    MemberUp,
+    ReplicaState,
+    Role,
+    Settled,
+    Signal,
+    StepBegins,
+    StepPlan,
+)
+from ...errors import ProtocolError
+from ...ports import Clock
+from ...protocol.lane import Alive, Hello, Told, Word
+from ...protocol.liveness import Liveness, Stalls
+from ...transport.socket.lane import LaneLink, LaneListener
+from ..hybrid.hybrid_pool import HybridPool
+
+_TICK_S = 0.5
+_STALLED_S = 4 * _TICK_S  # nobody looked at the clock for longer: the process was not running
+
+
+class Port(Protocol):
+    """Where a member is reached."""
+
+    def tell(self, order: Ask, lane: tuple[str, ...]) -> None:
+        """Hands an order on; never blocks for long."""
+        ...
+
+    def attach(self, link: LaneLink) -> bool:
+        """A process says that it is this life of it; False if it is not."""
+        ...
+
+    def detached(self) -> None:
+        """The conversation that was attached has ended."""
+        ...
+
+    def end(self) -> None:
+        """The pool has given this life of it up."""
+        ...
+
+
+class _LinkPort:
+    """A member that dialled in."""
+
+    def __init__(self, link: LaneLink) -> None:
+        self._link = link
+
+    def tell(self, order: Ask, lane: tuple[str, ...]) -> None:
+        try:
+            self._link.send(Told(order, lane))
+        except OSError:
+            pass  # its reader sees the end and says so
+
+    def attach(self, link: LaneLink) -> bool:
+        return False
+
+    def detached(self) -> None:
+        pass
+
+    def end(self) -> None:
+        self._link.close()
+
+
+class Desk:
+    """The pool and who it speaks to.
+
+    Args:
+        lanes: the addresses of each core's ranks, in the order of a replica's members.
+        host, key, job: where it listens for members, and what they prove.
+        silence_s: a member that says nothing for so long is lost.
+        on_kill: told of a member's life that has to be ended; its conversation is closed anyway.
+        on_news: told of every order, for logs and figures; called under the lock.
+    """
+
+    def __init__(self, pool: HybridPool, clock: Clock, lanes: list[list[str]], host: str,
+                 key: bytes, job: str, *, silence_s: float = 30.0,
+                 on_kill: Callable[[int, int], None] = lambda member, life: None,
+                 on_news: Callable[[AnyOrder], None] = lambda order: None) -> None:
+        self._pool, self._clock, self._lanes = pool, clock, lanes
+        self._on_kill, self._on_news = on_kill, on_news
+        self._lock = threading.RLock()
+        self._ports: dict[int, tuple[int, Port]] = {}
+        self._liveness = Liveness(round(silence_s * 1e9))
+        self._stalls = Stalls(clock.now_ns(), _STALLED_S * 1e9)
+        self._judges_from = 0  # by `_now`: until then what has arrived is read first
+        self._place = {gpu: (n, at) for n, gpus in enumerate(pool.replicas)
+                       for at, gpu in enumerate(gpus)}
+        self._stop = threading.Event()
+        self.news: list[Settled] = []
+        self._listener = LaneListener(host, key, job, self._serve)
+        self.address = self._listener.address
+        threading.Thread(target=self._watch, name="desk-clock", daemon=True).start()
+
+    # ---- what the trainer says and asks ----
+
+    def begin(self, step: int, version: int) -> StepPlan:
+        """A train_step is about to begin: who counts in it."""
+        orders = self.fact(StepBegins(step, version))
+        plan = orders[-1] if orders else None
+        assert isinstance(plan, StepPlan), f"step {step} had begun before"
+        return plan
+
+    def signal(self, signal: Signal) -> None:
+        """How the stages stand; see `Signal`."""
+        self.fact(signal)
+
+    def missed(self, replica: int, why: str) -> None:
+        """This replica's gradient did not come: it goes back to rollout."""
+        with self._lock:
+            for member in self._pool.replicas[replica]:
+                if member in self._ports:
+                    life = self._ports[member][0]
+                    self.fact(MemberFailed(member, life, self._pool.generation(replica), why))
+                    return
+
+    def roles(self) -> dict[int, Role]:
+        """Whose each GPU is, now."""
+        with self._lock:
+            return self._pool.roles()
+
+    def states(self) -> list[ReplicaState]:
+        """Where each replica is on its way, now."""
+        with self._lock:
+            return [self._pool.state(n) for n in range(len(self._pool.replicas))]
+
+    def adopt(self, member: int, life: int, port: Port) -> None:
+        """A member that is reached by another way than a conversation of its own."""
+        with self._lock:
+            self._ports[member] = (life, port)
+            self._liveness.forget(member)  # what was heard was another life
+            self.fact(MemberUp(member, life))
+
+    def close(self) -> None:
+        """Ends every conversation; members then serve rollouts again by themselves."""
+        self._stop.set()
+        self._listener.close()
+
+    def fact(self, fact: AnyFact) -> list[AnyOrder]:
+        """Takes a fact in and carries out what follows."""
+        with self._lock:
+            orders = self._pool.handle(fact, self._now())
+            self._carry_out(orders)
+            return orders
+
+    # ---- carrying out ----
+
+    def _carry_out(self, orders: list[AnyOrder]) -> None:
+        for order in orders:
+            self._on_news(order)
+            match order:
+                case Ask(member=member, life=life, core=core):
+                    known = self._ports.get(member)
+                    if known is not None and known[0] == life:
+                        _, at = self._place[member]
+                        known[1].tell(order, (self._lanes[core][at],))
+                case Kill(member=member, life=life):
+                    known = self._ports.get(member)
+                    if known is not None and known[0] == life:
+                        del self._ports[member]
+                        self._liveness.forget(member)
+                        known[1].end()
+                    self._on_kill(member, life)
+                case Settled():
+                    self.news.append(order)
+                case Expel() | StepPlan():
+                    pass  # its core sees its lane close; the plan goes to who asked for it
+
+    def _serve(self, link: LaneLink) -> None:
+        first = link.receive()
+        if first is None or not isinstance(first[0], Hello) or first[0].member not in self._place:
+            return
+        member, life = first[0].member, first[0].life
+        with self._lock:
+            known = self._ports.get(member)
+            attached = known is not None and known[0] == life and known[1].attach(link)
+            if known is not None and known[0] >= life and not attached:
+                return  # another life of it is at the desk
+            if not attached:
+                self.adopt(member, life, _LinkPort(link))
+                if known is not None:
+                    known[1].end()
+            self._liveness.hear(member, self._now())
+        try:
+            self._listen(link, member, life)
+            why = "its conversation ended"
+        except ProtocolError as error:
+            why = str(error)
+        if known is not None and attached:
+            with self._lock:
+                if member in self._ports and self._ports[member][0] == life:
+                    self._liveness.forget(member)
+            known[1].detached()
+        else:
+            self.lost(member, life, why)
+
+    def _listen(self, link: LaneLink, member: int, life: int) -> None:
+        while (got := link.receive()) is not None:
+            with self._lock:
+                if member not in self._ports or self._ports[member][0] != life:
+                    return  # it was given up; to be heard again would make its next life silent
+                self._liveness.hear(member, self._now())
+            message = got[0]
+            if isinstance(message, Alive):
+                continue
+            if not isinstance(message, Word):
+                raise ProtocolError("not a word that a member may say")
+            if (message.fact.member, message.fact.life) != (member, life):
+                raise ProtocolError(f"member {member} speaks for {message.fact.member}")
+            self.fact(message.fact)
+
+    def lost(self, member: int, life: int, why: str) -> None:
+        """This life of a member is over."""
+        with self._lock:
+            known = self._ports.get(member)
+            if known is not None and known[0] == life:
+                del self._ports[member]
+                self._liveness.forget(member)
+                self.fact(MemberLost(member, life, why))
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_TICK_S):
+            with self._lock:
+                now = self._now()
+                if now >= self._judges_from:
+                    self._judge(now)
+
+    def _judge(self, now: int) -> None:
+        """Gives up who was silent, or took, for too long; lock held."""
+        for member in self._liveness.silent(now):
+            self._liveness.forget(member)
+            if member in self._ports:
+                life, port = self._ports[member]
+                self.lost(member, life, "was silent for too long")
+                port.end()
+        self._carry_out(self._pool.tick(now))
+
+    def _now(self) -> int:
+        """The clock's time without the stalls so far, in ns; lock held. A stall that ends with this
+        call counts against nobody: members, too, have their whole patience again, as they may have
+        been stopped together with us."""
+        looked = self._clock.now_ns()
+        stalled = self._stalls.look(looked)
+        now = looked - round(self._stalls.total)
+        if stalled:
+            self._liveness.stalled(now)
+            self._judges_from = now + round(_TICK_S * 1e9)
+        return now

@@ -1,0 +1,213 @@
+"""One core rank's lane: gives work to the members whose gradients are added here, takes them in.
+
+Law: the trainer's thread only ever waits in `collect`, and there no longer than it says. What
+comes is held until `collect` hands it over; `libra/hybrid/hybrid_lane.py` says what is believed,
+and all else is counted by its reason. A member that is connected and does not count is sent each
+step's parameters, and zeros are expected of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...domain.hybrid import Label, Seat, StepPlan
+from ...errors import ProtocolError
+from ...protocol.frame import Buffer
+from ...protocol.lane import Enter, Gradient, Heard, Work
+from ...protocol.liveness import Patience
+from ...protocol.value import encode_value
+from ...transport.socket.lane import LaneLink, LaneListener
+from ..hybrid.hybrid_lane import Intake, crew, split
+
+Vector = NDArray[Any]
+
+_LOOK_S = 0.1  # between two looks at the clock of who collects; a longer gap was a stall
+
+
+class _Guest:
+    """A member's conversation; a thread of its own sends, so that a slow one delays nobody. Only
+    the newest work waits. `zeros`: work that was sent without samples and is not answered yet."""
+
+    def __init__(self, link: LaneLink, seat: Seat) -> None:
+        self.link, self.seat = link, seat
+        self.zeros: dict[Label, None] = {}
+        self._work: tuple[Work, tuple[Buffer, ...]] | None = None
+        self._wake = threading.Condition()
+        self._ended = False
+        threading.Thread(target=self._run, name="lane-send", daemon=True).start()
+
+    def give(self, work: Work, *payload: Buffer) -> None:
+        with self._wake:
+            self._work = (work, payload)
+            self._wake.notify()
+
+    def end(self) -> None:
+        with self._wake:
+            self._ended = True
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._ended or self._work is not None)
+                if self._ended or self._work is None:
+                    return
+                (work, payload), self._work = self._work, None
+            if not work.label.samples:
+                self.zeros[work.label] = None
+            try:
+                self.link.send(work, *payload)
+            except OSError:
+                self.link.close()  # its reader sees that
+                return
+
+
+@dataclass
+class _Step:
+    """What is given out and taken in between two calls of `begin`."""
+
+    plan: StepPlan
+    params: Vector
+    intake: Intake
+    taken: dict[int, Vector] = field(default_factory=dict)
+
+
+class Lane:
+    """The lane of the core rank that is number `core` in its group.
+
+    Attributes:
+        ignored: how many payloads were not added, by the reason.
+        added: how many were taken.
+    """
+
+    def __init__(self, core: int, host: str, key: bytes, job: str) -> None:
+        self._core = core
+        self._lock = threading.Condition()
+        self._guests: dict[int, _Guest] = {}
+        self._step: _Step | None = None
+        self.ignored: Counter[str] = Counter()
+        self.added = 0
+        self._listener = LaneListener(host, key, job, self._serve)
+        self.address = self._listener.address
+
+    def close(self) -> None:
+        """Ends every conversation."""
+        self._listener.close()
+        with self._lock:
+            for guest in self._guests.values():
+                guest.end()
+
+    # ---- the trainer's side ----
+
+    def begin(self, plan: StepPlan, params: Vector, samples: list[Any]
+              ) -> tuple[tuple[int, int], dict[int, tuple[int, int]]]:
+        """Gives out a step's work; returns the range of samples that is this core's own, and those
+        of the replicas that count here. When `params` change before all have been sent, only such
+        gradients are spoilt as come too late to be added."""
+        counting = crew(plan, self._core)
+        own, *others = split(len(samples), 1 + len(counting))
+        given = dict(zip(counting, others, strict=True))
+        intake = Intake(plan, {seat: end - begin for seat, (begin, end) in given.items()},
+                        params.size, params.dtype.str)
+        with self._lock:
+            self._step = _Step(plan, params, intake)
+            for seat in counting:
+                guest = self._guests.get(seat.replica)
+                if guest is None or guest.seat != seat:
+                    intake.expel(seat.replica, seat.generation)
+            for guest in self._guests.values():
+                begin, end = given.get(guest.seat, (0, 0))
+                self._give(self._step, guest, samples[begin:end])
+        return own, {seat.replica: range_ for seat, range_ in given.items()}
+
+    def collect(self, wait_s: float) -> dict[int, Vector]:
+        """Waits for the gradients that were given out, `wait_s` at most; those that came, by
+        replica. Nothing is taken after this. Time in which this process was stopped does not count:
+        what came meanwhile lies unread in its sockets."""
+        patience = Patience(time.monotonic(), wait_s, _LOOK_S)
+        with self._lock:
+            step = self._step
+            assert step is not None, "no step has begun"
+            while step.intake.missing and not patience.over(time.monotonic()):
+                self._lock.wait(min(_LOOK_S, max(wait_s, 0)))
+            self._step = None
+            return step.taken
+
+    # ---- the members' side ----
+
+    def _give(self, step: _Step, guest: _Guest, samples: list[Any]) -> None:
+        plan, seat = step.plan, guest.seat
+        label = Label(seat.replica, seat.generation, plan.epoch, plan.step, plan.version,
+                      len(samples), step.params.size, step.params.dtype.str)
+        guest.link.most = step.params.nbytes
+        guest.give(Work(label), step.params.data, encode_value(samples))
+
+    def _serve(self, link: LaneLink) -> None:
+        first = link.receive()
+        if first is None or not isinstance(first[0], Enter):
+            return
+        guest = _Guest(link, Seat(first[0].replica, first[0].generation, self._core))
+        replica, generation = guest.seat.replica, guest.seat.generation
+        with self._lock:
+            known = self._guests.get(replica)
+            if known is not None and known.seat.generation >= generation:
+                self.ignored["entrance"] += 1
+                guest.end()
+                return
+            if known is not None:
+                known.link.close()
+            self._guests[replica] = guest
+            if self._step is not None:
+                self._give(self._step, guest, [])
+        try:
+            self._listen(guest)
+        finally:
+            guest.end()
+            with self._lock:
+                if self._guests.get(replica) is guest:
+                    del self._guests[replica]
+                    if self._step is not None:
+                        self._step.intake.expel(replica, generation)
+                        self._lock.notify_all()
+
+    def _listen(self, guest: _Guest) -> None:
+        while (got := guest.link.receive()) is not None:
+            message, payload = got
+            if not isinstance(message, Gradient):
+                raise ProtocolError("not a gradient")
+            guest.link.send(Heard(message.label, self._take(guest, message.label, payload)))
+
+    def _take(self, guest: _Guest, label: Label, payload: bytearray) -> str:
+        size = label.size * np.dtype(label.dtype).itemsize if _is_float(label.dtype) else -1
+        with self._lock:
+            step = self._step
+            if label in guest.zeros and len(payload) == size:
+                del guest.zeros[label]  # adds nothing, in its step or after; but the lane works
+                return ""
+            if (label.replica, label.generation) != (guest.seat.replica, guest.seat.generation):
+                refusal = "seat"
+            elif step is None:
+                refusal = "step"
+            elif len(payload) != size:
+                refusal = "size"
+            else:
+                refusal = step.intake.refusal(label)
+            if refusal or step is None:
+                self.ignored[refusal] += 1
+                return refusal
+            step.taken[label.replica] = np.frombuffer(payload, step.params.dtype)
+            self.added += 1
+            self._lock.notify_all()
+            return ""
+
+
+def _is_float(dtype: str) -> bool:
+    """Whether it is numpy's name of a type that gradients have."""
+    return dtype in ("<f2", "<f4", "<f8", ">f2", ">f4", ">f8")

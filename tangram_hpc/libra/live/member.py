@@ -1,0 +1,216 @@
+"""A member of a hybrid replica: a process that serves rollouts and, when asked, computes gradients.
+
+Law: it does what the desk asks, in that order, and says when it is done. It serves rollouts or
+belongs to training, never both: its server is told to stop before its lane is opened and starts
+again after that is closed. Without a desk it is a rollout worker.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...domain.hybrid import Ask, MemberDone, MemberFailed
+from ...domain.hybrid import ReplicaState as R
+from ...errors import ProtocolError, TangramError
+from ...protocol.lane import PAYLOAD_MAX, Alive, Enter, Gradient, Heard, Hello, Told, Word, Work
+from ...protocol.value import decode_value
+from ...storage.access import Access
+from ...transport.socket.lane import LaneLink, dial_lane
+
+_ALIVE_S = 2.0
+
+
+class Skills(Protocol):
+    """What a trainer's author fills in. A TangramError from any of them brings the replica back to
+    rollout; another exception ends the process."""
+
+    def stop_rollouts(self) -> None:
+        """Ends or hands on what is being generated; returns when the GPU is free for training."""
+        ...
+
+    def start_rollouts(self) -> None:
+        """Serves again; also if it never stopped."""
+        ...
+
+    def gradient(self, params: NDArray[Any], samples: list[Any]) -> NDArray[Any]:
+        """The sum of the samples' gradients at these parameters; same shape and dtype."""
+        ...
+
+
+class Member:
+    """Runs in the member's process.
+
+    Args:
+        access: where the desk listens (`HybridCore` writes the file).
+        member: its GPU's number, as in the pool's replicas.
+        life: above that of every earlier life of it; the time of its start will do.
+    """
+
+    def __init__(self, access: Access, member: int, life: int, skills: Skills) -> None:
+        self._access, self._member, self._life, self._skills = access, member, life, skills
+        self._desk: LaneLink | None = None
+        self._lane: _LaneThread | None = None
+
+    def run(self) -> None:
+        """Serves until the desk is gone; a rollout worker when it returns.
+
+        Raises:
+            TangramError: there is no desk there, or it does not hold the key.
+        """
+        desk = self._desk = dial_lane(self._access.addresses, self._access.key, self._access.job)
+        stop = threading.Event()
+        try:
+            desk.send(Hello(self._member, self._life))
+            threading.Thread(target=_breathe, args=(desk, stop), daemon=True).start()
+            while (got := desk.receive()) is not None:
+                if not isinstance(got[0], Told):
+                    raise ProtocolError("the desk sent no order")
+                self._obey(got[0].order, got[0].lane)
+        except OSError:
+            pass  # the desk is gone
+        finally:
+            stop.set()
+            desk.close()
+            self._leave_lane()
+            self._skills.start_rollouts()
+
+    def _obey(self, order: Ask, lane: tuple[str, ...]) -> None:
+        try:
+            match order.stage:
+                case R.REQUESTED:
+                    self._skills.stop_rollouts()
+                case R.FETCHING_STATE:
+                    self._leave_lane()
+                    self._lane = _LaneThread(self, lane, order)
+                    return  # it says itself when it has the parameters
+                case R.ZERO_SYNC:
+                    if self._lane is not None:
+                        self._lane.follow()
+                    return
+                case R.RETURNING:
+                    self._leave_lane()
+                    self._skills.start_rollouts()
+                case _:
+                    raise ProtocolError(f"{order.stage.value} is nothing that a member does")
+        except TangramError as error:
+            self.failed(order, str(error))
+            return
+        self.done(order, order.stage)
+
+    def done(self, order: Ask, stage: R) -> None:
+        """Says so to the desk."""
+        assert self._desk is not None
+        self._desk.send(Word(MemberDone(self._member, self._life, order.generation, stage)))
+
+    def failed(self, order: Ask, reason: str) -> None:
+        """Says so to the desk."""
+        assert self._desk is not None
+        self._desk.send(Word(MemberFailed(self._member, self._life, order.generation, reason)))
+
+    def gradient(self, params: NDArray[Any], samples: list[Any]) -> NDArray[Any]:
+        """See `Skills.gradient`."""
+        return self._skills.gradient(params, samples)
+
+    def access_key(self) -> tuple[bytes, str]:
+        """What lanes are dialled with."""
+        return self._access.key, self._access.job
+
+    def _leave_lane(self) -> None:
+        if self._lane is not None:
+            self._lane.close()
+            self._lane = None
+
+
+class _LaneThread:
+    """The conversation with the core; computes. Parameters that came before it may follow are
+    answered with zeros once it may, as is everything that gives it no samples."""
+
+    def __init__(self, member: Member, lane: tuple[str, ...], order: Ask) -> None:
+        self._member, self._order = member, order
+        key, job = member.access_key()
+        self._link = dial_lane(lane, key, job)
+        self._link.most = PAYLOAD_MAX
+        self._lock = threading.Lock()
+        self._fetched = self._follows = self._synced = self._closing = False
+        self._unanswered: Work | None = None
+        self._thread = threading.Thread(target=self._run, name="lane", daemon=True)
+        self._link.send(Enter(order.replica, order.generation))
+        self._thread.start()
+
+    def follow(self) -> None:
+        """Contributes zero from here on."""
+        with self._lock:
+            self._follows = True
+            work, self._unanswered = self._unanswered, None
+        if work is not None:
+            try:
+                self._answer_zero(work)
+            except OSError:
+                pass  # its own thread sees that and says so
+
+    def close(self) -> None:
+        """Leaves the core; returns when nothing is computed any more."""
+        self._closing = True
+        self._link.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (got := self._link.receive()) is not None:
+                message, payload = got
+                if isinstance(message, Work):
+                    self._work(message, payload)
+                elif isinstance(message, Heard):
+                    self._heard(message)
+                else:
+                    raise ProtocolError("the core sent no work")
+            why = "its lane ended"
+        except OSError as error:
+            why = f"its lane broke: {error.strerror or error}"
+        except TangramError as error:
+            why = str(error)
+        if not self._closing:
+            try:
+                self._member.failed(self._order, why)
+            except OSError:
+                pass  # the desk is gone as well
+
+    def _work(self, work: Work, payload: bytearray) -> None:
+        if not self._fetched:
+            self._fetched = True
+            self._member.done(self._order, R.FETCHING_STATE)
+        if not work.label.samples:
+            with self._lock:
+                if not self._follows:
+                    self._unanswered = work
+                    return
+            self._answer_zero(work)
+            return
+        label = work.label
+        dtype = np.dtype(label.dtype)
+        params = np.frombuffer(payload, dtype, label.size)
+        samples = decode_value(memoryview(payload)[label.size * dtype.itemsize :])
+        gradient = self._member.gradient(params, samples)
+        self._link.send(Gradient(label), np.ascontiguousarray(gradient, dtype).data)
+
+    def _answer_zero(self, work: Work) -> None:
+        label = work.label
+        self._link.send(Gradient(label), np.zeros(label.size, np.dtype(label.dtype)).data)
+
+    def _heard(self, heard: Heard) -> None:
+        if not heard.refusal and not heard.label.samples and not self._synced:
+            self._synced = True
+            self._member.done(self._order, R.ZERO_SYNC)
+
+
+def _breathe(desk: LaneLink, stop: threading.Event) -> None:
+    """Says that the process lives, while it may be busy."""
+    while not stop.wait(_ALIVE_S):
+        try:
+            desk.send(Alive())
+        except OSError:
+            return

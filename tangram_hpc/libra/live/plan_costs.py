@@ -1,0 +1,138 @@
+"""Costs that somebody else's program knows: one JSON question on its stdin, one answer on stdout.
+
+Law: `tangram-costs/1`. A program that fails, is late, or answers what cannot be meant is one clear
+error; nothing is made up in its place. What it is not asked (structure, TP share, batches that mix,
+and memory where it tells none) is the own model's. Learned factors apply to it as to the own model.
+
+The question has `format`, `kind`, `model`, `hardware` and either
+  kind `train`: `training`, `lengths` (tokens of each sequence), `layouts` (tables of tp, ep, pp,
+  dp, micro);
+  kind `rollout`: `rollout`, `degree`, `requests` ([prompt, generated, tool_s], short ones first),
+  `segments` ([first, end]: requests first .. end - 1).
+The answer has `seconds`, one for each layout or segment, null for one that cannot run; for `train`
+it may have `mem_bytes` (of the fullest GPU) in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ...errors import TangramError
+from ..planner.costs import AnalyticCosts, matrix_of
+from ..planner.lengths import Ints, Strata
+from ..planner.shapes import NEVER, SECOND, Layout, Prices
+
+FORMAT = "tangram-costs/1"
+
+
+class CostsFailed(TangramError):
+    """The cost program gave no usable answer."""
+
+
+class CommandCosts:
+    """The costs of a command; one call for all layouts, one for each rollout degree."""
+
+    def __init__(self, own: AnalyticCosts, command: Sequence[str], timeout_s: float) -> None:
+        self._own, self._command, self._timeout_s = own, list(command), timeout_s
+        self.model, self.hardware = own.model, own.hardware
+        self.training, self.rollout, self.batch = own.training, own.rollout, own.batch
+        self._segments: dict[tuple[int, int], Ints] = {}
+
+    def tp_share(self, tp: int) -> float:
+        """The own model's."""
+        return self._own.tp_share(tp)
+
+    def strata(self, most: int) -> Strata:
+        """See `Costs`."""
+        return self._own.strata(most)
+
+    def train(self, layouts: Sequence[Layout]) -> Prices:
+        """See `Costs`; an empty list asks nothing.
+
+        Raises:
+            CostsFailed: no usable answer.
+        """
+        if not layouts:
+            return Prices((), ())
+        told = self._ask({"kind": "train", "training": asdict(self.training),
+                          "lengths": [r.total for r in self.batch],
+                          "layouts": [asdict(x) for x in layouts]})
+        times = self._times(told, len(layouts), self._own.factors.train)
+        own = self._own.train(layouts)
+        memory = told.get("mem_bytes") or own.mem_bytes
+        if (not isinstance(memory, list) or len(memory) != len(layouts)
+                or not all(_whole(m) for m in memory)):
+            raise self._wrong("mem_bytes: one whole number for each layout")
+        return Prices(times, memory)
+
+    def segments(self, degree: int, strata: Strata) -> Ints:
+        """See `Costs`.
+
+        Raises:
+            CostsFailed: no usable answer.
+        """
+        n = len(strata)
+        if strata.generated.tolist() != [r.generated for r in self.batch]:
+            raise self._wrong("it is not asked for parts of a batch: leave `routing_loss` at 0")
+        if (degree, n) not in self._segments:
+            spans = [(j, i) for j in range(n) for i in range(j + 1, n + 1)]
+            told = self._ask({
+                "kind": "rollout", "rollout": asdict(self.rollout), "degree": degree,
+                "requests": [[r.prompt, r.generated, r.tool_ns / SECOND] for r in self.batch],
+                "segments": [[strata.begin(j), strata.begin(i)] for j, i in spans]})
+            times = self._times(told, len(spans), self._own.factors.of(degree))
+            self._segments[degree, n] = matrix_of(n, dict(zip(spans, times, strict=True)))
+        return self._segments[degree, n]
+
+    def flow(self, degree: int, strata: Strata, ahead: int, train_ns: int) -> Ints:
+        """The own model's: a program is not asked for batches that mix."""
+        return self._own.flow(degree, strata, ahead, train_ns)
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        whole = {"format": FORMAT, "model": asdict(self.model),
+                 "hardware": asdict(self.hardware), **question}
+        try:
+            told = subprocess.run(self._command, input=json.dumps(whole), capture_output=True,
+                                  text=True, timeout=self._timeout_s, check=False)
+        except OSError as error:
+            raise self._wrong(f"it cannot be started ({error.strerror})") from None
+        except subprocess.TimeoutExpired:
+            raise self._wrong(f"no answer within {self._timeout_s:g} s") from None
+        except UnicodeDecodeError:
+            raise self._wrong("its answer is not text") from None
+        if told.returncode:
+            last = (told.stderr.strip().splitlines() or ["without a word"])[-1]
+            raise self._wrong(f"exit status {told.returncode}: {last[:200]}")
+        try:
+            answer = json.loads(told.stdout)
+        except ValueError:
+            raise self._wrong("its answer is not JSON") from None
+        if not isinstance(answer, dict):
+            raise self._wrong("its answer is not a JSON object")
+        return answer
+
+    def _times(self, told: dict[str, Any], count: int, factor: float) -> list[int]:
+        seconds = told.get("seconds")
+        if not isinstance(seconds, list) or len(seconds) != count:
+            raise self._wrong(f"seconds: a list of {count}")
+        if not all(s is None or _number(s) for s in seconds):
+            raise self._wrong("seconds: numbers from 0 on, or null")
+        return [NEVER if s is None else min(NEVER, round(min(s, NEVER) * factor * SECOND))
+                for s in seconds]
+
+    def _wrong(self, what: str) -> CostsFailed:
+        return CostsFailed(f"cost command {self._command[0]}: {what}")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and (
+        0 <= value < math.inf)  # an int may be larger than any float
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,205 @@
+"""One rollout instance on paper: continuous batching over a cache that may be too small.
+
+Law: a step decodes one token of each running turn and takes `RolloutCost.step_s` of what runs and
+of what lies in the cache; reading a context stops the steps for `prefill_s`. A turn is admitted,
+first come first, as soon as its context of now and a block fit; all that run grow. When the cache
+is full the most recently admitted goes back to the head of the line. Keys of turns that do not run
+(the tool works, or it was preempted) stay in the room that nobody needs, the least recently used go
+first and their last tokens before their first ones; what is gone is read again. So the oldest turn
+is never set back, and each becomes the oldest. (As vLLM V1: preemption by recomputation, automatic
+prefix caching; an engine is not told which trajectories are over.)
+
+Progress is whole parts of a token; between two changes of who runs the rate is the mean one, which
+is exact while nobody comes or goes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from ..planner.rollout_cost import RolloutCost
+
+BLOCK = 16  # tokens of the cache that are handed out at once
+_PART = 1 << 20  # of a token
+_SECOND = 10**9
+
+
+@dataclass
+class Work:
+    """A turn to decode: its request, the context before it, how many tokens it generates, and how
+    many of the context's keys come along (the others are read, as far as they are not here)."""
+
+    request: int
+    context: int
+    tokens: int
+    brought: int = 0
+    start: int = 0  # the engine's progress when it was admitted
+
+
+class Engine:
+    """An instance of one degree."""
+
+    def __init__(self, cost: RolloutCost, degree: int, max_batch: int) -> None:
+        self._cost, self.degree, self._max = cost, degree, max_batch
+        self.room = cost.kv_tokens(degree)
+        self._line: deque[Work] = deque()
+        self._runs: dict[int, Work] = {}  # by request, in order of admission
+        self._ends: list[tuple[int, int]] = []  # (progress at the end, request), old ones too
+        self._kept: OrderedDict[int, int] = OrderedDict()  # request -> tokens, least recent first
+        self._kept_sum = 0
+        self._at = self._progress = self._stalled = 0
+        self._base = 0  # of the contexts at admission, less progress then; in parts
+        self._step_ns = 0  # mean until the next change
+        self.busy_ns = 0
+        self.read = self.preempted = 0  # tokens read, turns set back
+        self.version = 0
+
+    @property
+    def load(self) -> int:
+        """Turns that run or queue."""
+        return len(self._runs) + len(self._line)
+
+    @property
+    def running(self) -> int:
+        """Turns that decode."""
+        return len(self._runs)
+
+    @property
+    def held(self) -> int:
+        """Tokens in the cache that those need."""
+        return (self._base + len(self._runs) * self._progress) // _PART
+
+    @property
+    def cached(self) -> int:
+        """Tokens in the cache of turns that do not run."""
+        return self._kept_sum
+
+    def kept(self, request: int) -> int:
+        """Of those, a request's."""
+        return self._kept.get(request, 0)
+
+    def add(self, now: int, work: Work) -> None:
+        """One more turn."""
+        assert work.tokens > 0 and work.context + work.tokens <= self.room, "it fits nowhere"
+        self._advance(now)
+        self._line.append(work)
+        self._admit(now)
+
+    def due(self) -> int | None:
+        """When the next turn ends, or must go back, if nothing changes; None: nothing runs."""
+        if not self._runs:
+            return None
+        parts = self._next() - self._progress
+        return max(self._at, self._stalled) + -(-parts * self._step_ns // _PART)
+
+    def finish(self, now: int) -> int | None:
+        """What is due happens: the request whose turn ended, or None: one was set back."""
+        self._advance(now)
+        self._progress = max(self._progress, self._next())
+        end, request = self._ends[0]
+        ended = end <= self._progress
+        if ended:
+            heapq.heappop(self._ends)
+        else:
+            request = next(reversed(self._runs))
+            self.preempted += 1
+        work = self._leave(request)
+        if not ended:
+            self._line.appendleft(work)
+        self._admit(now)
+        return request if ended else None
+
+    def remove(self, now: int, request: int) -> int:
+        """Takes a turn off; how many of its tokens are left."""
+        self._advance(now)
+        if request in self._runs:
+            work = self._leave(request)
+        else:
+            work = next(w for w in self._line if w.request == request)
+            self._line.remove(work)
+        self._admit(now)
+        return work.tokens
+
+    def pause(self, now: int, ns: int) -> None:
+        """Nothing is decoded for so long from now on, or from the end of what it is reading."""
+        self._advance(now)
+        self._stalled = max(now, self._stalled) + ns
+        self.version += 1
+
+    def _leave(self, request: int) -> Work:
+        """It runs no more: its context and its tokens as they are now; its keys are kept."""
+        work = self._runs.pop(request)
+        self._base -= work.context * _PART - work.start
+        done = min((self._progress - work.start) // _PART, work.tokens)
+        work.context, work.tokens, work.brought = work.context + done, work.tokens - done, 0
+        self._kept[request] = work.context
+        self._kept_sum += work.context
+        self._make_room()
+        return work
+
+    def _admit(self, now: int) -> None:
+        while self._line and len(self._runs) < self._max:
+            work = self._line[0]
+            if self._runs and self.held + work.context + BLOCK > self.room:
+                break
+            self._line.popleft()
+            here = self._kept.pop(work.request, 0)
+            self._kept_sum -= here
+            work.start = self._progress
+            self._runs[work.request] = work
+            self._base += work.context * _PART - work.start
+            heapq.heappush(self._ends, (work.start + work.tokens * _PART, work.request))
+            self._read(now, work, work.context - max(here, work.brought))
+            self._make_room()
+        self._rate()
+        self.version += 1
+
+    def _read(self, now: int, work: Work, tokens: int) -> None:
+        """Reads the last so many of its context, before anything else is decoded."""
+        self.read += tokens
+        busy = round(_SECOND * self._cost.prefill_s(
+            self.degree, tokens, tokens * (2 * work.context - tokens)))
+        self._stalled = max(now, self._stalled) + busy
+        self.busy_ns += busy
+
+    def _make_room(self) -> None:
+        """Who runs takes what it needs of what is kept."""
+        over = self.held + self._kept_sum - self.room
+        while over > 0 and self._kept:
+            oldest, tokens = next(iter(self._kept.items()))
+            gone = min(over, tokens)
+            over, self._kept_sum = over - gone, self._kept_sum - gone
+            if gone < tokens:
+                self._kept[oldest] = tokens - gone
+            else:
+                del self._kept[oldest]
+
+    def _next(self) -> int:
+        """The progress at which the next turn ends or the cache is full."""
+        while True:
+            end, request = self._ends[0]
+            work = self._runs.get(request)
+            if work is not None and end == work.start + work.tokens * _PART:
+                break
+            heapq.heappop(self._ends)  # of a turn that was set back or taken off
+        if len(self._runs) == 1:
+            return end
+        return min(end, max(self._progress, (self.room * _PART - self._base) // len(self._runs)))
+
+    def _advance(self, now: int) -> None:
+        begin = max(self._at, self._stalled)
+        if now > begin and self._runs:
+            self._progress += (now - begin) * _PART // self._step_ns
+            self.busy_ns += now - begin
+            self._make_room()
+        self._at = max(self._at, now)
+
+    def _rate(self) -> None:
+        """The mean step until the next change: keys grow by one a turn and step."""
+        n = len(self._runs)
+        if n:
+            ahead = (self._next() - self._progress) // _PART
+            self._step_ns = max(1, round(_SECOND * self._cost.step_s(
+                self.degree, n, self.held + n * ahead // 2)))

@@ -1,0 +1,113 @@
+"""What goes wrong in a simulated RL run, and when: drawn from a seed alone.
+
+Law: faults are facts that the run is told and nothing else; the same seed and rates give the same
+faults at the same times, whoever plays (who dies, of those that can, is the run's own). A rollout
+node that dies takes with it its engines, or its place in training if it is lent, and what lay in
+its caches; it comes back empty. An optimizer step that fails is done again from its beginning. A
+tool that never returns is given up after a time, which its trajectory is told as a time-out. Rates
+of 0 draw nothing. A run to which so much happens that no batch gets trained is ended with one line.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from ...errors import InvalidInput
+from ...scheduler.routing.cmlfq import TIMEOUT
+from .rl_lengths import Trajectory
+
+_SECOND = 10**9
+FAULTS_MAX = 10_000  # between two batches that are trained, of all kinds but tools
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How often. `node_s`, `engine_s`: mean seconds between two deaths, of whole rollout nodes and
+    of single engines (0: none); `back_s` until one serves again. `step`: the share of optimizer
+    steps that fail at their end; `tool`: of tool calls that never return, given up after
+    `tool_timeout_s`."""
+
+    node_s: float = 0.0
+    engine_s: float = 0.0
+    back_s: float = 120.0
+    step: float = 0.0
+    tool: float = 0.0
+    tool_timeout_s: float = 60.0
+
+
+class Fate:
+    """The faults of one run."""
+
+    def __init__(self, faults: Faults, seed: int) -> None:
+        self.faults = faults
+        self._seed = seed
+        # one each: when one dies does not depend on how many could, which systems differ in
+        self._nodes = random.Random(f"nodes/{seed}")
+        self._engines = random.Random(f"engines/{seed}")
+        self._choices = random.Random(f"choices/{seed}")
+        self._steps = random.Random(f"steps/{seed}")
+        self.nodes = self.engines = self.steps = self.tools = 0  # how many came
+        self._since = Counter[str]()  # by field, since a batch was trained
+
+    def next_node_ns(self) -> int | None:
+        """How long until the next node dies, or None: none does. Raises as `_happens`."""
+        return self._next("node_s", self._nodes)
+
+    def next_engine_ns(self) -> int | None:
+        """How long until the next engine dies, or None. Raises as `_happens`."""
+        return self._next("engine_s", self._engines)
+
+    @property
+    def back_ns(self) -> int:
+        """How long who died is away."""
+        return round(self.faults.back_s * _SECOND)
+
+    def one_of(self, choices: list[int]) -> int:
+        """Who dies."""
+        return self._choices.choice(choices)
+
+    def step_fails(self) -> bool:
+        """Whether the optimizer step that ends now has failed. Raises as `_happens`."""
+        failed = self._steps.random() < self.faults.step
+        self.steps += failed
+        if failed:
+            self._happens("step")
+        return failed
+
+    def with_tools(self, one: Trajectory, key: str) -> Trajectory:
+        """The trajectory with the tool calls that never return."""
+        if not self.faults.tool:
+            return one
+        rng = random.Random(f"tools/{self._seed}/{key}")
+        late = round(self.faults.tool_timeout_s * _SECOND)
+        turns = tuple(turn._replace(tool_ns=late, status=TIMEOUT)
+                      if rng.random() < self.faults.tool else turn for turn in one.turns)
+        self.tools += sum(a is not b for a, b in zip(turns, one.turns, strict=True))
+        return replace(one, turns=turns)
+
+    def trained(self) -> None:
+        """A batch was trained: the run gets on."""
+        self._since.clear()
+
+    def _next(self, field: str, rng: random.Random) -> int | None:
+        mean_s = getattr(self.faults, field)
+        if not mean_s:
+            return None
+        self._happens(field)
+        return max(1, round(rng.expovariate(1 / mean_s) * _SECOND))
+
+    def _happens(self, field: str) -> None:
+        """One more fault.
+
+        Raises:
+            InvalidInput: so many came that the run would not end; one line with the field.
+        """
+        self._since[field] += 1
+        if self._since.total() > FAULTS_MAX:
+            most, told = self._since.most_common(1)[0][0], self.faults
+            rest = ("lower it" if most == "step" else
+                    f"raise it, or lower `faults.back_s` ({told.back_s:g})")
+            raise InvalidInput(f"scenario: field `faults.{most}`: {getattr(told, most):g}: "
+                               f"{FAULTS_MAX} faults came and no batch was trained; {rest}")

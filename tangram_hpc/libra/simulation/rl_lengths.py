@@ -1,0 +1,189 @@
+"""Trajectories whose length is caused by what their tools return.
+
+Law: made from a seed alone. A trajectory goes through phases, the larger ones first; the return
+that begins a phase shows which, and the phase decides how much is generated in it. Between those,
+returns say nothing new. A setback begins the largest phase again, a misleading return looks like
+another phase's. Who routes is told what tools returned, never how much is left.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+from typing import NamedTuple
+
+from ...scheduler.routing.cmlfq import FAILURE, SUCCESS, TIMEOUT
+
+CHARS_PER_TOKEN = 4
+_SECOND = 10**9
+
+
+class Turn(NamedTuple):
+    """So many tokens are generated, then a tool runs and returns so much."""
+
+    generated: int
+    tool: str
+    chars: int
+    tokens: int
+    status: int
+    tool_ns: int
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One sample of a prompt: turns with tools, then `last` tokens."""
+
+    prompt: int
+    prompt_tokens: int
+    turns: tuple[Turn, ...]
+    last: int
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated in all."""
+        return self.last + sum(t.generated for t in self.turns)
+
+    @property
+    def read(self) -> int:
+        """Tokens read in all: the prompt, and what tools returned."""
+        return self.prompt_tokens + sum(t.tokens for t in self.turns)
+
+    @property
+    def tool_ns(self) -> int:
+        """Tool time in all."""
+        return sum(t.tool_ns for t in self.turns)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a trajectory. `weight` (of trajectories that begin with it) and `tokens` (mean
+    generated in it) at the beginning and the end of the run; `spread` is the standard deviation of
+    log tokens; so many `turns` on average, whose tool returns `steady` tokens; the return that
+    begins it has `payload` tokens and is a failure or time-out with `failure`."""
+
+    name: str
+    tool: str
+    weight: tuple[float, float]
+    tokens: tuple[float, float]
+    turns: int
+    payload: int
+    steady: int = 150
+    failure: float = 0.0
+    spread: float = 0.12
+
+
+@dataclass(frozen=True)
+class Causes:
+    """How trajectories come about. Means are of log-normal draws; shares lie between 0 and 1."""
+
+    phases: tuple[Phase, ...]  # the shortest, which is the last of every trajectory, first
+    prompts: int
+    prompt_tokens: int = 1200
+    first_tokens: int = 200  # before the first return
+    tilt: float = 0.7  # how far prompts differ: of the log odds of the next larger phase
+    setback: float = 0.01  # a turn after which the largest phase begins again
+    misled: float = 0.02  # beginnings that look like another phase's
+    tool_s: float = 1.5
+    tool_spread: float = 0.8
+    generated_max: int = 40_000
+
+
+def three_phases(spread: float, prompts: int) -> Causes:
+    """Explore, repair, finish: mean lengths from 2.5 K tokens to 11.5 K; what a return causes is
+    known to within `spread`."""
+    return Causes(
+        phases=(
+            Phase("finish", "tests", (0.76, 0.38), (900, 2800), 3, 150, spread=spread),
+            Phase("repair", "shell", (0.18, 0.34), (2500, 5000), 4, 1400, failure=0.8,
+                  spread=spread),
+            Phase("explore", "search", (0.06, 0.28), (8000, 16000), 9, 5000, failure=0.1,
+                  spread=spread)),
+        prompts=prompts, setback=0.002, misled=0.01)
+
+
+class Source:
+    """Draws trajectories of one run, from a seed."""
+
+    def __init__(self, causes: Causes, seed: int) -> None:
+        self.causes = causes
+        rng = random.Random(seed)
+        self._seed = seed
+        self._hard = [rng.gauss(0, 1) * causes.tilt for _ in range(causes.prompts)]
+
+    def trajectory(self, prompt: int, sample: int, progress: float) -> Trajectory:
+        """One sample of a prompt at this progress (0 to 1) of the run. The same arguments give the
+        same trajectory, whoever asks."""
+        c = self.causes
+        rng = random.Random(f"{self._seed}/{prompt}/{sample}")
+        read = max(1, round(_lognormal(rng, c.prompt_tokens, 0.3)))
+        level = self._first(rng, prompt, progress)
+        turns: list[Turn] = []
+        spent, chunk, begins = 0, max(1, round(_lognormal(rng, c.first_tokens, 0.2))), True
+        left = self._tokens(rng, level, progress)
+        while spent + chunk < c.generated_max:
+            turns.append(self._turn(rng, chunk, level, begins))
+            spent += chunk
+            mean = _mean(c.phases[level], progress) / c.phases[level].turns
+            chunk, begins = max(1, round(_lognormal(rng, mean, 0.25))), False
+            if chunk * 3 // 2 < left:
+                left -= chunk
+                if rng.random() < c.setback and level < len(c.phases) - 1:
+                    level, begins = len(c.phases) - 1, True
+                    left = self._tokens(rng, level, progress)
+                continue
+            chunk = max(1, left)
+            if level == 0:
+                break
+            level, begins = level - 1, True
+            left = self._tokens(rng, level, progress)
+        return Trajectory(prompt, read, tuple(turns), max(1, min(chunk, c.generated_max - spent)))
+
+    def _first(self, rng: random.Random, prompt: int, progress: float) -> int:
+        phases = self.causes.phases
+        weights = [p.weight[0] + (p.weight[1] - p.weight[0]) * progress for p in phases]
+        weights = [w * exp(self._hard[prompt] * i) for i, w in enumerate(weights)]
+        return rng.choices(range(len(phases)), weights)[0]
+
+    def _tokens(self, rng: random.Random, level: int, progress: float) -> int:
+        phase = self.causes.phases[level]
+        return max(1, round(_lognormal(rng, _mean(phase, progress), phase.spread)))
+
+    def _turn(self, rng: random.Random, generated: int, level: int, begins: bool) -> Turn:
+        c = self.causes
+        shown = c.phases[level]
+        tokens, status = shown.steady, SUCCESS
+        if begins:
+            if rng.random() < c.misled:
+                shown = rng.choice(c.phases)
+            tokens = shown.payload
+            if rng.random() < shown.failure:
+                status = TIMEOUT if rng.random() < 0.2 else FAILURE
+        tokens = max(1, round(_lognormal(rng, tokens, 0.15)))
+        tool_ns = round(_lognormal(rng, c.tool_s, c.tool_spread) * _SECOND)
+        return Turn(generated, shown.tool, tokens * CHARS_PER_TOKEN, tokens, status, tool_ns)
+
+
+def shuffled(trajectories: Sequence[Trajectory], seed: int) -> list[Trajectory]:
+    """The same lengths, with all returns (tool, size, status) dealt anew over all trajectories:
+    what they return says nothing any more."""
+    rng = random.Random(seed)
+    deck = [(t.tool, t.chars, t.tokens, t.status) for one in trajectories for t in one.turns]
+    rng.shuffle(deck)
+    cards = iter(deck)
+    return [Trajectory(one.prompt, one.prompt_tokens,
+                       tuple(Turn(t.generated, *next(cards), t.tool_ns) for t in one.turns),
+                       one.last)
+            for one in trajectories]
+
+
+def _mean(phase: Phase, progress: float) -> float:
+    """Mean tokens of a phase, moved geometrically over the run."""
+    first, last = phase.tokens
+    return exp(log(first) + (log(last) - log(first)) * progress)
+
+
+def _lognormal(rng: random.Random, mean: float, spread: float) -> float:
+    """A log-normal draw of this mean."""
+    return rng.lognormvariate(log(mean) - spread * spread / 2, spread)

@@ -1,0 +1,426 @@
+"""The asynchronous RL pipeline on paper: rollout and training side by side, and GPUs between them.
+
+Law: one clock, events in order of time and then of making; batches are trained in order, each once;
+a trajectory of batch n starts only while at most `staleness` older batches are not trained, those
+of older batches first. No GPU is in two stages. The planner, the router, C-MLFQ and the hybrid pool
+are the core's own objects.
+
+Two pipelines. `batches`: a batch's rollout begins when that of the batch before has ended, so a
+step takes the longer of both stages, as in the published formula. `trajectories`: it begins at
+once, and one trajectory more starts whenever an engine has a place, while the longest of the
+batches before still run; new weights stop the engines for their pause and nothing else. A
+colocated system rolls out and trains in turn, in either.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from ...scheduler.routing.cmlfq import CausalTree, Cmlfq
+from ...scheduler.routing.rollout_router import ANY, KvCost
+from ..planner.rollout_cost import RolloutCost
+from ..planner.shapes import Request
+from .rl_faults import Fate
+from .rl_lend import Lending
+from .rl_lengths import Source, Trajectory
+from .rl_rollout import Place, Rollouts
+from .rl_routing import Bucketing, Mlfq, play
+from .rl_scenario import TRAJECTORIES, Scenario
+from .rl_systems import CMLFQ, Shares, Splitter, System
+from .rl_train import Trainer
+
+_SECOND = 10**9
+
+
+@dataclass
+class Step:
+    """What one batch took. Times in seconds."""
+
+    batch: int
+    mean_tokens: float
+    generated: int
+    train_gpus: int
+    rollout_gpus: int
+    degrees: str
+    rollout_s: float = 0.0  # from its first trajectory's start to its last one's end
+    stage_s: float = 0.0  # what its rollout took of the pipeline, see `Pipeline._stage_ns`
+    p90_share: float = 0.0  # of the rollout time, after which 90 % of the trajectories had ended
+    train_s: float = 0.0
+    trained_at_s: float = 0.0
+    lent_gpu_s: float = 0.0
+    switched: bool = False
+
+
+@dataclass
+class Played:
+    """A system's whole run."""
+
+    system: System
+    steps: list[Step] = field(default_factory=list)
+    warmup: int = 0
+    moved_share: float = 0.0  # tokens of context that changed their engine, over tokens generated
+    again_share: float = 0.0  # tokens of context that were read again, over tokens generated
+    gpu_busy: float = 0.0  # of rollout engines and training, over all GPU time
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens that were trained, a second, without the warm-up."""
+        began = self.steps[self.warmup - 1].trained_at_s if self.warmup else 0.0
+        rest = self.steps[self.warmup:]
+        return sum(s.generated for s in rest) / (rest[-1].trained_at_s - began)
+
+    @property
+    def hours(self) -> float:
+        """Of the whole run."""
+        return self.steps[-1].trained_at_s / 3600
+
+
+class Pipeline:
+    """One run of one system."""
+
+    def __init__(self, scenario: Scenario, system: System) -> None:
+        self._s, self._system = scenario, system
+        self._source = Source(scenario.lengths, scenario.run.seed)
+        self._events: list[tuple[int, int, Callable[[int], None]]] = []
+        self._made = 0
+        before = self._batch(0, -1)  # what is known before the run
+        first = [request_of(t) for t in before]
+        self._splitter = Splitter(scenario, system, first)
+        self._cost = RolloutCost(scenario.model, scenario.hardware, scenario.rollout)
+        self._rollouts = Rollouts(self._cost, kv_of(scenario, system), scenario.tree,
+                                  self._bucketing(before), self._after, self._trajectory_ended)
+        self._rollouts.mean_context = mean_context(first)
+        self.fate = Fate(scenario.faults, scenario.run.seed)
+        self._dead: dict[int, None] = {}  # rollout nodes that are away
+        self._trainer = Trainer(scenario, self._after, self._boundary, self._used, self._trained,
+                                self.fate)
+        self._lending = Lending(scenario, self._after) if system.elastic else None
+        self._colocated = system.splits == "colocated"
+        self._mixed = scenario.run.pipeline == TRAJECTORIES and not self._colocated
+        self._line: deque[tuple[int, Trajectory]] = deque()  # may start, in order
+        self._trajectories: dict[int, list[Trajectory]] = {}  # of batches begun and not trained
+        self._ends: dict[int, list[int]] = {}  # of those, when trajectories ended
+        self._steps: dict[int, Step] = {}
+        self._began: dict[int, int] = {}
+        self._last = -1  # the last batch that may roll out, or is about to
+        self._opening = self._stopped = False  # the next batch, and all of it, wait for a pause
+        self._free = 0  # when the trainer last became free
+        self._trained_upto = 0  # batches
+        self._pending: Shares | None = None
+        self._shares = self._splitter.now
+
+    # ---- the loop ----------------------------------------------------------------------------
+
+    def play(self) -> Played:
+        """Plays all batches."""
+        self._install(0)
+        self._go_on(0)
+        self._node_alarm(0)
+        self._engine_alarm(0)
+        now = 0
+        while self._trained_upto < self._s.run.iterations:
+            assert self._events, "the pipeline stands still"
+            now, _, do = heapq.heappop(self._events)
+            do(now)
+        steps = [self._steps[b] for b in sorted(self._steps)][:self._s.run.iterations]
+        generated = sum(s.generated for s in steps)
+        self._rollouts.close(now, self._engines())
+        totals = self._rollouts.totals
+        busy = totals.busy_ns + self._trainer.gpu_busy_ns
+        return Played(self._system, steps, self._s.run.warmup, totals.moved / generated,
+                      totals.again / generated, busy / (now * self._s.run.gpus))
+
+    def _go_on(self, now: int) -> None:
+        """Something has changed: does all that may be done now."""
+        if self._stopped:
+            return
+        hold = self._pending is not None and self._switch(now)
+        if self._stopped:
+            return
+        if self._mixed or not hold:
+            self._admit(now)
+        if not hold:
+            self._train(now)
+
+    def _after(self, at: int, do: Callable[[int], None]) -> None:
+        self._made += 1
+        heapq.heappush(self._events, (at, self._made, do))
+
+    def _bucketing(self, before: list[Trajectory]) -> Bucketing:
+        edges = self._splitter.now.edges
+        if self._system.routing == CMLFQ:
+            queues = Cmlfq(CausalTree(self._s.tree), edges)
+            play(queues, before, 0, shape=self._s.tree)
+            return queues
+        return Mlfq(edges)
+
+    def _batch(self, number: int, turn: int = 0) -> list[Trajectory]:
+        """The trajectories of a batch; with another `turn` others of the same kind."""
+        run = self._s.run
+        progress = number / max(1, run.iterations - 1)
+        drawn = [self._source.trajectory((number * run.prompts + p) % self._s.lengths.prompts,
+                                         (number + turn * 1_000_003) * run.samples + k, progress)
+                 for p in range(run.prompts) for k in range(run.samples)]
+        return drawn if turn else [self.fate.with_tools(one, f"{number}/{k}")
+                                   for k, one in enumerate(drawn)]
+
+    # ---- rollout -----------------------------------------------------------------------------
+
+    def _admit(self, now: int) -> None:
+        """Begins batches that may, and starts their trajectories where there is room."""
+        run = self._s.run
+        lag = 0 if self._colocated else run.staleness
+        while (not self._opening and self._last + 1 < run.iterations
+               and self._last + 1 <= self._trained_upto + lag
+               and (self._mixed or not self._rollouts.under_way)):
+            self._last += 1
+            if self._mixed:
+                self._begin(now)
+            else:
+                pauses = self._s.pauses
+                pause = pauses.weights_s + (
+                    pauses.to_rollout_s if self._colocated and self._last else 0.0)
+                self._opening = True
+                self._after(now + round(pause * _SECOND), self._begin)
+        if self._mixed:
+            self._start(now)
+
+    def _begin(self, now: int) -> None:
+        """The last batch may roll out from now on."""
+        self._opening, number = False, self._last
+        batch = self._trajectories[number] = self._batch(number)
+        self._began[number], self._ends[number] = now, []
+        tokens = sum(t.generated for t in batch)
+        degrees = sorted((p.degree for p in self._shares.places), reverse=True)
+        self._steps[number] = Step(
+            number, tokens / len(batch), tokens, self._shares.layout.gpus,
+            self._shares.rollout_gpus,
+            " ".join(f"{degrees.count(d)}xTP{d}" for d in dict.fromkeys(degrees)))
+        if self._mixed:
+            self._line.extend((number, one) for one in batch)
+        else:
+            self._rollouts.start(now, number, batch)
+
+    def _start(self, now: int) -> None:
+        """As many trajectories as engines have places."""
+        room = self._rollouts.places - self._rollouts.under_way
+        while self._line and room > 0:
+            number, one = self._line.popleft()
+            self._rollouts.start(now, number, [one])
+            room -= 1
+
+    def _trajectory_ended(self, now: int, number: int) -> None:
+        ends = self._ends[number]
+        ends.append(now)
+        if self._line:
+            self._start(now)
+        if self._lending is not None:
+            self._lending.demand(now, self._demand)
+        if len(ends) < self._s.batch:
+            return
+        step, began = self._steps[number], self._began[number]
+        step.rollout_s = (now - began) / _SECOND
+        step.p90_share = (ends[len(ends) * 9 // 10] - began) / max(1, now - began)
+        self._after(now + self._to_train_ns, self._go_on)
+
+    # ---- training ----------------------------------------------------------------------------
+
+    def _train(self, now: int) -> None:
+        """Trains the next batch if it is whole."""
+        number = self._trained_upto
+        ends = self._ends.get(number, [])
+        if (self._trainer.busy or len(ends) < self._s.batch
+                or now < ends[-1] + self._to_train_ns):
+            return
+        step = self._steps[number]
+        step.stage_s = self._stage_ns(number) / _SECOND
+        self._trainer.start(now, number, [request_of(t) for t in self._trajectories.pop(number)])
+
+    @property
+    def _to_train_ns(self) -> int:
+        """From a batch's last end to its training, where the same GPUs do both."""
+        return round(self._s.pauses.to_train_s * _SECOND) if self._colocated else 0
+
+    @property
+    def _demand(self) -> int:
+        """Trajectories under way, and those that may start before another batch is trained."""
+        next_one = self._last + 1 <= self._trained_upto + self._s.run.staleness and (
+            self._last + 1 < self._s.run.iterations)
+        soon = self._s.batch if self._opening or next_one else 0
+        return self._rollouts.under_way + len(self._line) + soon
+
+    def _boundary(self, now: int) -> int:
+        """An optimizer step begins: GPUs that help in it."""
+        return self._lending.boundary(now, self._demand) if self._lending is not None else 0
+
+    def _used(self) -> int:
+        """GPUs of helpers whose gradients the step that ends can use."""
+        return self._lending.used() if self._lending is not None else 0
+
+    def _stage_ns(self, number: int) -> int:
+        """What a batch's rollout took of the pipeline. By batches: its time. By trajectories: how
+        much later than the trainer was free it was whole (or earlier, below 0), to which its
+        training's time is added: just as long as training means that nobody waits for the other.
+        """
+        whole = self._ends[number][-1]
+        return whole - (self._free if self._mixed and number else self._began[number])
+
+    def _trained(self, now: int, batch: int, train_ns: int, requests: list[Request]) -> None:
+        step = self._steps[batch]
+        step.train_s, step.trained_at_s = self._trainer.took_ns / _SECOND, now / _SECOND
+        step.lent_gpu_s = self._trainer.lent_gpu_ns / _SECOND
+        self._trained_upto, self._free = batch + 1, now
+        self.fate.trained()
+        self._rollouts.mean_context = mean_context(requests)
+        del self._ends[batch]
+        if self._mixed:
+            step.stage_s += train_ns / _SECOND if batch else 0.0
+            self._rollouts.pause(now, round(self._s.pauses.weights_s * _SECOND))
+        rollout_ns = max(1, round(step.stage_s * _SECOND))
+        if self._lending is not None:
+            self._lending.trained(train_ns, rollout_ns)
+        shares = self._splitter.after(batch + 1, train_ns, rollout_ns, requests)
+        if shares is not None:
+            step.switched, self._pending = True, shares
+        self._go_on(now)
+        if self._lending is not None and not self._trainer.busy and self._demand:
+            self._lending.home(now)  # till the next batch is whole
+
+    # ---- another split -----------------------------------------------------------------------
+
+    def _switch(self, now: int) -> bool:
+        """Changes to the pending split if it may; whether batches must wait for it."""
+        if (self._last + 1 == self._s.run.iterations and not self._line
+                and not self._rollouts.under_way and not self._opening):
+            self._pending = None  # nobody is left to roll out on it
+            return False
+        if not self._mixed and (self._rollouts.under_way or self._opening):
+            return False
+        if self._trainer.busy:
+            return True
+        if self._lending is not None and self._lending.out:
+            self._lending.home(now)
+            return True
+        assert self._pending is not None
+        self._shares, self._pending, self._stopped = self._pending, None, True
+        self._rollouts.close(now, self._engines())
+        self._after(now + round(self._s.pauses.reconfigure_s * _SECOND), self._switched)
+        return True
+
+    def _switched(self, now: int) -> None:
+        self._stopped, self._free = False, now
+        self._install(now)
+        self._go_on(now)
+
+    def _install(self, now: int) -> None:
+        """Engines and a training layout for the split."""
+        shares = self._shares
+        if isinstance(self._rollouts.bucketing, Cmlfq):
+            self._rollouts.bucketing.rebucket(shares.edges)
+        elif isinstance(self._rollouts.bucketing, Mlfq):
+            self._rollouts.bucketing.edges = shares.edges
+        self._trainer.layout = shares.layout
+        engines: dict[int, list[int]] = {p.node: [] for p in shares.places
+                                         if p.node not in self._dead}
+        for place in shares.places:
+            if place.node not in self._dead:
+                engines[place.node].append(self._rollouts.open(now, place))
+        if self._lending is not None:
+            self._lending.begin(now, shares, self._rollouts, engines, self._go_on)
+
+    def _engines(self) -> list[int]:
+        return [i.id for i in self._rollouts.router.instances]
+
+    # ---- faults ------------------------------------------------------------------------------
+
+    def _node_alarm(self, now: int) -> None:
+        wait = self.fate.next_node_ns()
+        if wait is not None:
+            self._after(now + wait, self._node_dies)
+
+    def _node_dies(self, now: int) -> None:
+        """One that rolls out, or is lent, dies with all that it has."""
+        living = sorted({p.node for p in self._shares.places} - set(self._dead))
+        if living and not self._stopped:
+            node = self.fate.one_of(living)
+            self.fate.nodes += 1
+            self._dead[node] = None
+            if self._lending is not None and self._lending.owns(node):
+                self._lending.dies(now, node)
+            else:
+                self._rollouts.close(now, [i.id for i in self._rollouts.router.instances
+                                           if i.node == f"n{node}"])
+            self._after(now + self.fate.back_ns, lambda at: self._node_returns(at, node))
+            self._go_on(now)  # it may be the one that was waited for
+        self._node_alarm(now)
+
+    def _node_returns(self, now: int, node: int) -> None:
+        del self._dead[node]
+        if not self._stopped:
+            if self._lending is not None and self._lending.owns(node):
+                self._lending.returns(now, node)
+            else:
+                for place in self._shares.places:
+                    if place.node == node:
+                        self._rollouts.open(now, place)
+        self._go_on(now)
+
+    def _engine_alarm(self, now: int) -> None:
+        wait = self.fate.next_engine_ns()
+        if wait is not None:
+            self._after(now + wait, self._engine_dies)
+
+    def _engine_dies(self, now: int) -> None:
+        """The router loses an instance; its node lives, and begins another one."""
+        serving = self._engines()
+        if serving:
+            engine = self.fate.one_of(serving)
+            self.fate.engines += 1
+            place, shares = self._rollouts.place(engine), self._shares
+            if self._lending is not None:
+                self._lending.closed(engine)
+            self._rollouts.close(now, [engine])
+            self._after(now + self.fate.back_ns,
+                        lambda at: self._engine_returns(at, place, shares))
+        self._engine_alarm(now)
+
+    def _engine_returns(self, now: int, place: Place, shares: Shares) -> None:
+        if shares is not self._shares or self._stopped or place.node in self._dead:
+            return  # its node begins all of its engines anew
+        if self._lending is None or not self._lending.owns(place.node):
+            self._rollouts.open(now, place)
+        else:
+            self._lending.reopen(now, place)
+        self._go_on(now)
+
+    def check(self) -> None:
+        """The laws, between two events: no GPU is in two roles, requests are where the router says,
+        none is lost, batches are trained in order."""
+        self._rollouts.check()
+        if self._lending is not None:
+            self._lending.check()
+        serving = Counter(self._rollouts.place(engine) for engine in self._engines())
+        assert serving <= Counter(self._shares.places), "two engines in one place"
+        assert not any(place.node in self._dead for place in serving), "the dead serve"
+        begun = sum(len(ends) for ends in self._ends.values()) + self._rollouts.under_way
+        assert begun + len(self._line) == len(self._ends) * self._s.batch, "a trajectory is lost"
+        assert all(b >= self._trained_upto for b in self._ends), "a batch is there twice"
+
+
+def kv_of(scenario: Scenario, system: System) -> KvCost:
+    """What moving keys takes; without C-MLFQ, to which moving belongs, they are never moved."""
+    kv = scenario.router
+    return kv if system.routing == CMLFQ else replace(kv, near_ns=ANY, far_ns=ANY)
+
+
+def request_of(one: Trajectory) -> Request:
+    """A trajectory as the planner knows it."""
+    return Request(one.read, one.generated, one.tool_ns, len(one.turns) + 1)
+
+
+def mean_context(requests: list[Request]) -> int:
+    """Tokens in the cache for one of these while it decodes."""
+    return max(1, sum(r.prompt + r.generated // 2 for r in requests) // len(requests))

@@ -1,0 +1,128 @@
+"""Which bucket: the policies that C-MLFQ is compared with, and how often each is right.
+
+Law: all policies see the same calls in the same order: a start, each tool's return, the end. A
+decision is right when it names the bucket of what is truly left; there is one at each return.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...scheduler.routing.cmlfq import CausalTree, Cmlfq, Shape, Signal, bucket_of
+from .rl_lengths import Trajectory
+
+
+class Bucketing(Protocol):
+    """What chooses buckets. `edges`: the most remaining tokens of each but the last."""
+
+    edges: tuple[int, ...]
+
+    def started(self, request: int, prompt: int) -> int:
+        """The first bucket."""
+
+    def returned(self, request: int, signal: Signal, generated: int) -> int:
+        """The bucket after a tool's return."""
+
+    def ended(self, request: int, total: int, epoch: int) -> None:
+        """It ended with so many tokens."""
+
+
+class Mlfq:
+    """Plain multi-level feedback: the bucket of what it has generated so far; learns nothing."""
+
+    def __init__(self, edges: Sequence[int]) -> None:
+        self.edges = tuple(edges)
+
+    def started(self, request: int, prompt: int) -> int:
+        """The smallest bucket."""
+        return 0
+
+    def returned(self, request: int, signal: Signal, generated: int) -> int:
+        """Down a level for each edge it has outgrown."""
+        return bucket_of(self.edges, generated)
+
+    def ended(self, request: int, total: int, epoch: int) -> None:
+        """Nothing is learned."""
+
+
+class LengthPredictor:
+    """Predicts by the prompt: the mean length of its earlier samples (of all prompts' while it has
+    too few) among those longer than what is generated already. Blind to what tools return."""
+
+    def __init__(self, edges: Sequence[int], shape: Shape | None = None) -> None:
+        self.edges = tuple(edges)
+        self._tree = CausalTree(shape)
+        self._prompts: dict[int, int] = {}
+
+    def started(self, request: int, prompt: int) -> int:
+        """By the expected length."""
+        self._prompts[request] = prompt
+        return self._bucket(request, 0)
+
+    def returned(self, request: int, signal: Signal, generated: int) -> int:
+        """By what is left of it."""
+        return self._bucket(request, generated)
+
+    def ended(self, request: int, total: int, epoch: int) -> None:
+        """One more length of its prompt."""
+        self._tree.learn(self._prompts.pop(request), epoch, (), (), total)
+
+    def _bucket(self, request: int, generated: int) -> int:
+        # no returns are told, only how much was generated
+        belief = self._tree.belief(self._prompts[request], (), (generated,))
+        return bucket_of(self.edges, belief.mean) if belief else 0
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What a policy's decisions were worth. Shares lie between 0 and 1."""
+
+    right: float  # of all decisions
+    decisions: int
+    base_rate: float  # of always naming the most frequent true bucket
+    moved: float  # context tokens that changed their bucket, over all tokens generated
+    by_bucket: tuple[float, ...]  # share of right ones, by the true bucket
+
+
+def play(policy: Bucketing, trajectories: Iterable[Trajectory], epoch: int,
+         learn: bool = True, shape: Shape | None = None) -> Accuracy:
+    """Plays whole trajectories, one after another; without `learn` their ends are not told."""
+    shape, edges = shape or Shape(), policy.edges
+    right: Counter[int] = Counter()
+    truth: Counter[int] = Counter()
+    moved = generated_in_all = 0
+    for request, one in enumerate(trajectories):
+        bucket = policy.started(request, one.prompt)
+        done, context = 0, one.prompt_tokens
+        for turn in one.turns:
+            done += turn.generated
+            context += turn.generated + turn.tokens
+            before = bucket
+            bucket = policy.returned(request, shape.signal(turn.tool, turn.chars, turn.status),
+                                     done)
+            true = bucket_of(edges, one.generated - done)
+            truth[true] += 1
+            right[true] += bucket == true
+            moved += context if bucket != before else 0
+        generated_in_all += one.generated
+        if learn:
+            policy.ended(request, one.generated, epoch)
+        elif isinstance(policy, Cmlfq):
+            policy.dropped(request)
+    n = sum(truth.values())
+    return Accuracy(
+        sum(right.values()) / max(1, n), n, max(truth.values(), default=0) / max(1, n),
+        moved / max(1, generated_in_all),
+        tuple(right[b] / truth[b] if truth[b] else 1.0
+              for b in range(len(edges) + 1)))
+
+
+def teach(policy: Bucketing, trajectories: Sequence[Trajectory], epochs: int = 1) -> None:
+    """Teaches a policy, the trajectories dealt over so many epochs."""
+    for epoch in range(epochs):
+        share = trajectories[epoch * len(trajectories) // epochs:
+                             (epoch + 1) * len(trajectories) // epochs]
+        play(policy, share, epoch)

@@ -1,0 +1,265 @@
+"""Reads an RL scenario: all that a simulated asynchronous RL run assumes, in one TOML file.
+
+Law: every assumption is a field with its unit in its name; an unknown or wrong field is one line
+that names the file, the field and the remedy. Nothing of a run is set anywhere else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from ...config.planner.files import read_hardware, read_model
+from ...config.planner.settings import PlannerSettings, planner_settings
+from ...config.settings import read_toml
+from ...errors import InvalidInput
+from ...scheduler.routing.cmlfq import Shape
+from ...scheduler.routing.rollout_router import KvCost
+from ..hybrid.hybrid_signal import PoolRules
+from ..planner.shapes import Hardware, ModelShape, Rollout, Training
+from .rl_faults import Faults
+from .rl_lengths import Causes
+
+FORMAT = "tangram-rl/1"
+BATCHES, TRAJECTORIES = "batches", "trajectories"  # see `rl_pipeline`
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run: `iterations` batches of `prompts` x `samples` trajectories on `gpus` GPUs; each is
+    trained in `train_steps` optimizer steps. `pipeline`: what is asynchronous, whole batches or
+    trajectories. A batch may roll out while at most `staleness` older ones are not trained. The
+    first `warmup` iterations are not in the figures. `slack`: of the step that the planner may give
+    away to leave more GPUs to rollout; `pool_slack`: the same where the hybrid pool makes up for
+    it."""
+
+    gpus: int
+    iterations: int
+    prompts: int
+    samples: int
+    train_steps: int
+    pipeline: str = BATCHES
+    staleness: int = 1
+    warmup: int = 1
+    seed: int = 7
+    slack: float = 0.0
+    pool_slack: float = 0.0
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """What changes cost, in seconds. `weights_s`: rollout takes new weights, each batch.
+    `to_rollout_s`, `to_train_s`: GPUs that change their stage. `reconfigure_s`: another split, for
+    all GPUs."""
+
+    weights_s: float
+    to_rollout_s: float
+    to_train_s: float
+    reconfigure_s: float
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """What the baselines do. `uniform_degree`: of static-uniform and greedy; `greedy_ratio`: of the
+    stages' times, from which greedy moves a node."""
+
+    uniform_degree: int = 2
+    greedy_ratio: float = 1.25
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """All of it."""
+
+    name: str
+    run: Run
+    model: ModelShape
+    hardware: Hardware
+    training: Training
+    rollout: Rollout
+    lengths: Causes
+    pauses: Pauses
+    baselines: Baselines
+    planner: PlannerSettings
+    pool: PoolRules
+    router: KvCost
+    tree: Shape
+    faults: Faults = field(default_factory=Faults)
+
+    @property
+    def batch(self) -> int:
+        """Trajectories of a batch."""
+        return self.run.prompts * self.run.samples
+
+
+@dataclass(frozen=True)
+class _File:
+    """A scenario file; `model` and `hardware` are files or names of shipped ones."""
+
+    name: str
+    model: str
+    run: Run
+    lengths: Causes
+    pauses: Pauses
+    baselines: Baselines = field(default_factory=Baselines)
+    planner: dict[str, Any] = field(default_factory=dict)
+    pool: PoolRules = field(default_factory=PoolRules)
+    router: KvCost = field(default_factory=KvCost)
+    tree: Shape = field(default_factory=Shape)
+    faults: Faults = field(default_factory=Faults)
+
+
+_T = TypeVar("_T")
+
+
+def read_scenario(path: Path) -> Scenario:
+    """The scenario of a file.
+
+    Raises:
+        InvalidInput: one line: the file, the field, what is wrong.
+    """
+    told = read_toml(path, "scenario")
+    where = f"scenario {path}"
+    if told.pop("format", None) != FORMAT:
+        raise InvalidInput(f"{where}: field `format` must be {FORMAT!r}")
+    _numbers(told, where, "")
+    of = checked(_File, told, where)
+    planner = planner_settings(of.planner)
+    model = read_model(_beside(path, of.model))
+    job = replace(model.job(), batch=of.run.prompts * of.run.samples, steps=of.run.train_steps)
+    hardware = read_hardware(_beside(path, planner.hardware)).hardware()
+    scenario = Scenario(
+        of.name, of.run, model.shape(), hardware, job, model.engine(), of.lengths, of.pauses,
+        of.baselines, planner, of.pool, of.router, of.tree, of.faults)
+    _check(scenario, where)
+    return scenario
+
+
+def with_run(scenario: Scenario, run: Run) -> Scenario:
+    """The scenario with another run.
+
+    Raises:
+        InvalidInput: it cannot be played.
+    """
+    job = replace(scenario.training, batch=run.prompts * run.samples, steps=run.train_steps)
+    changed = replace(scenario, run=run, training=job)
+    _check(changed, f"scenario {scenario.name}")
+    return changed
+
+
+def _beside(path: Path, name: str) -> str:
+    """A file beside the scenario, or the name as it is."""
+    there = path.parent / name
+    return str(there) if there.suffix == ".toml" and there.exists() else name
+
+
+def checked(kind: type[_T], values: dict[str, Any], where: str) -> _T:
+    """A dataclass of such values, nothing unknown in it or in those that it holds.
+
+    Raises:
+        InvalidInput: one line.
+    """
+    _known(kind, values, where, "")
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise InvalidInput(f"{where}: field `{place}`: {first['msg']}") from None
+
+
+def _known(kind: Any, values: dict[str, Any], where: str, under: str) -> None:
+    """Every key is a field; into tables too."""
+    names = {f.name: f.type for f in fields(kind)}
+    for key, value in values.items():
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1)
+            hint = f"; did you mean `{under}{near[0]}`?" if near else ""
+            raise InvalidInput(f"{where}: field `{under}{key}` is not known{hint}")
+        if isinstance(value, dict):
+            part = _PARTS.get(str(names[key]))
+            if part is not None:
+                _known(part, value, where, f"{under}{key}.")
+
+
+_PARTS: dict[str, Any] = {c.__name__: c for c in (
+    Run, Causes, Pauses, Baselines, PoolRules, KvCost, Shape, Faults)}
+
+
+def _numbers(value: Any, where: str, place: str) -> None:
+    """No number of a scenario is below 0, or none at all."""
+    if isinstance(value, dict):
+        for name, under in value.items():
+            _numbers(under, where, f"{place}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for under in value:
+            _numbers(under, where, place)
+    elif isinstance(value, int | float) and not 0 <= value < math.inf:
+        raise InvalidInput(f"{where}: field `{place}`: {value} is not a number from 0")
+
+
+def _check_pauses(s: Scenario, where: str) -> None:
+    """The pool gives up who takes too long for its change of stage."""
+    for name in ("to_rollout_s", "to_train_s"):
+        if getattr(s.pauses, name) * 1e9 >= s.pool.stage_timeout_ns:
+            raise InvalidInput(f"{where}: field `pauses.{name}`: less than "
+                               f"`pool.stage_timeout_ns` ({s.pool.stage_timeout_ns / 1e9:g} s)")
+
+
+def _check_lengths(s: Scenario, where: str) -> None:
+    """What can be drawn from."""
+    for name in ("prompt_tokens", "first_tokens", "generated_max"):
+        if getattr(s.lengths, name) < 1:
+            raise InvalidInput(f"{where}: field `lengths.{name}`: at least 1")
+    if not s.lengths.tool_s:
+        raise InvalidInput(f"{where}: field `lengths.tool_s`: above 0")
+    for phase in s.lengths.phases:
+        if min(*phase.tokens, phase.turns, phase.payload, phase.steady) < 1:
+            raise InvalidInput(f"{where}: field `lengths.phases`: {phase.name}: tokens, turns, "
+                               "payload and steady are at least 1")
+    if any(sum(p.weight[end] for p in s.lengths.phases) <= 0 for end in (0, 1)):
+        raise InvalidInput(f"{where}: field `lengths.phases`: weight: at the beginning and at the "
+                           "end of the run one phase must be above 0")
+
+
+def _check_faults(s: Scenario, where: str) -> None:
+    """What a run can come through."""
+    for name in ("step", "tool"):
+        if getattr(s.faults, name) >= 1:
+            raise InvalidInput(f"{where}: field `faults.{name}`: a share below 1")
+    for name in ("node_s", "engine_s", "back_s", "tool_timeout_s"):
+        if 0 < getattr(s.faults, name) < 1:
+            raise InvalidInput(f"{where}: field `faults.{name}`: 0, or at least 1 s")
+
+
+def _check(s: Scenario, where: str) -> None:
+    """What types do not say."""
+    _check_pauses(s, where)
+    _check_faults(s, where)
+    for name in ("gpus", "iterations", "prompts", "samples", "train_steps", "staleness"):
+        if getattr(s.run, name) < 1:
+            raise InvalidInput(f"{where}: field `run.{name}`: at least 1")
+    if s.run.pipeline not in (BATCHES, TRAJECTORIES):
+        raise InvalidInput(f"{where}: field `run.pipeline`: {BATCHES!r} or {TRAJECTORIES!r}")
+    if s.run.gpus % s.hardware.gpus_per_node or s.run.gpus < 2 * s.hardware.gpus_per_node:
+        raise InvalidInput(f"{where}: field `run.gpus`: whole nodes of "
+                           f"{s.hardware.gpus_per_node}, two at least")
+    if not 0 <= s.run.warmup < s.run.iterations:
+        raise InvalidInput(f"{where}: field `run.warmup`: less than `run.iterations`")
+    if s.batch % s.run.train_steps:
+        raise InvalidInput(f"{where}: field `run.train_steps`: must divide the batch of {s.batch}")
+    if not s.lengths.phases or s.lengths.prompts < s.run.prompts:
+        raise InvalidInput(f"{where}: field `lengths`: at least one phase, and as many prompts as "
+                           "a batch has")
+    _check_lengths(s, where)
+    if s.baselines.uniform_degree not in s.rollout.degrees:
+        raise InvalidInput(f"{where}: field `baselines.uniform_degree`: one of "
+                           f"{list(s.rollout.degrees)}")
+    if s.planner.granularity % s.hardware.gpus_per_node:
+        raise InvalidInput(f"{where}: field `planner.granularity`: whole nodes of "
+                           f"{s.hardware.gpus_per_node} GPUs are moved")

@@ -1,1 +1,0 @@
-"""What a person writes for the planner: model and hardware files, histories, its settings."""

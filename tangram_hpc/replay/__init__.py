@@ -1,1 +1,0 @@
-"""Live replay of a workload: real processes, real broker and worker, virtual CPUs."""

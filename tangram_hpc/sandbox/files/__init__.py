@@ -1,0 +1,5 @@
+"""A sandbox's files, reached from outside without following what could lead out of them.
+
+Here are confined access, modes and owners, scratch directories, and archives of a session's files.
+Views and mounts are in `sandbox/isolation`.
+"""

@@ -1,0 +1,71 @@
+"""Owns: how an init changes file modes from behind its own system call filter, and how it hands the
+filter's listener over. Must not decide about a sandboxed program's calls: `mode_keeper` does.
+
+An init changes modes without the keeper: it puts a secret of 128 random bits into two unused
+arguments of `fchmodat`, and the filter allows calls that carry it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+
+from .. import kernel
+from ..syscalls import BOTH, NUMBERS
+
+AT_FDCWD = -100
+
+_password: tuple[int, int] | None = None  # until this process has such a filter
+
+
+def number(name: str, machine: str) -> int:
+    """The number of a system call on "x86_64" or "aarch64"; -1 where the machine has it not."""
+    if name in BOTH:
+        return BOTH[name]
+    return NUMBERS[name][("x86_64", "aarch64").index(machine)]
+
+
+def new_password() -> tuple[int, int]:
+    """Makes the password with which `change` of this process passes the filter from now on."""
+    global _password
+    _password = first, second = struct.unpack("<QQ", os.urandom(16))
+    return first, second
+
+
+def change(path: str, mode: int, dir_fd: int | None = None) -> None:
+    """As `os.chmod`, also behind the filter of this process.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    if _password is None:
+        return os.chmod(path, mode, dir_fd=dir_fd)
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    folder = AT_FDCWD if dir_fd is None else dir_fd
+    kernel.call(number("fchmodat", kernel.machine()), folder, ctypes.addressof(name), mode, 0,
+                *_password)
+
+
+def change_open(fd: int, mode: int) -> None:
+    """As `os.fchmod`, also behind the filter of this process.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    if _password is None:  # behind a pid namespace's /proc there may be no "self"
+        return os.fchmod(fd, mode)
+    change(f"/proc/self/fd/{fd}", mode)
+
+
+def hand_over(door: int, listener: int) -> None:
+    """Gives the listener of this process's filter to the keeper behind the socket `door`, and
+    closes both here.
+
+    Raises:
+        OSError: nobody is at the other end.
+    """
+    with socket.socket(fileno=door) as there:
+        socket.send_fds(there, [os.getpid().to_bytes(4, "little")], [listener])
+    os.close(listener)

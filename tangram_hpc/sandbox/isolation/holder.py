@@ -1,0 +1,136 @@
+"""Owns: one holder, the program that keeps a sandbox's namespaces alive: starting it, finding its
+first process, ending it. Must not know which runtime it is, nor join the sandbox itself.
+
+The holder's first process reads from a pipe that its host keeps, and says each line back. So a
+sandbox ends when its host ends, however that ends. It reaps the orphans: the kernel does it
+(SIGCHLD ignored), or a shell's `wait` where a runtime does not hand that down.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from ...resources import tree
+
+# dash neither ignores SIGCHLD nor survives `trap "" CHLD` in a `read` (an orphan's end breaks it)
+CAT = ("cat",)
+SHELL = ("/bin/sh", "-c",
+         'trap "" HUP INT TERM; exec 3<&0; while :; do cat <&3 & wait $! && exit; done')
+_HELLO = b"ready\n"
+_SAID_MAX = 1 << 14
+
+
+class Unholdable(Exception):
+    """The sandbox could not be built; the text is the reason, one line."""
+
+
+class Holder:
+    """A sandbox that stands until `end`, or until this process ends."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], seconds: float) -> None:
+        """Starts it and waits until it stands, for so many seconds at most.
+
+        Raises:
+            Unholdable: it does not stand; nothing is left of it beneath this process.
+        """
+        until = time.monotonic() + seconds
+        self._direct = tuple(argv[-1:]) == CAT  # a program that is silent unless it fails
+        self._spawn(argv, env)
+        try:
+            with suppress(BrokenPipeError):
+                os.write(self._stdin, _HELLO)
+            self._await_hello(until)
+            self.inside = _first_inside(self.outer)
+            self.gone_fd = self._gone_fd()
+        except Unholdable:
+            self.end()
+            raise
+
+    def _spawn(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """A program ignores what its parent ignores when it starts: here its children's ends."""
+        ends = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
+        theirs = (ends[0][0], ends[1][1], ends[2][1])
+        actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs)]
+        before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        try:
+            self.outer = os.posix_spawnp(argv[0], list(argv), dict(env), setsigmask=(),
+                                         file_actions=actions)
+        except OSError as error:
+            for fd in (ends[0][1], ends[1][0], ends[2][0]):
+                os.close(fd)
+            raise Unholdable(f"{argv[0]}: {error.strerror}") from None
+        finally:
+            signal.signal(signal.SIGCHLD, before)
+            for fd in theirs:
+                os.close(fd)
+        self._stdin, self._said_fd, self._wailed_fd = ends[0][1], ends[1][0], ends[2][0]
+        self.gone_fd = self._said_fd
+
+    def _await_hello(self, until: float) -> None:
+        said = b""
+        while _HELLO not in said:
+            wait = until - time.monotonic()
+            watched = [self._said_fd, *([self._wailed_fd] if self._direct else [])]
+            ready = select.select(watched, [], [], max(0.0, wait))[0]
+            if not ready:
+                raise Unholdable(f"it did not stand in time{self._last_words()}")
+            piece = os.read(self._said_fd, 4096) if self._said_fd in ready else b""
+            if not piece or len(said) > _SAID_MAX:
+                raise Unholdable(self._last_words().removeprefix(": ") or "it ended at once")
+            said += piece
+
+    def _gone_fd(self) -> int:
+        """A descriptor that is readable once the sandbox is gone. Kernels before 5.3 have only the
+        pipe, which bwrap's outer process holds open as well."""
+        try:
+            return os.pidfd_open(self.inside)
+        except OSError:
+            return self._said_fd
+
+    def _last_words(self) -> str:
+        fd, said = self._wailed_fd, b""
+        while len(said) < 1 << 20 and select.select([fd], [], [], 0.2)[0]:
+            piece = os.read(fd, 1 << 16)
+            if not piece:
+                break
+            said += piece
+        lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
+        last = [line for line in lines if line][-1:]
+        return f": {last[0][:300]}" if last else ""
+
+    def end(self) -> None:
+        """Ends it, with all that runs in it: pid 1 of a pid namespace takes the others along. Its
+        processes outside (conmon) are left to `tree.end_beneath`. Call it before a `join`, or when
+        nothing inside is needed any more."""
+        for fd in {self._stdin, self._said_fd, self._wailed_fd, self.gone_fd}:
+            os.close(fd)
+        with suppress(OSError):
+            os.kill(self.outer, signal.SIGKILL)
+        with suppress(ChildProcessError):  # its init has waited for it
+            os.waitpid(self.outer, 0)
+
+
+def _first_inside(outer: int) -> int:
+    """The sandbox's process with the lowest number of its own: the holder's shell or cat."""
+    depth = len(_numbers(os.getpid()))
+    found = [(numbers[-1], pid) for pid in tree.descendants(os.getpid())
+             if len(numbers := _numbers(pid)) > depth]
+    if not found:
+        raise Unholdable(f"no process of it (pid {outer}) is in a pid namespace of its own")
+    return min(found)[1]
+
+
+def _numbers(pid: int) -> list[int]:
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"NSpid:"):
+                    return [int(n) for n in line.split()[1:]]
+    except OSError:
+        pass  # it ended meanwhile
+    return []

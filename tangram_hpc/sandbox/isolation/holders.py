@@ -1,0 +1,268 @@
+"""Pure but for a look at which paths exist. How each runtime is asked for the one view that every
+sandbox has:
+
+`/session` the session's directory, read and write; `/tmp` its `tmp`; `/dev/shm` and `/proc` of its
+own; a few devices; all else read-only and nothing of the host but what is listed; host name
+`sandbox`; no network but a loopback, unless asked for. Must not start anything.
+
+bwrap and podman were run with the versions that Debian 12 has (0.8.0, 4.3.1). apptainer and enroot
+are written from their documentation and have not been run; the probe decides on each node.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..files import scratch
+from .holder import CAT, SHELL
+
+SESSION, HOSTNAME = "/session", "sandbox"
+UNITS = "/session.cpus"  # where a command finds how many CPUs it has
+_TMP, _TMP_BESIDE = "/tmp", "/session.tmp"
+_OURS = frozenset({"proc", "dev", "sys", "tmp", "session"})  # an image's own are not shown
+# One harmless capability in the sandbox's own user namespace. Commands have none, so they may not
+# trace the holder nor open its pipe through /proc/1 to outlive their host.
+_SHIELD = "CAP_WAKE_ALARM"
+
+
+@dataclass(frozen=True)
+class Box:
+    """What one sandbox shall be. `home`: a scratch directory; `image`: a directory,
+    or what the runtime calls an image ("" = the host's own programs, from `read`); `read`: host
+    paths shown read-only at the same place; `files`: (host path, inside path), read-only."""
+
+    home: str
+    image: str = ""
+    network: bool = False
+    read: Sequence[str] = ()
+    files: Sequence[tuple[str, str]] = ()
+    shm_bytes: int = 64 << 20
+    name: str = ""  # unique on this machine; for runtimes that keep a list of containers
+    pull: bool = False  # may fetch an image that is not on this machine
+
+
+class Runtime(Protocol):
+    """One program that builds sandboxes."""
+
+    name: str
+    takes_images: bool
+    needs_image: bool
+
+    def argv(self, box: Box) -> list[str]:
+        """The holder's command line."""
+        ...
+
+    def env(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The runtime's own environment, of the worker's."""
+        ...
+
+    def clean_up(self, name: str) -> list[str]:
+        """A command line that removes what a killed host's sandbox left; [] when nothing can be."""
+        ...
+
+
+def _env(base: Mapping[str, str], *names: str) -> dict[str, str]:
+    kept = {n: base[n] for n in ("HOME", "USER", "XDG_RUNTIME_DIR", *names) if n in base}
+    return {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"} | kept
+
+
+class Bwrap:
+    """bubblewrap, unprivileged: the host's programs, or a directory as the root."""
+
+    name, takes_images, needs_image = "bwrap", True, False
+
+    def argv(self, box: Box) -> list[str]:
+        """See `Runtime`."""
+        return [
+            "bwrap", "--unshare-user", "--disable-userns", "--unshare-pid", "--unshare-ipc",
+            "--unshare-uts", "--unshare-cgroup-try", *([] if box.network else ["--unshare-net"]),
+            "--hostname", HOSTNAME, "--die-with-parent", "--as-pid-1",
+            "--cap-drop", "ALL", "--cap-add", _SHIELD,
+            *(_of_image(box) if box.image else _of_host(box.read)),
+            "--proc", "/proc", "--dev", "/dev",
+            "--perms", "1777", "--size", str(box.shm_bytes), "--tmpfs", "/dev/shm",
+            "--remount-ro", "/dev",
+            "--bind", scratch.home(box.home), SESSION, "--bind", scratch.tmp(box.home), tmp_of(box),
+            *[word for here, there in box.files for word in ("--ro-bind", here, there)],
+            # where the worker is root's, the machine's settings in /proc/sys are the sandbox's own
+            "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", SESSION, "--", *CAT,
+        ]
+
+    def env(self, base: Mapping[str, str]) -> dict[str, str]:
+        """See `Runtime`. It becomes the holder's, inside: so no more than this."""
+        return {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+
+    def clean_up(self, name: str) -> list[str]:
+        """Nothing: it lives in namespaces alone."""
+        return []
+
+
+def _of_host(read: Sequence[str]) -> list[str]:
+    """Binds, outer paths first. A link stays a link where its target is shown as well."""
+    words: list[str] = []
+    shown: list[str] = []
+    for path in sorted({os.path.normpath(p) for p in read}, key=lambda p: (p.count("/"), p)):
+        if any(_beneath(path, above) for above in shown):
+            continue
+        real = os.path.realpath(path)
+        if real != path and os.path.islink(path) and any(_beneath(real, p) for p in read):
+            words += ["--symlink", os.readlink(path), path]
+        elif os.path.exists(path):
+            words += ["--ro-bind", path, path]
+            shown.append(path)
+    return words
+
+
+def _beneath(path: str, above: str) -> bool:
+    return path == above or path.startswith(above.rstrip("/") + "/")
+
+
+def _of_image(box: Box) -> list[str]:
+    words: list[str] = []
+    for name in sorted(set(os.listdir(box.image)) - _OURS):
+        path = os.path.join(box.image, name)
+        if os.path.islink(path):
+            words += ["--symlink", os.readlink(path), f"/{name}"]
+        else:
+            words += ["--ro-bind", path, f"/{name}"]
+    names = ("/etc/resolv.conf", "/etc/hosts") if box.network else ()
+    for name in names:  # only over what the image has: its directories are read-only
+        if os.path.isfile(box.image + name) and os.path.isfile(name):
+            words += ["--ro-bind", name, name]
+    return words
+
+
+class Podman:
+    """podman, as root or rootless, without a daemon or systemd. Images are not fetched unless the
+    box says so: a pull in the middle of an open is slow, and a site may not want it."""
+
+    name, takes_images, needs_image = "podman", True, True
+
+    def argv(self, box: Box) -> list[str]:
+        """See `Runtime`. As root the container gets a user namespace in which only root is mapped:
+        it owns its own files and has no power over the machine."""
+        root = ["--uidmap", "0:0:1", "--gidmap", "0:0:1"] if os.geteuid() == 0 else []
+        image = (["--rootfs", f"{box.image}:O"] if os.path.isdir(box.image)
+                 else ["--pull", "missing" if box.pull else "never", box.image])
+        return [
+            "podman", "--cgroup-manager=cgroupfs", "--events-backend=none", "run",
+            "--rm", "--interactive", "--name", box.name, *root,
+            "--cgroups=disabled", "--log-driver=none",
+            # the holder's alone (commands have their host's); podman's own may be above ours
+            "--ulimit", _ulimit("nofile", resource.RLIMIT_NOFILE, 1024),
+            "--ulimit", _ulimit("nproc", resource.RLIMIT_NPROC, 32768),
+            "--pid", "private", "--ipc", "private", "--uts", "private",
+            "--network", "host" if box.network else "none", "--hostname", HOSTNAME,
+            "--read-only", "--read-only-tmpfs=false", "--cap-drop", "all",
+            "--cap-add", _SHIELD,
+            "--security-opt", "no-new-privileges", "--no-hosts", "--env-host=false",
+            "--shm-size", str(box.shm_bytes), "--image-volume", "ignore",
+            "--volume", f"{scratch.home(box.home)}:{SESSION}:rw",
+            "--volume", f"{scratch.tmp(box.home)}:/tmp:rw",
+            *[word for here, there in box.files for word in ("--volume", f"{here}:{there}:ro")],
+            "--workdir", SESSION, "--entrypoint", "[]", *image, *SHELL,
+        ]
+
+    def env(self, base: Mapping[str, str]) -> dict[str, str]:
+        """See `Runtime`."""
+        return _env(base, "XDG_CONFIG_HOME", "XDG_DATA_HOME", "CONTAINERS_CONF",
+                    "CONTAINERS_STORAGE_CONF", "TMPDIR")
+
+    def clean_up(self, name: str) -> list[str]:
+        """It keeps a list of containers on disk."""
+        return ["podman", "--cgroup-manager=cgroupfs", "--events-backend=none", "rm", "--force",
+                "--ignore", "--time", "0", name]
+
+
+def _ulimit(name: str, limit: int, most: int) -> str:
+    hard = resource.getrlimit(limit)[1]
+    value = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    return f"{name}={value}:{value}"
+
+
+class Apptainer:
+    """apptainer with user namespaces (its set-user-ID mode makes namespaces that their user may not
+    join). NOT RUN by us: from its documentation."""
+
+    name, takes_images, needs_image = "apptainer", True, True
+
+    def argv(self, box: Box) -> list[str]:
+        """See `Runtime`. Its /dev/shm is a tmpfs whose size is the site's (`sessiondir max size`
+        in apptainer.conf); a bind to /session needs underlay or overlay enabled there."""
+        net = [] if box.network else ["--net", "--network", "none"]
+        binds = [f"{scratch.home(box.home)}:{SESSION}", f"{scratch.tmp(box.home)}:/tmp"]
+        binds += [f"{here}:{there}:ro" for here, there in box.files]
+        return [
+            "apptainer", "--quiet", "exec", "--userns", "--containall", "--cleanenv", "--no-home",
+            "--pid", "--ipc", "--uts", "--hostname", HOSTNAME, *net, "--no-init", "--no-privs",
+            "--no-eval", "--no-mount", "sys,bind-paths",
+            *[word for bind in binds for word in ("--bind", bind)],
+            "--pwd", SESSION, box.image, *SHELL,
+        ]
+
+    def env(self, base: Mapping[str, str]) -> dict[str, str]:
+        """See `Runtime`."""
+        return _env(base, "APPTAINER_CACHEDIR", "APPTAINER_TMPDIR")
+
+    def clean_up(self, name: str) -> list[str]:
+        """Nothing: it keeps no list of what was started by `exec`."""
+        return []
+
+
+class Enroot:
+    """enroot. It has no pid, ipc or network namespace of its own, so util-linux' `unshare` makes
+    them around it. NOT RUN by us: from its documentation. Its standard mounts show the host's /sys
+    read-only; a site that wants it gone takes it from enroot's mounts.d."""
+
+    name, takes_images, needs_image = "enroot", True, True
+
+    def argv(self, box: Box) -> list[str]:
+        """See `Runtime`."""
+        net = [] if box.network else ["--net"]
+        mounts = [f"{scratch.home(box.home)}:{SESSION}:none:x-create=dir,bind,rw,nosuid,nodev",
+                  f"{scratch.tmp(box.home)}:/tmp:none:x-create=dir,bind,rw,nosuid,nodev",
+                  f"tmpfs:/dev/shm:tmpfs:x-create=dir,rw,nosuid,nodev,mode=1777,"
+                  f"size={box.shm_bytes}"]
+        mounts += [f"{here}:{there}:none:x-create=file,bind,ro" for here, there in box.files]
+        return [
+            "unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child",
+            "--mount-proc", "--ipc", "--uts", *net,
+            "/bin/sh", "-c", f'hostname {HOSTNAME}; exec "$@"', "sh",
+            "enroot", "start", *[word for m in mounts for word in ("--mount", m)],
+            "--rc", "/dev/null", box.image, *SHELL,
+        ]
+
+    def env(self, base: Mapping[str, str]) -> dict[str, str]:
+        """See `Runtime`."""
+        fixed = {"ENROOT_RESTRICT_DEV": "yes", "ENROOT_MOUNT_HOME": "no",
+                 "ENROOT_ROOTFS_WRITABLE": "no", "ENROOT_REMAP_ROOT": "no"}
+        return _env(base, "ENROOT_DATA_PATH", "ENROOT_CACHE_PATH", "ENROOT_RUNTIME_PATH") | fixed
+
+    def clean_up(self, name: str) -> list[str]:
+        """Nothing: a container started is not changed, and its mounts go with its namespaces."""
+        return []
+
+
+RUNTIMES: Mapping[str, Runtime] = {r.name: r for r in (Bwrap(), Apptainer(), Podman(), Enroot())}
+
+
+def tmp_of(box: Box) -> str:
+    """Where a sandbox finds its temporary directory: not over a path of the host that it shows."""
+    shown = not box.image and any(path.startswith(f"{_TMP}/") for path in box.read)
+    return _TMP_BESIDE if shown else _TMP
+
+
+def container_name(home: str) -> str:
+    """What the container of a scratch directory is called, by runtimes that keep a list."""
+    folder, number = os.path.split(home)
+    return f"tangram-{os.path.basename(folder)}-{number}"
+
+
+def missing(runtime: Runtime) -> str:
+    """"" when its program is on the PATH, else why not."""
+    return "" if shutil.which(runtime.name) else f"{runtime.name} is not installed"

@@ -1,0 +1,500 @@
+"""Owns: which host runs which lease. Fills the `Executor` port with processes on this machine.
+Must not start, wait for or signal a user's process itself: hosts and their nursery do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+
+from ...domain.action import Kind
+from ...domain.outcome import Outcome, too_long
+from ...domain.session import SessionSpec
+from ...domain.states import ENDED, ActionState
+from ...errors import InvalidInput
+from ...ports import Reports, SandboxSettings, Store
+from ...protocol.hostwire import FRAME_MAX, RUNNER, Ended, Gone, Kill, Piece, Run, Setup, Units
+from ...protocol.message import INLINE_MAX, Start
+from ...protocol.payload import ErrorReturn, FunctionCall, decode, encode, owner_of_result
+from ...resources.cpu import affinity
+from ...resources.cpu.enforce import Enforcer, probe
+from ...resources.gpu.devices import Devices
+from ...resources.gpu.meter import GpuMeter
+from .backends import Backends
+from .hosts import Host
+from .jobs import Job, cause
+from .lodging import Lodging
+from .overdue import Overdue
+from .pools import Pool
+from .pressure import LOOK_S, Pressure
+from .sessions import Sessions
+from .stuck import StuckWatch
+from .vault import Vault, is_stored
+
+_EXEC = Kind.EXEC
+_FUNCTION = Kind.FUNCTION
+_DEFAULTS = SandboxSettings()
+_SAID = ENDED - {ActionState.NODE_FAIL, ActionState.PREEMPTED}  # those send an action back
+
+
+class SandboxExecutor:
+    """Runs actions in processes of this machine. Must be made and used on one running asyncio loop.
+
+    Args:
+        reports: who is told.
+        store: where payloads over the inline limit lie.
+        scratch: a node-local directory for what sandboxes write; see `Lodging`.
+        cores: the units this worker lends.
+        settings: what a site or a user chose.
+        backends: what can build sandboxes here; None: found out.
+        pinned: bind to the units; None: when they are all cores of this process.
+        gpus: names the lent GPUs to what runs on them, and measures them; None: there are none.
+
+    Raises:
+        InvalidInput: `scratch` or a setting cannot be used.
+    """
+
+    def __init__(self, reports: Reports, store: Store, scratch: str | Path,
+                 cores: tuple[int, ...], settings: SandboxSettings = _DEFAULTS, *,
+                 backends: Backends | None = None, pinned: bool | None = None,
+                 gpus: GpuMeter | None = None, enforcer: Enforcer | None = None) -> None:
+        self.pinned = pinned = affinity.describe(cores) == "affinity" if pinned is None else pinned
+        self._gpus = gpus or GpuMeter(Devices())
+        self._reports, self._cores = reports, cores
+        self._loop = asyncio.get_running_loop()
+        self._vault, self._closed = Vault(store), False
+        self._jobs: dict[int, Job] = {}
+        backends = backends or Backends.probed(settings.isolation, settings.read_paths)
+        self._enforcer = enforcer = enforcer or probe(pinned, settings.enforcement)
+        self._counts_ooms = "memory" in enforcer.limits
+        units = max(1, len(cores))
+        self._lodging = Lodging(self, Path(scratch), units, settings, backends, enforcer, pinned)
+        self._sessions = Sessions(self._lodging, self, reports, self._vault)
+        self._stuck = StuckWatch(self._free_behind)
+        self._pressure = Pressure(not self._counts_ooms, self.kill)
+        self._overdue = Overdue(settings.kill_wait_s)
+        self._looking: asyncio.TimerHandle | None = None
+
+    @property
+    def enforcement(self) -> str:
+        """How units are enforced."""
+        return self._enforcer.name
+
+    @property
+    def nursery_pid(self) -> int:
+        """The process id of the parent of all hosts."""
+        return self._lodging.pid
+
+    # ---- orders ----
+
+    def open_session(self, spec: SessionSpec) -> None:
+        """See `ports.Executor`."""
+        if not self._closed:
+            self._sessions.open(spec)
+
+    def close_session(self, session: int) -> None:
+        """See `ports.Executor`."""
+        one = self._sessions.get(session)
+        if one is None or one.closing:
+            return
+        for lease in one.host.leases if one.host else ():
+            job = self._jobs[lease]
+            if job.live and job.stop is None:
+                job.stop = (ActionState.CANCELLED, "its session was closed")
+        self._sessions.close(one)
+
+    def pack_session(self, session: int) -> None:
+        """See `ports.Executor`."""
+        self._sessions.pack(session)
+
+    def start(self, order: Start, payload: memoryview | bytes) -> None:
+        """See `ports.Executor`. A lease that is known is ignored."""
+        if self._closed or order.lease in self._jobs:
+            return
+        job = self._jobs[order.lease] = Job(order)
+        if is_stored(payload):
+            try:
+                self._vault.fetch(bytes(payload), lambda data, why: self._fetched(job, data, why))
+            except msgspec.DecodeError as error:
+                self._fail(job, f"payload: {error}")
+        else:
+            job.payload = bytes(payload)
+            self._admit(job)
+
+    def follow(self, order: Start, payload: memoryview) -> bool:
+        """See `ports.Executor`: calls of functions wait in the runner itself."""
+        before = self._jobs.get(order.after)
+        host = before.host if before is not None else None
+        if host is None or host.kind != RUNNER or host.control is None or (
+                order.action.kind is not _FUNCTION or order.action.timeout_ns
+                or next(reversed(host.leases), 0) != order.after or is_stored(payload)):
+            return False
+        try:
+            call = decode(payload)
+        except msgspec.DecodeError:
+            return False
+        if not isinstance(call, FunctionCall) or call.digest not in host.functions:
+            return False
+        job = self._jobs[order.lease] = Job(order)
+        job.payload, job.digest = bytes(payload), call.digest
+        self._stuck.watch(host)
+        self.dispatch(job, host)
+        return True
+
+    def take_back(self, lease: int) -> bool:
+        """See `ports.Executor`."""
+        job = self._jobs.get(lease)
+        if job is None or job.host is None or job.host.kind != RUNNER:
+            return False
+        self._free_behind(job.host, lease)
+        return lease not in self._jobs
+
+    def _free_behind(self, host: Host, asked: int = 0) -> None:
+        """Gives back what a runner has not begun, but for the one that is asked for."""
+        for lease in reversed(host.take_back()):
+            del host.leases[lease], self._jobs[lease]
+            if lease != asked:
+                self._reports.returned(lease)
+
+    def _fetched(self, job: Job, data: bytes, why: str) -> None:
+        if not self.waits(job):
+            return
+        if why or len(data) > FRAME_MAX - (1 << 20):
+            return self._fail(job, why or f"payload: {len(data)} bytes are too many")
+        job.payload = data
+        self._admit(job)
+
+    def waits(self, job: Job) -> bool:
+        """See `sessions.Crew`."""
+        return self._jobs.get(job.order.lease) is job and job.live and job.host is None
+
+    def _admit(self, job: Job) -> None:
+        action = job.order.action
+        if action.kind is _FUNCTION:
+            return self._admit_function(job)
+        if action.session:
+            session = self._sessions.get(action.session)
+            if session is None or session.closing:
+                return self._fail(job, "session: it is not open on this node")
+            return self._sessions.enter(job, session)
+        if action.kind is not _EXEC:
+            return self._fail(job, "session: reading and writing files needs one")
+        try:
+            box = self._lodging.backends.box(SessionSpec(0, trusted=action.trusted))
+        except InvalidInput as error:
+            return self._fail(job, str(error))
+        self._into_pool(job, self._lodging.pool(box))
+
+    def _admit_function(self, job: Job) -> None:
+        try:
+            call = decode(job.payload)
+        except msgspec.DecodeError as error:
+            return self._fail(job, f"payload: not in the protocol ({error})")
+        if not isinstance(call, FunctionCall):
+            return self._fail(job, f"payload: a runner cannot run a {type(call).__name__}")
+        job.digest = call.digest
+
+        def then(blob: bytes, why: str) -> None:
+            if self.waits(job):
+                if why:
+                    return self._fail(job, why)
+                job.blob = blob
+                self._into_pool(job, self._lodging.runners)
+
+        self._vault.function(call.digest, then)
+
+    def _into_pool(self, job: Job, pool: Pool) -> None:
+        if pool.free:
+            self.dispatch(job, pool.free.pop())
+        else:
+            pool.waiting.append(job)
+            pool.warm_up()
+
+    def dispatch(self, job: Job, host: Host) -> None:
+        """See `sessions.Crew`."""
+        order, action = job.order, job.order.action
+        job.host = host
+        host.leases[order.lease] = None
+        limit = action.timeout_ns
+        spec = None
+        if host.kind == RUNNER:
+            host.load(job.digest, job.blob)
+            job.blob = b""
+            if limit:
+                job.timer = self._loop.call_later(limit / 1e9, self.kill, order.lease,
+                                                  ActionState.TIMEOUT, too_long(limit / 1e9))
+        elif session := self._sessions.get(action.session):
+            spec = session.spec
+        units = len(job.cores)
+        limits = self._lodging.limits(action, spec)
+        group = host.group
+        assert group is not None
+        group.limit(limits.mem_mib, limits.pids)
+        cores = job.cores or (self._cores if action.key != "cpu" else ())  # an endpoint's: any
+        if cores:
+            job.held = group.bind(cores if self.pinned else (), len(cores)) and units > 0
+        most = max(units, action.degrees[-1]) if action.resizable else units
+        job.gpu_token = self._gpus.begin(order.gpus)
+        run = Run(order.lease, job.payload, self._gpus.devices.mask(order.gpus), units, most, limit,
+                  spec is not None, spec.background if spec is not None else "end", limits)
+        job.payload = b""
+        job.started_ns = time.monotonic_ns()
+        (host.call if host.kind == RUNNER else host.send)(run)
+        job.asked_mib = limits.mem_mib
+        self._looking = self._looking or self._loop.call_later(LOOK_S, self._look)
+        if len(host.leases) == 1 or host.kind != RUNNER:
+            self._reports.started(order.lease)
+
+    def _look(self) -> None:
+        """Looks at memory, and at who takes too long, for as long as anything runs."""
+        self._looking = None
+        running = [(job, job.asked_mib) for job in self._jobs.values() if job.live and job.host]
+        self._pressure.look(running, self._sessions.idle_hosts)
+        self._overdue.look(running)
+        if running:
+            self._looking = self._loop.call_later(LOOK_S, self._look)
+
+    def kill(self, lease: int, state: ActionState, reason: str) -> None:
+        """See `ports.Executor`."""
+        job = self._jobs.get(lease)
+        if job is None or not job.live or job.stop is not None:
+            return
+        if job.host is None:
+            return self.unstarted(job, state, reason)
+        job.stop_as(state, reason)
+        if job.host.kind == RUNNER:
+            if next(iter(job.host.leases)) == lease:  # else once it is at it
+                job.look_before_kill(job.host)
+                job.host.kill()
+        else:
+            job.host.send(Kill(lease, state, reason))
+
+    def resize(self, lease: int, cores: tuple[int, ...]) -> None:
+        """See `ports.Executor`."""
+        job = self._jobs.get(lease)
+        if job is None:
+            return
+        job.cores = cores
+        host = job.host
+        if host is not None and job.live and host.group is not None:
+            if cores:
+                job.held = host.group.rebind(cores if self.pinned else (), len(cores))
+            host.send(Units(lease, len(cores)))
+
+    # ---- facts from hosts ----
+
+    def host_born(self, host: Host) -> Setup:
+        """See `hosts.Owner`."""
+        return self._lodging.setup(host)
+
+    def host_up(self, host: Host) -> None:
+        """A host waits for orders."""
+        self._lodging.starts.over(host)
+        if host.session:
+            return self._sessions.up(host)
+        self._lodging.pool_of(host).booted(host)
+        self._idle(host)
+
+    def host_failed(self, host: Host, text: str) -> None:
+        """A host could not be forked."""
+        self._lodging.starts.over(host)
+        if not host.fresh:
+            host.tidy()
+        if host.session:
+            self._sessions.lost(host, text)
+        else:
+            self._pool_lost(host, text)
+
+    def _pool_lost(self, host: Host, text: str) -> None:
+        pool = self._lodging.pool_of(host)
+        none_left = pool.lost(host)
+        if host.up:
+            pool.warm_up()
+        elif none_left:  # it cannot be built: those that wait would wait for ever
+            while pool.waiting:
+                job = pool.waiting.popleft()
+                if self.waits(job):
+                    self._fail(job, text)
+
+    def ended(self, host: Host, message: Ended) -> None:
+        """An action ended."""
+        job = self._jobs.get(message.lease)
+        if job is None or job.host is not host or not job.live:
+            return  # a runner said what is not its to say
+        if message.clean:
+            host.leases.pop(message.lease, None)
+        host.spent_ns = message.spent_ns
+        outcome = self._told(job, host, message.outcome)
+        self._finish(job, outcome, message.payload, message.clean, soon=True)
+        if message.clean:
+            self._left(host, message.lease)
+
+    def settled(self) -> None:
+        """See `hosts.Owner`."""
+        self._reports.settled()
+
+    def _told(self, job: Job, host: Host, outcome: Outcome) -> Outcome:
+        """What a host said of an outcome, with what only its worker knows."""
+        state, reason = outcome.state, outcome.reason
+        if state not in _SAID and (job.stop is None or job.stop[0] is not state):
+            state = ActionState.FAILED
+        elif host.kind == RUNNER and not job.asked_mib:
+            return outcome  # it was told how it is held
+        if job.asked_mib and self._counts_ooms and host.group is not None:
+            kills = host.group.oom_kills()
+            if kills > host.oom_kills and state is ActionState.FAILED:
+                state = ActionState.OUT_OF_MEMORY
+                reason = f"mem: more than the {job.asked_mib} MiB asked for"
+            host.oom_kills = kills
+        held = self._enforcer.name if job.held else "counted"
+        return msgspec.structs.replace(outcome, state=state, reason=reason,
+                                       isolation=host.isolation, enforcement=held)
+
+    def gone(self, host: Host, message: Gone) -> None:
+        """What an action left is gone."""
+        job = self._jobs.get(message.lease)
+        if job is None or job.host is not host or job.live:
+            return
+        host.leases.pop(message.lease, None)
+        self._release(job)
+        self._left(host, message.lease)
+
+    def piece(self, host: Host, message: Piece) -> None:
+        """A command printed something; what a runner says so is not its to say."""
+        if message.lease in host.leases and host.kind != RUNNER:
+            self._reports.output(message.lease, message.stream, message.data)
+
+    def host_died(self, host: Host, status: int, clean: bool, tail: str) -> None:
+        """A host ended; what ran in it failed with it."""
+        self._lodging.starts.over(host)
+        what = "the runner process" if host.kind == RUNNER else "the sandbox's init"
+        reason = host.broken or f"{what} ended ({cause(status)})"
+        self._free_behind(host)
+        host.forget()
+        for lease in sorted(host.leases):
+            self._orphan(self._jobs[lease], host, status, reason, clean, tail)
+        if clean:
+            host.leases.clear()
+        host.kept = bool(host.session) and self._sessions.lost(host, reason)
+        if not host.session:
+            self._pool_lost(host, reason)
+        if clean:
+            self._bury(host)
+
+    def _orphan(self, job: Job, host: Host, status: int, reason: str, clean: bool,
+                tail: str) -> None:
+        """The host of an action died."""
+        if job.live:
+            payload = None
+            if host.kind == RUNNER:
+                text = job.stop[1] if job.stop else reason
+                payload = encode(ErrorReturn("RunnerDied", text, tail))
+            outcome = job.orphaned(host, status, reason)
+            self._finish(job, self._told(job, host, outcome), payload, clean)
+        elif clean:
+            self._release(job)
+
+    def host_clean(self, host: Host) -> None:
+        """What a dead host left is gone."""
+        for lease in sorted(host.leases):
+            self._release(self._jobs[lease])
+        host.leases.clear()
+        self._bury(host)
+
+    def _bury(self, host: Host) -> None:
+        self._lodging.bury(host, host.kept)
+        if host.kept:
+            self._sessions.reborn(host)
+
+    def nursery_lost(self) -> None:
+        """The nursery died, and all hosts with it: a new one takes its place."""
+        self._sessions.homeless()
+        self._lodging.renew()
+
+    def _left(self, host: Host, lease: int) -> None:
+        """Nothing of a lease is left in a host: it goes on with what it was given ahead, or can
+        take more."""
+        if host.kind == RUNNER and host.leases:
+            lease = next(iter(host.leases))
+            self._jobs[lease].started_ns = time.monotonic_ns()
+            self._reports.started(lease)
+            if self._jobs[lease].stop is not None:
+                host.kill()
+        elif host.session:
+            session = self._sessions.get(host.session)
+            if session is not None:
+                self._sessions.left(session, lease)
+        elif host.control is not None:
+            self._idle(host)
+
+    def _idle(self, host: Host) -> None:
+        """A host without a session can take its next action."""
+        pool = self._lodging.pool_of(host)
+        while pool.waiting:
+            job = pool.waiting.popleft()
+            if self.waits(job):
+                return self.dispatch(job, host)
+        pool.free.append(host)
+
+    # ---- facts for the worker ----
+
+    def _fail(self, job: Job, reason: str) -> None:
+        self.unstarted(job, ActionState.FAILED, reason)
+
+    def unstarted(self, job: Job, state: ActionState, reason: str) -> None:
+        """See `sessions.Crew`."""
+        self._finish(job, job.unstarted(state, reason), None, True)
+
+    def _finish(self, job: Job, outcome: Outcome, payload: bytes | None, clean: bool,
+                soon: bool = False) -> None:
+        job.live, job.gone = False, clean
+        job.end_timer()
+        outcome = self._gpus.measured(job.gpu_token, outcome).returning(payload)
+        if payload is not None and len(payload) > INLINE_MAX:
+            job.storing = True
+            owner = owner_of_result(job.order.action, job.order.lease)
+            self._vault.keep(payload, owner, lambda data, why: self._kept(job, outcome, data, why))
+        else:
+            if clean:
+                del self._jobs[job.order.lease]
+            self._reports.finished(job.order.lease, outcome, payload, clean, soon)
+
+    def _kept(self, job: Job, outcome: Outcome, data: bytes, why: str) -> None:
+        if self._jobs.get(job.order.lease) is not job:
+            return  # closed meanwhile
+        job.storing = False
+        if why:
+            outcome = msgspec.structs.replace(outcome, state=ActionState.FAILED, reason=why)
+        if job.gone:
+            del self._jobs[job.order.lease]
+        self._reports.finished(job.order.lease, outcome, None if why else data, job.gone)
+
+    def _release(self, job: Job) -> None:
+        job.gone = True
+        if not job.storing:  # else its outcome, when it goes up, says so itself
+            del self._jobs[job.order.lease]
+            self._reports.released(job.order.lease)
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """See `ports.Executor`. Blocks for as long as the last processes take to die."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+        self._lodging.close(self._vault.close)
+        jobs, self._jobs = list(self._jobs.values()), {}
+        for job in jobs:
+            job.end_timer()
+            lease = job.order.lease
+            if job.live or job.storing:
+                outcome = job.unstarted(ActionState.CANCELLED, "its worker was closed")
+                self._reports.finished(lease, outcome, None, True)
+            else:
+                self._reports.released(lease)
+        self._sessions.end_all()

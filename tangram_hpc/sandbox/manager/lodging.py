@@ -1,0 +1,162 @@
+"""Owns: the hosts of a worker - its nursery, the pools of hosts that wait, and what a host is told
+and held by when it is born. Must not know of leases or sessions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ...domain.action import Action, Kind
+from ...domain.session import SessionSpec
+from ...errors import InvalidInput
+from ...ports import SandboxSettings
+from ...protocol.hostwire import INIT, RUNNER, Box, Limits, Setup, Tidy
+from ...resources.cpu.enforce import Enforcer
+from ..files import scratch as folders
+from ..isolation import etc
+from .backends import Backends
+from .hosts import Host, NurseryClient, Owner
+from .pools import Pool, Starts
+
+_WARM_BOXES = 4  # at most so many boxes (images, say) have hosts that wait, those used last
+_SPARE = 4  # inits beyond the units: an action may hold none
+_RUNNER_BOX = Box()
+_FREE = Limits()
+
+
+class Lodging:
+    """Hosts for one executor.
+
+    Args:
+        owner: who is told what they do.
+        scratch: a node-local directory; made when missing. All of this worker's lies in a directory
+            of its own beneath it, which is removed at the end.
+        units: how many actions may run at a time.
+
+    Raises:
+        InvalidInput: `scratch` cannot be used.
+    """
+
+    def __init__(self, owner: Owner, scratch: Path, units: int, settings: SandboxSettings,
+                 backends: Backends, enforcer: Enforcer, pinned: bool) -> None:
+        self.backends = backends
+        self.enforcer = enforcer
+        self._held = enforcer.name if pinned or "quota" in enforcer.limits else "counted"
+        self._owner = owner
+        self._settings = settings
+        self._folder = scratch
+        self._roots: list[str] = []  # of this nursery, and of those that died
+        self._numbers = itertools.count(1)
+        self._nursery = self._make_nursery()
+        self._warm = min(units, 4) if settings.warm < 0 else settings.warm
+        self._limit = max(units, self._warm) + _SPARE
+        self.starts = Starts(settings.starts_max or max(2, os.cpu_count() or 1))
+        self.runners = Pool(lambda: self._nursery.fork(RUNNER, _RUNNER_BOX), self.starts, units, 0)
+        self._pools: dict[Box, Pool] = {}
+        if backends.untrusted:
+            self.pool(backends.box(SessionSpec(0))).warm_up()
+
+    @property
+    def pid(self) -> int:
+        """The nursery's process id."""
+        return self._nursery.pid
+
+    def pool(self, box: Box) -> Pool:
+        """The hosts of a box that wait for work. It is warm from its first use on, until others
+        have been used since."""
+        pool = self._pools.pop(box, None)
+        if pool is None:
+            pool = Pool(lambda: self.fork(box), self.starts, self._limit, 0)
+        self._pools[box] = pool  # the last used is the last one
+        if pool.warm != self._warm:
+            pool.warm = self._warm
+            for old in [p for p in self._pools.values() if p.warm][:-_WARM_BOXES]:
+                for host in old.cool():
+                    host.kill()
+        return pool
+
+    def pool_of(self, host: Host) -> Pool:
+        """The pool that a host without a session is of."""
+        return self.runners if host.kind == RUNNER else self._pools[host.box]
+
+    def fork(self, box: Box, home: str = "") -> Host:
+        """Asks for a host, in the directory named `home` or a fresh one."""
+        return self._nursery.fork(INIT, box, home)
+
+    def berth(self) -> tuple[str, str]:
+        """A name that no directory has, and the path of the one that `fork` takes it for."""
+        name = folders.new_name()
+        return name, os.path.join(self._nursery.root, name)
+
+    def vacate(self, home: str) -> None:
+        """Nobody needs the directory of this name any more."""
+        self._nursery.tell(Tidy(home))
+
+    def setup(self, host: Host) -> Setup:
+        """Makes what holds a newborn host; what it must be told.
+
+        Raises:
+            OSError: it cannot be held.
+        """
+        host.group = self.enforcer.group(host.number, host.pid)
+        settings, watch = self._settings, not {"memory", "pids"} <= self.enforcer.limits
+        return Setup(round(settings.kill_wait_s * 1e9), settings.output_max, host.box,
+                     self.backends.read, self._etc, watch, host.origin, self._held,
+                     host.group.joins, settings.compiled, host.group.cpu_file)
+
+    def limits(self, action: Action, spec: SessionSpec | None) -> Limits:
+        """Of an action: its own memory on top of its session's; none asked for, none enforced."""
+        settings, mem = self._settings, action.mem_mib
+        if action.kind is Kind.FUNCTION:
+            return Limits(mem) if mem else _FREE
+        if spec is None:
+            return Limits(mem, settings.disk_mib, settings.session_pids)
+        return Limits(spec.mem_mib + mem, spec.disk_mib or settings.disk_mib,
+                      settings.session_pids)
+
+    def bury(self, host: Host, keep: bool) -> None:
+        """A host is dead and so is all beneath it; with `keep` its directory is still needed."""
+        if host.group is not None:
+            host.group.remove()
+            host.group = None
+        if not keep:
+            host.tidy()
+
+    def renew(self) -> None:
+        """The nursery died: another takes its place."""
+        self._nursery.close()
+        self._nursery = self._make_nursery()
+
+    def close(self, end_others: Callable[[], None]) -> None:
+        """Ends every host, then others that write here, and removes what they left. Blocks until
+        the last is dead."""
+        self._nursery.close()
+        end_others()
+        self.enforcer.close()
+        for root in self._roots:
+            folders.remove(root)
+        with suppress(OSError):  # the last worker of this folder
+            self._folder.rmdir()
+
+    def _make_nursery(self) -> NurseryClient:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folders.own(self._folder)
+            # resolved, as links inside a sandbox are followed by comparing with it
+            folder = self._folder / f"worker-{folders.new_name()}"
+            folder.mkdir(mode=0o700)
+            # a set-gid bit of the folder above would be inherited
+            os.chmod(folder, 0o700)
+            root = os.path.realpath(folder)
+        except OSError as error:
+            raise InvalidInput(
+                f"scratch: cannot use {self._folder} ({error.strerror}); "
+                "name a writable directory on a local disk"
+            ) from None
+        self._roots.append(root)
+        self._etc = etc.gather(self.backends.read, f"{root}/etc")
+        return NurseryClient(self._owner, root, self._numbers)

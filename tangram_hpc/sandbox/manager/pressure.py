@@ -1,0 +1,75 @@
+"""Owns: what happens on a node whose memory runs out although every session stays within what it
+was promised, or was promised nothing. Must not measure memory itself.
+
+Law: who idles gives way first: leftovers that had a share stop. When that is not enough, the action
+that holds most beyond what it asked for is ended, one a look, and told so. Functions, which no init
+watches, are held to what they asked for here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ...domain.states import ActionState
+from ...protocol.hostwire import RUNNER, Calm
+from ...resources import memory, tree
+from ..process.ward import memory_kib
+from .hosts import Host
+from .jobs import Job
+
+LOOK_S = 0.25
+_FLOOR = 32  # one part in so many of the memory is kept
+_FLOOR_MIB = 512
+
+End = Callable[[int, ActionState, str], None]
+
+
+class Pressure:
+    """One worker's. `look` every LOOK_S while anything runs.
+
+    Args:
+        watches: whether functions' memory is enforced by nobody else.
+        end: ends a lease with a state and a reason.
+    """
+
+    def __init__(self, watches: bool, end: End) -> None:
+        self._watches = watches
+        self._end = end
+        self._floor = min(_FLOOR_MIB, memory.total_mib() // _FLOOR)
+        self._calm = False
+
+    def look(self, jobs: Iterable[tuple[Job, int]], idle: Callable[[], Iterable[Host]]) -> None:
+        """Looks once.
+
+        Args:
+            jobs: those that run, with what memory they asked for, in MiB; 0 for none.
+            idle: the sandboxes in which nothing runs.
+        """
+        running = [(job, job.host, asked) for job, asked in jobs if job.host is not None]
+        if self._watches:
+            for job, host, asked in running:
+                if host.kind == RUNNER and asked and (used := _used_mib(host, asked)) > asked:
+                    self._end(job.order.lease, ActionState.OUT_OF_MEMORY,
+                              f"mem: {used} MiB used, {asked} MiB asked for")
+        if memory.left_mib() >= self._floor:
+            self._calm = False
+        elif not self._calm:
+            self._calm = True
+            for host in idle():
+                host.send(Calm())
+        else:
+            self._relieve(running)
+
+    def _relieve(self, running: list[tuple[Job, Host, int]]) -> None:
+        """Ends the one that holds most beyond what it asked for."""
+        over = [(_used_mib(host, asked) - asked, job, asked)
+                for job, host, asked in running if job.live]
+        beyond, job, asked = max(over, key=lambda one: one[0], default=(0, None, 0))
+        if job is not None and beyond > 0:
+            self._end(job.order.lease, ActionState.OUT_OF_MEMORY,
+                      f"mem: the node ran out of it; {beyond + asked} MiB used, {asked} MiB "
+                      "asked for")
+
+
+def _used_mib(host: Host, asked: int) -> int:
+    return memory_kib([host.pid, *tree.descendants(host.pid)], asked * 1024) // 1024

@@ -1,0 +1,74 @@
+"""Owns: finding out whether a runtime really works here, by building a tiny sandbox and going in.
+Must not run in a process that shall live on: `enter` has no way back, so a fresh one does it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from ...resources import tree
+from ..files import scratch
+from ..isolation import join
+from ..isolation.holder import Holder, Unholdable
+from ..isolation.holders import RUNTIMES, SESSION, Box, Runtime, missing
+from ..process import host
+
+
+def probe(runtime: Runtime, image: str, read: Sequence[str], seconds: float) -> str:
+    """"" when the runtime is usable, else why not, in one line. Takes `seconds` at most."""
+    if reason := missing(runtime):
+        return reason
+    if runtime.needs_image and not image:
+        return f"{runtime.name} needs an image, and none was named to try it with"
+    argv = [sys.executable, "-m", __name__, runtime.name, image, str(seconds), *read]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds + 5,
+                              stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        return f"{runtime.name} did not answer in {seconds:g} s"
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    return "" if done.returncode == 0 else lines[-1] if lines else f"{runtime.name} does not work"
+
+
+def main(name: str, image: str, seconds: float, read: Sequence[str]) -> int:
+    """The fresh process: returns its exit status, after one line that says why it is not 0."""
+    host.guard("tangram-probe", 9)
+    runtime = RUNTIMES[name]
+    with tempfile.TemporaryDirectory(prefix="tangram-probe-") as place:
+        home = os.path.join(place, "home")
+        scratch.make(home)
+        box = Box(home, image, read=read, name=f"tangram-probe-{os.getpid()}")
+        child = os.fork()
+        if child == 0:
+            os._exit(_try(runtime, box, seconds))
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        tree.end_beneath(2.0)
+        if (command := runtime.clean_up(box.name)) and status:
+            subprocess.run(command, capture_output=True, timeout=seconds)
+    return status
+
+
+def _try(runtime: Runtime, box: Box, seconds: float) -> int:
+    try:
+        host.guard("tangram-probe", 9)
+        holder = Holder(runtime.argv(box), runtime.env(os.environ), seconds)
+        try:
+            join.enter(holder.inside, SESSION)
+            pid = os.posix_spawn("/bin/sh", ["sh", "-c", "echo x >probe"], {})
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        finally:
+            holder.end()
+    except (OSError, Unholdable) as error:
+        print(f"{runtime.name}: {error}", flush=True)
+        return 1
+    if code:
+        print(f"{runtime.name}: a command in it ended with {code}", flush=True)
+    return 1 if code else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4:]))

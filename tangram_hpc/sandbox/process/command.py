@@ -1,0 +1,352 @@
+"""Owns: one running command - how it is started, its output, how it ended. Must not wait: its init
+tells it what happened. Must not end anything but its own process group.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from typing import Protocol
+
+from ...domain.outcome import Outcome
+from ...domain.states import ActionState
+from ...protocol.hostwire import Run
+from ...protocol.payload import ExecCall, ExecReturn, encode
+from ..environ import DEFAULT_PATH, Grants
+from .spent import Spent
+
+_PIECE = 1 << 16
+_DRAIN_MAX = 32  # reads at the end: what leftovers still write must not keep us
+# a command expects the defaults, whatever Python ignores and whoever started us (`nohup`, a shell's
+# `&`) had ignored; what is handled here is not handed on
+RESTORED = tuple(number for number in sorted(signal.valid_signals())
+                  if signal.getsignal(number) is signal.SIG_IGN)
+_SILENCE = encode(ExecReturn())
+
+
+def changed_signals() -> tuple[int, ...]:
+    """Those that do not do here what they do by default: ignored, or handled by us."""
+    return tuple(number for number in sorted(signal.valid_signals())
+                 if signal.getsignal(number) is not signal.SIG_DFL)
+
+
+class Unstartable(Exception):
+    """The command could not be started: an exit code as a shell would give, and why; `full`: there
+    was no room for one more process."""
+
+    def __init__(self, code: int, reason: str, full: bool = False) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+        self.full = full
+
+
+class Started(Protocol):
+    """A command that was started: its pipes are `out` and `err`; `status` counts if it `ended`."""
+
+    pid: int
+    out: int
+    err: int
+    status: int
+    ended: int
+    started_ns: int
+    cpu_ns: int
+    maxrss_kib: int
+    hidden: int
+
+
+class Command:
+    """A command under a lease.
+
+    `status` is its wait status once it has ended. `state` is what its outcome will say when
+    someone stopped it. `spent` is what it used. `act_at` is when its init must look at it again
+    (monotonic ns, 0: never).
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_cut",
+        "_output_max",
+        "_sizes",
+        "act_at",
+        "call",
+        "isolation",
+        "pid",
+        "pipes",
+        "reason",
+        "reported",
+        "run",
+        "spent",
+        "started_ns",
+        "state",
+        "status",
+    )
+
+    def __init__(self, run: Run, call: ExecCall, output_max: int, isolation: str,
+                 spent: Spent | None = None) -> None:
+        self.run = run
+        self.spent = spent or Spent()
+        self.call = call
+        self.isolation = isolation
+        self.pid = 0
+        self.status: int | None = None
+        self.state: ActionState | None = None
+        self.reason = ""
+        self.reported = False
+        self.act_at = 0
+        self.started_ns = 0
+        self.pipes: tuple[int, ...] = ()
+        self._output_max = output_max
+        self._chunks: tuple[list[bytes], list[bytes]] = ([], [])
+        self._sizes = [0, 0]
+        self._cut = [0, 0]
+
+    def start(self, home: str, grants: Grants, devnull: int) -> None:
+        """Starts it, with pipes for its output.
+
+        Raises:
+            Unstartable: it could not be started.
+        """
+        call = self.call
+        argv = ["/bin/sh", "-c", call.shell] if call.shell else list(call.argv)
+        if bool(call.shell) == bool(call.argv):
+            raise Unstartable(126, "argv or shell: exactly one of them must be set")
+        env = self._environment(grants)
+        path = "/bin/sh" if call.shell else _find(argv[0], env)
+        out, err = os.pipe(), os.pipe()
+        stdin = devnull
+        try:
+            if call.stdin:
+                stdin = _as_file(call.stdin, home)
+            self.started_ns = time.monotonic_ns()
+            self.pid = _start_in(call.cwd, home, path, argv, env, (stdin, out[1], err[1]))
+        except Unstartable:
+            os.close(out[0])
+            os.close(err[0])
+            raise
+        finally:
+            os.close(out[1])
+            os.close(err[1])
+            if stdin != devnull:
+                os.close(stdin)
+        os.set_blocking(out[0], False)
+        os.set_blocking(err[0], False)
+        self.pipes = (out[0], err[0])
+        if self.run.timeout_ns:
+            self.act_at = self.started_ns + self.run.timeout_ns
+
+    def _environment(self, grants: Grants) -> dict[str, str]:
+        call, run = self.call, self.run
+        if not call.clean_env:
+            return grants.only(call.env, run.units, run.most, run.gpus)
+        if call.env:
+            return grants.adding(call.env, run.units, run.most, run.gpus)
+        return grants.plain(run.units, run.most, run.gpus)
+
+    def adopt(self, started: Started) -> None:
+        """It was started elsewhere, just so, and this is what is known of it."""
+        self.pid, self.started_ns = started.pid, started.started_ns
+        self.pipes = (started.out, started.err)
+        for fd in self.pipes:
+            os.set_blocking(fd, False)
+        self.spent.counted(started.cpu_ns, started.maxrss_kib, bool(started.hidden))
+        self.status = started.status if started.ended else None
+        if self.run.timeout_ns:
+            self.act_at = self.started_ns + self.run.timeout_ns
+
+    # ---- output ----
+
+    def read(self, fd: int) -> tuple[int, bytes] | None:
+        """Takes what a pipe holds now: (stream, what is kept of it), (0, b"") when that is nothing,
+        None at its end (it is closed then)."""
+        stream = self.pipes.index(fd)
+        try:
+            data = os.read(fd, _PIECE)
+        except BlockingIOError:
+            return 0, b""
+        if not data:
+            self._close(stream)
+            return None
+        return stream + 1, self._keep(stream, data)
+
+    def _keep(self, stream: int, data: bytes) -> bytes:
+        room = self._output_max - self._sizes[stream]
+        if len(data) > room:
+            self._cut[stream] += len(data) - room
+            data = data[:room]
+        self._sizes[stream] += len(data)
+        if data and not self.call.stream:
+            self._chunks[stream].append(data)
+        return data
+
+    def drain(self) -> list[tuple[int, bytes]]:
+        """Takes what the pipes still hold when the command has ended, and closes them."""
+        pieces = []
+        for stream, fd in enumerate(self.pipes):
+            if fd < 0:
+                continue
+            for _ in range(_DRAIN_MAX):
+                try:
+                    data = os.read(fd, _PIECE)
+                except BlockingIOError:  # what it left behind may still write
+                    break
+                if not data:
+                    break
+                pieces.append((stream + 1, self._keep(stream, data)))
+            os.close(fd)
+        self.pipes = (-1, -1)
+        return pieces
+
+    def _close(self, stream: int) -> None:
+        fd = self.pipes[stream]
+        if fd >= 0:
+            os.close(fd)
+            self.pipes = (-1, self.pipes[1]) if stream == 0 else (self.pipes[0], -1)
+
+    # ---- its end ----
+
+    def stop(self, state: ActionState, reason: str, kill_wait_ns: int) -> None:
+        """Asks its process group to end; `act_at` is then when it must be made to."""
+        if self.state is not None or self.status is not None:
+            return
+        self.state, self.reason = state, reason
+        with suppress(OSError):
+            os.killpg(self.pid, signal.SIGTERM)
+            os.killpg(self.pid, signal.SIGCONT)
+        self.act_at = time.monotonic_ns() + kill_wait_ns
+
+    def limit_processes(self, count: int) -> None:
+        """At most so many of it and beside it at once, for good. What it has started by now keeps
+        the limit it began with, and may raise that: the cgroup or the meter hold these."""
+        if count:
+            with suppress(OSError):  # it has ended
+                resource.prlimit(self.pid, resource.RLIMIT_NPROC, (count, count))
+
+    def outcome(self) -> Outcome:
+        """How it ended."""
+        assert self.status is not None
+        number = code = 0
+        if self.status:
+            number = os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
+            code = os.WEXITSTATUS(self.status) if not number else 0
+        state, reason = self.state, self.reason
+        if state is None:
+            state = ActionState.FAILED if code or number else ActionState.COMPLETED
+            reason = f"ended by {_name(number)}" if number else ""
+        cpu_ns, maxrss_kib, at_least = self.spent.figures()
+        return Outcome(state, code, number, time.monotonic_ns() - self.started_ns, cpu_ns,
+                       maxrss_kib, reason, self.isolation, at_least=at_least)
+
+    def result(self) -> bytes:
+        """Its payload for the client."""
+        if not (self._chunks[0] or self._chunks[1] or self._cut[0] or self._cut[1]):
+            return _SILENCE
+        out, err = (b"".join(chunks) for chunks in self._chunks)
+        return encode(ExecReturn(out, err, (self._cut[0], self._cut[1])))
+
+
+def _name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _find(name: str, env: dict[str, str]) -> str:
+    """The program's path, by the command's own PATH."""
+    if "\0" in name or "\0" in env.get("PATH", ""):
+        raise Unstartable(126, "argv or env: embedded null byte")
+    if "/" in name:
+        return name
+    denied = False
+    for folder in env.get("PATH", DEFAULT_PATH).split(":") if name else ():
+        path = f"{folder or '.'}/{name}"
+        if os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+        denied = denied or os.path.isfile(path)
+    if denied:
+        raise Unstartable(126, f"argv: cannot run {name!r}: Permission denied")
+    raise Unstartable(127, f"argv: no program {name!r} in PATH")
+
+
+def _as_file(data: bytes, home: str) -> int:
+    """An unnamed file that holds the data, at its start."""
+    try:
+        try:
+            fd = os.memfd_create("stdin")
+        except (AttributeError, OSError):  # an old C library, or it is refused behind our wall
+            with tempfile.TemporaryFile(dir=home) as file:
+                fd = os.dup(file.fileno())
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.lseek(fd, 0, os.SEEK_SET)
+    except OSError as error:
+        raise Unstartable(126, f"stdin: {error.strerror}") from None
+    return fd
+
+
+def _start_in(
+    cwd: str, home: str, path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int]
+) -> int:
+    """Starts the program in a directory: a spawn has its parent's, so we go there and back."""
+    if not cwd:
+        return _start(path, argv, env, fds)
+    try:
+        os.chdir(os.path.join(home, cwd))
+    except (OSError, ValueError) as error:
+        raise Unstartable(126, f"cwd: {cwd}: {getattr(error, 'strerror', error)}") from None
+    try:
+        return _start(path, argv, env, fds)
+    finally:
+        os.chdir(home)
+
+
+def _start(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int]) -> int:
+    try:
+        try:
+            return _spawn(path, argv, env, fds)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+            # a script without a first line that says by what: as a shell would
+            return _spawn("/bin/sh", ["/bin/sh", path, *argv[1:]], env, fds)
+    except OSError as error:
+        code = 127 if error.errno == errno.ENOENT else 126
+        raise Unstartable(code, f"argv: cannot run {argv[0]!r}: {error.strerror}",
+                          error.errno == errno.EAGAIN) from None
+    except (ValueError, TypeError) as error:
+        raise Unstartable(126, f"argv or env: {error}") from None
+
+
+def _spawn(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int]) -> int:
+    actions = ((os.POSIX_SPAWN_DUP2, fds[0], 0), (os.POSIX_SPAWN_DUP2, fds[1], 1),
+               (os.POSIX_SPAWN_DUP2, fds[2], 2))
+    try:
+        return os.posix_spawn(
+            path,
+            argv,
+            env,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=RESTORED,
+        )
+    except NotImplementedError:  # a Python built against a C library without its setsid
+        process = subprocess.Popen(
+            argv,
+            executable=path,
+            env=env,
+            stdin=fds[0],
+            stdout=fds[1],
+            stderr=fds[2],
+            start_new_session=True,
+        )
+        process.returncode = 0  # its init waits for it, not this object
+        return process.pid

@@ -1,0 +1,477 @@
+"""Owns: one sandbox's inside - running its commands one at a time, its files, and that nothing of a
+command is left when it says so. Must not know of other sandboxes. Runs user's programs only as
+children.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from contextlib import suppress
+from types import FrameType
+
+import msgspec
+
+from ...domain.outcome import Outcome, too_long
+from ...domain.states import ActionState
+from ...protocol.hostwire import (
+    RECEIVE,
+    Broken,
+    Calm,
+    Close,
+    Ended,
+    Gone,
+    HostInbox,
+    Kill,
+    Piece,
+    Ready,
+    Run,
+    Setup,
+    Units,
+    frame,
+)
+from ...protocol.payload import ExecCall, FileCall, FileList, FileReturn, decode, encode
+from ...resources import tree
+from .. import environ
+from ..files import confine, scratch
+from . import plain, wall
+from .command import Command, Unstartable, changed_signals
+from .host import open_oom_score
+from .leftovers import Leftovers
+from .meter import Meter
+from .spent import GroupCpu, Spent
+from .units_file import UnitsFile
+
+_SOON_NS = 2_000_000  # the pipes of a shorter command are only read at its end
+_AGAIN_NS = 20_000_000  # between two tries to end what does not end
+_END_S = 5.0
+_FIRST = b"500"
+
+
+class Init:
+    """The init of one sandbox: an event loop over its control socket, SIGCHLD and two pipes."""
+
+    def __init__(self, control: socket.socket, home: str) -> None:
+        self._control, self._control_fd = control, control.fileno()
+        self._place = home
+        self._built = False
+        self._setup: Setup
+        self._wall: wall.Wall
+        self._group_cpu: GroupCpu
+        self._meter: Meter
+        self._leftovers: Leftovers
+        self._devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        self._units = UnitsFile(home)
+        self._score = open_oom_score()
+        self._inbox = HostInbox()
+        self._plain: plain.Plain | None = None
+        self._command: Command | None = None
+        self._watch_at = 0
+        self._file_mib = 0
+        self._ending = self._closing = False
+        self._wake, into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(into, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, where: None)
+        signal.signal(signal.SIGTERM, self._on_term)
+        self._poll = select.poll()
+        self._poll.register(control.fileno(), select.POLLIN)
+        self._poll.register(self._wake, select.POLLIN)
+
+    def _on_term(self, number: int, where: FrameType | None) -> None:
+        self._ending = True
+
+    def serve(self) -> None:
+        """Serves until its worker closes it or goes away; then nothing beneath is left."""
+        try:
+            while not self._ending:
+                if self._plain is not None and self._stands() == self._plain.stands:
+                    self._serve_plain(self._plain)
+                    continue
+                self._turn()
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the worker is gone
+        finally:
+            self._end()
+
+    def _turn(self) -> None:
+        """Waits for what comes next, and looks at it."""
+        due = self._due()
+        wait = max(0, -((time.monotonic_ns() - due) // 1_000_000)) if due else None
+        for fd, _ in self._poll.poll(wait):
+            if fd == self._wake:
+                os.read(fd, 512)
+                self._reap()
+            elif fd == self._control_fd:
+                self._receive()
+            else:
+                self._read(fd)
+        if due and time.monotonic_ns() >= due:
+            if self._command is not None:
+                self._tick(self._command)
+            else:
+                self._leftovers.tick()
+
+    def _due(self) -> int:
+        """When to look again without being woken (monotonic ns, 0: never)."""
+        command = self._command
+        if command is None:
+            return self._leftovers.due if self._built else 0
+        due = self._watch_at
+        for other in (command.act_at, self._meter.due, command.spent.look_at):
+            if other and (not due or other < due):
+                due = other
+        return due
+
+    # ---- plain orders ----
+
+    def _stands(self) -> tuple[int, int, bool]:
+        """What a plain order takes for granted; the last is whether one can be served now."""
+        idle = (self._command is None and not self._leftovers.there and self._inbox.empty
+                and not self._meter.over(self._file_mib))
+        return self._units.now, self._file_mib, idle
+
+    def _serve_plain(self, served: plain.Plain) -> None:
+        back = served.serve()
+        if back is plain.Back.READ:
+            self._obey(served.data)
+        elif back is plain.Back.RUNNING:
+            self._take_over(served)
+        elif back is plain.Back.GONE:
+            self._ending = True
+        elif back is plain.Back.FELL:
+            self._fall()
+        else:
+            self._turn()
+
+    def _take_over(self, served: plain.Plain) -> None:
+        """A command that was started as a plain one is ours from now on."""
+        (run,) = self._inbox.feed(served.data)
+        assert isinstance(run, Run)
+        call = decode(run.payload)
+        assert isinstance(call, ExecCall)
+        command = self._command_of(run, call)
+        command.adopt(served.command)
+        self._begun(command)
+        self._reap()
+
+    def _learn(self, run: Run) -> None:
+        """Such a run was served: the next may be plain."""
+        if self._plain is None or not run.keep or 0 < run.timeout_ns <= plain.PATIENCE_NS:
+            return
+        shared = bool(run.limits.mem_mib) and not self._setup.watch
+        processes = run.limits.pids if self._wall.holder is not None else 0
+        env = self._grants.plain(run.units, run.most, run.gpus)
+        # its units, though the file may say otherwise: on a full disk it could not be written
+        self._plain.learn(run, env, shared, processes, (run.units, self._file_mib, True))
+
+    # ---- orders ----
+
+    def _receive(self) -> None:
+        self._obey(self._control.recv(RECEIVE))
+
+    def _obey(self, data: bytes) -> None:
+        if not data:
+            self._ending = True
+        for order in self._inbox.feed(data):
+            if isinstance(order, Run):
+                self._run(order)
+            elif isinstance(order, Kill):
+                self._kill(order)
+            elif isinstance(order, Units):
+                if self._command is not None and self._command.run.lease == order.lease:
+                    self._units.write(order.units)
+            elif isinstance(order, Setup):
+                self._build(order)
+            elif isinstance(order, Calm):
+                self._leftovers.calm()
+            elif isinstance(order, Close):
+                self._ending = self._closing = True
+
+    def _build(self, setup: Setup) -> None:
+        """Goes behind the wall; ends when that cannot be done."""
+        self._group_cpu = GroupCpu(setup.cpu_file)
+        try:
+            if setup.origin:
+                scratch.copy(setup.origin, self._place)
+            self._wall = wall.build(setup, self._place)
+        except (wall.Unbuildable, scratch.Uncopied) as error:
+            self._send(Broken(str(error)))
+            self._ending = True
+            return
+        self._setup, self._home = setup, self._wall.home
+        base = environ.for_commands(os.environ, self._home, self._wall.tmp, self._wall.own_root)
+        self._grants = environ.Grants(base, self._wall.units)
+        self._ward = self._wall.ward
+        self._meter = Meter((self._home, self._wall.tmp), self._ward)
+        self._leftovers = Leftovers(self._ward)
+        self._built = True
+        if setup.compiled and plain.serves(self._wall):
+            doors = self._control_fd, self._wake, self._units.fd, self._score, self._devnull
+            self._plain = plain.Plain(doors, changed_signals(), self._wall, setup.output_max)
+        if self._wall.holder is not None:
+            self._poll.register(self._wall.holder.gone_fd, select.POLLIN)
+        self._send(Ready(self._wall.isolation))
+
+    def _run(self, run: Run) -> None:
+        try:
+            call = decode(run.payload)
+        except msgspec.DecodeError as error:
+            return self._refuse(run, 0, f"payload: not in the protocol ({error})")
+        if isinstance(call, FileCall):
+            return self._file(run, call)
+        if not isinstance(call, ExecCall):
+            return self._refuse(run, 0, f"payload: a sandbox cannot run a {type(call).__name__}")
+        command = self._command_of(run, call)
+        try:
+            self._limit_files(run.limits.disk_mib)
+            self._leftovers.wake()
+            for path, data in call.files.items():
+                confine.write(self._home, path, data, 0o644)
+            self._units.write(run.units)
+            self._start(command)
+        except confine.Refused as error:
+            return self._refuse(run, 0, f"files: {error}")
+        except Unstartable as error:
+            return self._refuse(run, error.code, error.reason)
+        self._learn(run)
+        self._begun(command)
+
+    def _command_of(self, run: Run, call: ExecCall) -> Command:
+        others = frozenset(self._ward.pids()) if self._leftovers.there else frozenset[int]()
+        spent = Spent(self._group_cpu, self._wall.holder is not None, others)
+        return Command(run, call, self._setup.output_max, self._wall.isolation, spent)
+
+    def _begun(self, command: Command) -> None:
+        run = command.run
+        self._command = command
+        command.spent.begin(command.started_ns)
+        self._meter.begin(run.limits, self._setup.watch, command.started_ns)
+        self._watch_at = command.started_ns + _SOON_NS
+        if command.call.stream:
+            self._watch(command)
+
+    def _start(self, command: Command) -> None:
+        """What is started is taken before us when memory runs out in our cgroup. In a user
+        namespace, where only its own processes count, it has its limit before it can fork - unless
+        what was left behind leaves no room under that: then as soon as it stands."""
+        limits = command.run.limits
+        shared = limits.mem_mib and not self._setup.watch
+        few = limits.pids if self._wall.holder is not None else 0
+        if shared:
+            os.pwrite(self._score, _FIRST, 0)
+        try:
+            self._start_among(command, few)
+        except Unstartable as error:
+            if not few or not error.full:
+                raise
+            self._start_among(command, 0)
+        finally:
+            if shared:
+                os.pwrite(self._score, b"0", 0)
+        command.limit_processes(few)
+
+    def _start_among(self, command: Command, few: int) -> None:
+        """With room for itself beside so many others; 0: as many as we may have. Only the soft
+        limit: what cannot be raised again we could not lower for a while."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        if few:
+            least = few + 1 if soft < 0 else min(few + 1, soft)
+            resource.setrlimit(resource.RLIMIT_NPROC, (least, hard))
+        try:
+            command.start(self._home, self._grants, self._devnull)
+        finally:
+            if few:
+                resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
+
+    def _refuse(self, run: Run, code: int, reason: str) -> None:
+        outcome = Outcome(ActionState.FAILED, exit_code=code, reason=reason,
+                          isolation=self._wall.isolation)
+        self._send(Ended(run.lease, outcome, None, True))
+        if not run.keep:
+            self._freshen()
+
+    def _file(self, run: Run, call: FileCall) -> None:
+        began = time.monotonic_ns()
+        try:
+            if call.op == "list":
+                payload = encode(FileList(tuple(confine.listing(self._home, call.path))))
+            elif call.op == "mkdir":
+                confine.mkdir(self._home, call.path)
+                payload = encode(FileReturn())
+            elif call.data is None:
+                payload = encode(FileReturn(confine.read(self._home, call.path)))
+            elif run.limits.disk_mib and (over := self._meter.disk(run.limits.disk_mib)):
+                return self._refuse(run, 0, over[1])
+            else:
+                confine.write(self._home, call.path, call.data, call.mode)
+                payload = encode(FileReturn())
+        except confine.Refused as error:
+            return self._refuse(run, 0, str(error))
+        spent = time.monotonic_ns() - began
+        outcome = Outcome(ActionState.COMPLETED, exec_ns=spent, isolation=self._wall.isolation)
+        self._send(Ended(run.lease, outcome, payload, True))
+
+    def _kill(self, order: Kill) -> None:
+        if self._command is not None and self._command.run.lease == order.lease:
+            self._stop(self._command, order.state, order.reason, self._setup.kill_wait_ns)
+
+    def _send(self, message: Ready | Broken | Ended | Gone | Piece) -> None:
+        self._control.sendall(frame(message))
+
+    # ---- the running command ----
+
+    def _watch(self, command: Command) -> None:
+        self._watch_at = 0
+        for fd in command.pipes:
+            self._poll.register(fd, select.POLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        with suppress(KeyError, ValueError):  # not watched, or closed before
+            self._poll.unregister(fd)
+
+    def _read(self, fd: int) -> None:
+        command = self._command
+        if self._wall.holder is not None and fd == self._wall.holder.gone_fd:
+            return self._fall()
+        if command is None or fd not in command.pipes:
+            return self._unwatch(fd)  # closed in this very turn
+        piece = command.read(fd)
+        if piece is None:
+            self._unwatch(fd)
+        elif command.call.stream and piece[1]:
+            self._send(Piece(command.run.lease, *piece))
+
+    def _reap(self) -> None:
+        """Waits for all that has ended; when the command has, reports it."""
+        command = self._command
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return self._settle(alone=True)  # without a holder all there is are children
+            if pid == 0:
+                return self._settle(alone=False)
+            if self._wall.holder is not None and pid == self._wall.holder.outer:
+                return self._fall()
+            if command is not None:
+                command.spent.reaped(pid, usage, pid == command.pid)
+                if pid == command.pid:
+                    command.status = status
+
+    def _settle(self, alone: bool) -> None:
+        """All that has ended has been waited for; `alone`: nothing else can be there."""
+        command = self._command
+        if command is None or command.status is None:
+            return
+        left = not alone and not self._ward.alone()
+        if left and not command.reported and self._stays(command):
+            self._leftovers.begin(command.run.background)
+            command.spent.missed()
+            left = False
+        if not command.reported:
+            if left:
+                self._count_left(command)
+            self._report(command, clean=not left)
+            command.act_at = 1  # at once: end what is left
+        elif not left:
+            self._send(Gone(command.run.lease))
+        if not left:
+            self._command = None
+            self._watch_at = 0
+            self._meter.end()
+            if not command.run.keep:
+                self._freshen()
+
+    def _count_left(self, command: Command) -> None:
+        """Counts what its processes used that still live and will be killed. They are stopped
+        first: none ends while they are counted, and none uses more afterwards."""
+        with suppress(OSError):  # no room for the process that stops the others
+            self._ward.stop()
+        command.spent.left(self._ward.pids())
+
+    def _stays(self, command: Command) -> bool:
+        """Whether what a command left behind is its session's; what was stopped takes all along."""
+        return command.run.keep and command.run.background != "end" and command.state is None
+
+    def _fall(self) -> None:
+        """The sandbox fell down around us."""
+        self._send(Broken("its sandbox ended by itself"))
+        self._ending = True
+
+    def _report(self, command: Command, clean: bool) -> None:
+        command.reported = True
+        if self._watch_at:
+            self._watch_at = 0
+        else:
+            for fd in command.pipes:
+                self._unwatch(fd)
+        outcome = command.outcome()
+        pieces = command.drain()
+        if command.call.stream:
+            for stream, data in pieces:
+                self._send(Piece(command.run.lease, stream, data))
+        self._send(Ended(command.run.lease, outcome, command.result(), clean))
+
+    def _tick(self, command: Command) -> None:
+        now = time.monotonic_ns()
+        if self._watch_at and now >= self._watch_at:
+            self._watch(command)
+        if command.spent.look_at and now >= command.spent.look_at:
+            command.spent.look(self._ward.pids(), now)
+        if self._meter.due and now >= self._meter.due and (broken := self._meter.look(now)):
+            self._stop(command, *broken, 0)  # no time to say goodbye: it would use it
+            self._meter.end()
+        if not command.act_at or now < command.act_at:
+            return
+        if command.state is None and not command.reported:
+            reason = too_long(command.run.timeout_ns / 1e9)
+            self._stop(command, ActionState.TIMEOUT, reason, self._setup.kill_wait_ns)
+        else:
+            self._kill_all(command)
+            command.act_at = now + _AGAIN_NS
+            self._reap()
+
+    def _stop(self, command: Command, state: ActionState, reason: str, wait_ns: int) -> None:
+        command.spent.stopping(self._ward.pids())
+        command.stop(state, reason, wait_ns)
+
+    def _kill_all(self, command: Command) -> None:
+        try:
+            self._ward.kill()
+        except OSError as error:  # not even we can start a process: only our own end helps
+            if not command.reported:
+                command.status = signal.SIGKILL
+                self._report(command, clean=False)
+            self._send(Broken(f"its processes could not be ended one by one ({error.strerror})"))
+            self._ending = True
+
+    # ---- between and after commands ----
+
+    def _freshen(self) -> None:
+        try:
+            scratch.empty(self._home, self._wall.tmp)
+            os.chdir(self._home)
+        except OSError as error:
+            self._send(Broken(f"its directory cannot be emptied ({error.strerror})"))
+            self._ending = True
+
+    def _limit_files(self, disk_mib: int) -> None:
+        """One file larger than all may be is stopped at once, without waiting for a look."""
+        if disk_mib and disk_mib != self._file_mib:
+            self._file_mib, size = disk_mib, disk_mib << 20
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    def _end(self) -> None:
+        """Ends all. Behind a holder /proc is not ours any more: the pid namespace ends with it."""
+        if self._built and self._wall.holder is not None:
+            self._wall.holder.end()
+            tree.wait_for_all(_END_S)
+        else:
+            tree.end_beneath(_END_S)
+        if self._closing and self._built:  # else another init may take them over
+            with suppress(OSError):
+                scratch.empty(self._home, self._wall.tmp)

@@ -1,0 +1,175 @@
+"""Owns: measuring what one sandbox uses while a command runs, and saying
+which limit it broke. Must not end anything.
+
+Law: a look costs at most a twentieth of a core's time: what takes long is looked at less often, but
+the disk every few seconds. Waiting for a core is no cost.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from contextlib import suppress
+
+from ...domain.states import ActionState
+from ...protocol.hostwire import Limits
+from ..files import modes
+from .ward import Ward, memory_kib
+
+LOOK_NS = 50_000_000
+_DISK_NS = 500_000_000
+_DISK_LATEST_NS = 5_000_000_000  # many small files must not buy time for large ones
+_SHARE = 20
+_DEPTH_MAX = 512  # directories in each other; deeper is only made to hide
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Meter:
+    """Looks at the use of one sandbox, whose files lie in `folders`; `due` is when it wants to look
+    next (monotonic ns, 0: never)."""
+
+    def __init__(self, folders: tuple[str, ...], ward: Ward) -> None:
+        self._folders = folders
+        self._ward = ward
+        self._limits = Limits()
+        self._watch = False
+        self._disk_due = 0
+        self._had_mib = 0
+        self.due = 0
+
+    def begin(self, limits: Limits, watch: bool, now: int) -> None:
+        """A command begins. Without `watch` only the disk is looked at."""
+        self._limits = limits
+        self._watch = watch and bool(limits.mem_mib or limits.pids)
+        self._disk_due = now + _DISK_NS if limits.disk_mib else 0
+        if self.over(limits.disk_mib):
+            self.disk(limits.disk_mib)  # what is there now: only more is this one's doing
+        self.due = now + LOOK_NS if self._watch else self._disk_due
+
+    def over(self, limit_mib: int) -> bool:
+        """Whether more lay there than that when it was last looked at."""
+        return bool(limit_mib) and self._had_mib > limit_mib
+
+    def end(self) -> None:
+        """It has ended."""
+        self.due = 0
+
+    def _next(self, now: int, spent: int) -> None:
+        times = [self._disk_due] if self._disk_due else []
+        if self._watch:
+            times.append(now + max(LOOK_NS, spent * _SHARE))
+        self.due = min(times, default=0)
+
+    def look(self, now: int) -> tuple[ActionState, str] | None:
+        """Which limit is broken, as a state and a reason; None when none is."""
+        limits, broken, began = self._limits, None, time.thread_time_ns()
+        if self._watch:
+            pids = self._ward.pids()
+            if limits.pids and len(pids) > limits.pids:
+                broken = (ActionState.FAILED, f"pids: more than {limits.pids} processes at once")
+            elif limits.mem_mib:
+                used = memory_kib(pids, limits.mem_mib * 1024) // 1024
+                if used > limits.mem_mib:
+                    broken = (ActionState.OUT_OF_MEMORY,
+                              f"mem: {used} MiB used, {limits.mem_mib} MiB asked for")
+        if broken is None and self._disk_due and now >= self._disk_due:
+            had = self._had_mib
+            broken = self.disk(limits.disk_mib)
+            if broken and 0 <= self._had_mib <= had:  # it was too much before; this one cleans up
+                broken = None
+            spent = (time.thread_time_ns() - began) * _SHARE
+            self._disk_due = now + min(max(_DISK_NS, spent), _DISK_LATEST_NS)
+        self._next(now, time.thread_time_ns() - began)
+        return broken
+
+    def disk(self, limit_mib: int) -> tuple[ActionState, str] | None:
+        """Whether the sandbox's directories hold more than that."""
+        used = [used_mib(folder) for folder in self._folders]
+        if min(used) < 0:
+            self._had_mib = -1
+            return ActionState.FAILED, f"disk: directories more than {_DEPTH_MAX} deep"
+        self._had_mib = sum(used) + unlinked_mib(self._ward.pids(), self._folders)
+        if self._had_mib <= limit_mib:
+            return None
+        return ActionState.FAILED, f"disk: {self._had_mib} MiB written, {limit_mib} MiB allowed"
+
+
+def used_mib(home: str) -> int:
+    """The blocks of all beneath a directory, in MiB; -1 when it is too deep to be measured. Entries
+    that come or go meanwhile may be missed. O(entries); holds a descriptor a level, as a path of
+    many levels is longer than the kernel takes."""
+    blocks = 0
+    walk = [_Level.of(home, None)]
+    try:
+        while walk:
+            here = walk[-1]
+            if here is None or not here.folders:
+                walk.pop()
+                if here is not None:
+                    blocks += here.blocks
+                    here.close()
+            elif len(walk) > _DEPTH_MAX:
+                return -1
+            else:
+                walk.append(_Level.of(here.folders.pop(), here.fd))
+    finally:
+        for level in walk:
+            if level is not None:
+                level.close()
+    return blocks * 512 >> 20
+
+
+class _Level:
+    """An open directory: the blocks of what lies in it, and its directories that are still to be
+    looked at."""
+
+    def __init__(self, fd: int, name: str, above: int | None, mode: int) -> None:
+        self.fd, self._name, self._above, self._mode = fd, name, above, mode
+        self.blocks, self.folders = 0, list[str]()
+        with suppress(OSError), os.scandir(fd) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    about = entry.stat(follow_symlinks=False)
+                    self.blocks += about.st_blocks
+                    if stat.S_ISDIR(about.st_mode):
+                        self.folders.append(entry.name)
+
+    @classmethod
+    def of(cls, name: str, above: int | None) -> _Level | None:
+        """This directory; None when it went. One that its user closed, who may still write in it,
+        is opened for as long as we look."""
+        mode = -1
+        try:
+            try:
+                fd = os.open(name, _FOLDER, dir_fd=above)
+            except PermissionError:
+                about = os.stat(name, dir_fd=above, follow_symlinks=False)
+                modes.change(name, 0o700, above)
+                mode = stat.S_IMODE(about.st_mode)
+                fd = os.open(name, _FOLDER, dir_fd=above)
+        except OSError:
+            return None
+        return cls(fd, name, above, mode)
+
+    def close(self) -> None:
+        """Leaves it as it was."""
+        os.close(self.fd)
+        if self._mode >= 0:
+            with suppress(OSError):
+                modes.change(self._name, self._mode, self._above)
+
+
+def unlinked_mib(pids: list[int], folders: tuple[str, ...]) -> int:
+    """The blocks of files without a name, on the folders' file systems, that processes hold open,
+    in MiB. Those of a process that may not be looked into are missed."""
+    blocks: dict[tuple[int, int], int] = {}
+    devices = {os.stat(folder).st_dev for folder in folders if os.path.exists(folder)}
+    for pid in pids:
+        with suppress(OSError):  # it ended, or may not be looked into
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    about = os.stat(f"/proc/{pid}/fd/{name}")
+                    if not about.st_nlink and about.st_dev in devices:
+                        blocks[about.st_dev, about.st_ino] = about.st_blocks
+    return sum(blocks.values()) * 512 >> 20

@@ -1,0 +1,267 @@
+"""Owns: the hosts of one worker - forking them, waiting for them, and that nothing of a dead one
+stays. Must not run anything of a user's, hold a thread, or import more than its hosts need: each
+host is a fork of it.
+
+Every process beneath is adopted by it when its host dies (it is a subreaper). A child that is not a
+host is therefore an orphan, and is ended. A host that is stopped is made to go on. When its worker
+ends, by its socket or its parent, all beneath ends and the scratch directory goes.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from array import array
+from contextlib import suppress
+from types import FrameType
+
+from ...protocol.hostwire import (
+    INIT,
+    OUTPUT,
+    PACKET_MAX,
+    TAIL,
+    Clean,
+    Died,
+    End,
+    Fork,
+    Forked,
+    Tidy,
+    Unforked,
+    decode_to_nursery,
+    packet,
+)
+from ...resources import tree
+from ..files import scratch
+from ..isolation import seccomp
+from .host import become, guard
+from .init import Init
+from .mode_keeper import ModeKeeper
+
+_AGAIN_MS = 5
+_STOPS_MAX = 20  # of one host within a second
+_END_S = 8.0
+
+
+class Nursery:
+    """The parent of all hosts of a worker."""
+
+    def __init__(self, worker: socket.socket, root: str) -> None:
+        self._worker = worker
+        self._root = root
+        self._hosts: dict[int, int] = {}  # pid -> number
+        self._homes: dict[int, str] = {}  # number -> the name of its directory
+        self._pids: dict[int, int] = {}
+        self._brooms: set[int] = set()
+        self._unclean: list[int] = []
+        self._stops: dict[int, tuple[float, int]] = {}  # pid -> a time, and how often since
+        self._ending = False
+        self._modes = ModeKeeper(self._home_of)
+        self._wake, self._into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._signals()
+
+    def _signals(self) -> None:
+        signal.set_wakeup_fd(self._into, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, where: None)
+        signal.signal(signal.SIGTERM, self._on_term)
+
+    def _on_term(self, number: int, where: FrameType | None) -> None:
+        self._ending = True
+
+    def serve(self) -> None:
+        """Serves until the worker goes; then ends everything."""
+        poll = select.poll()
+        poll.register(self._worker.fileno(), select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        poll.register(self._modes.fileno(), select.POLLIN)
+        try:
+            while not self._ending:
+                for fd, _ in poll.poll(_AGAIN_MS if self._unclean else None):
+                    if fd == self._wake:
+                        os.read(self._wake, 512)
+                    elif fd == self._modes.fileno():
+                        self._modes.turn()
+                    else:
+                        self._receive()
+                self._reap()
+                if self._unclean:
+                    self._sweep()
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the worker is gone
+        finally:
+            self._end()
+
+    def _receive(self) -> None:
+        data = self._worker.recv(PACKET_MAX)
+        if not data:
+            self._ending = True
+            return
+        order = decode_to_nursery(data)
+        if isinstance(order, Fork):
+            try:
+                self._fork(order)
+            except OSError as error:
+                text = f"cannot start a host ({error.strerror})"
+                self._worker.sendall(packet(Unforked(order.number, text)))
+        elif isinstance(order, End):
+            if order.number in self._pids:
+                os.kill(self._pids[order.number], signal.SIGKILL)
+        elif isinstance(order, Tidy):
+            self._tidy(order.home)
+
+    def _home(self, name: str) -> str:
+        return os.path.join(self._root, name)
+
+    def _home_of(self, pid: int) -> str:
+        number = self._hosts.get(pid, -1)
+        return self._home(self._homes[number]) if number >= 0 else ""
+
+    def _fork(self, order: Fork) -> None:
+        home, fresh = self._home(order.home), order.fresh
+        if fresh:
+            scratch.make(home)
+        here, there = socket.socketpair()
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            if fresh:
+                scratch.remove(home)
+            here.close()
+            there.close()
+            raise
+        if pid == 0:
+            highest = max(self._modes.highest, here.fileno(), there.fileno())
+            _host(there, self._modes.door.fileno(), highest, home, order.kind, parent)
+        there.close()
+        self._hosts[pid] = order.number
+        self._pids[order.number] = pid
+        self._homes[order.number] = order.home
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [here.fileno()]))]
+        self._worker.sendmsg([packet(Forked(order.number, pid))], rights)
+        here.close()
+
+    # ---- what ends ----
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if os.WIFSTOPPED(status):
+                self._stopped(pid)
+                continue
+            self._brooms.discard(pid)
+            self._stops.pop(pid, None)
+            number = self._hosts.pop(pid, -1)
+            if number >= 0:
+                del self._pids[number]
+                self._died(number, status)
+
+    def _stopped(self, pid: int) -> None:
+        """What a host runs may have stopped it, to be free of its limits: it goes on, as it does
+        when Slurm resumes a job that was suspended. Stopped again and again it ends."""
+        if pid in self._hosts:
+            now = time.monotonic()
+            since, often = self._stops.get(pid, (now, 0))
+            since, often = (since, often + 1) if now - since < 1.0 else (now, 1)
+            self._stops[pid] = since, often
+            os.kill(pid, signal.SIGCONT if often <= _STOPS_MAX else signal.SIGKILL)
+
+    def _died(self, number: int, status: int) -> None:
+        clean = not self._kill_orphans()
+        tail = self._tail(self._homes.pop(number))
+        self._worker.sendall(packet(Died(number, status, clean, tail)))
+        if not clean:
+            self._unclean.append(number)
+
+    def _tail(self, home: str) -> str:
+        try:
+            with open(os.path.join(self._home(home), OUTPUT), "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(0, size - TAIL))
+                return file.read(TAIL).decode(errors="replace")
+        except OSError:
+            return ""
+
+    def _kill_orphans(self) -> bool:
+        return tree.kill_beneath(os.getpid(), frozenset(self._hosts) | self._brooms)
+
+    def _sweep(self) -> None:
+        if self._kill_orphans():
+            return
+        numbers, self._unclean = self._unclean, []
+        for number in numbers:
+            self._worker.sendall(packet(Clean(number)))
+
+    def _tidy(self, name: str) -> None:
+        """Removes what dead hosts left of a directory; a large one in a child, as we must not be
+        late for others."""
+        home = self._home(name)
+        if not scratch.remove_small(home):
+            try:
+                pid = os.fork()
+            except OSError:
+                pid = -1
+            if pid <= 0:
+                scratch.remove(home)
+            if pid == 0:
+                os._exit(0)
+            if pid > 0:
+                self._brooms.add(pid)
+
+    def _end(self) -> None:
+        tree.end_beneath(_END_S)
+        if not scratch.remove(self._root):
+            shutil.rmtree(self._root, ignore_errors=True)
+        with suppress(OSError):  # a worker that was killed does not come to it
+            os.rmdir(os.path.dirname(self._root))
+
+
+def _host(control: socket.socket, modes: int, highest: int, home: str, kind: str, parent: int
+          ) -> None:
+    """A host's whole life; never returns."""
+    status = 70
+    try:
+        control = become(control, modes, highest, home, kind, parent)
+        if kind == INIT:
+            Init(control, home).serve()
+        else:
+            from . import runner  # cloudpickle is for runners only
+
+            runner.serve(control, home)
+        status = 0
+    except SystemExit:
+        status = 1
+    except BaseException:  # noqa: BLE001 - the outermost loop of a host: tell, and end
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> None:
+    """`python -m tangram_hpc.sandbox.process.nursery FD`. Its worker says first where its root is:
+    an argument could be read by code in a sandbox."""
+    guard("tangram-nursery", signal.SIGTERM)
+    worker = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(worker.fileno(), False)
+    seccomp.prepare()
+    gc.collect()
+    gc.freeze()  # so that a host's first collection does not copy all that it shares
+    if root := worker.recv(PACKET_MAX):
+        Nursery(worker, os.fsdecode(root)).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Owns: the door to `_plain.c`, which serves plain commands without Python - what it is told, and
+what comes back from it. Must not act on an order: what comes back is its init's.
+
+Law: it is told an order's kind only after Python has served one, and forgets all when something
+that such orders take for granted has changed. Where it was not built, or describes itself
+otherwise, there is none, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from enum import IntEnum
+from importlib.machinery import EXTENSION_SUFFIXES
+
+import msgspec
+
+from ...domain.outcome import Outcome
+from ...domain.states import ActionState
+from ...protocol.hostwire import RECEIVE, Run
+from ...protocol.payload import ExecCall, encode
+from .wall import Wall
+
+PATIENCE_NS = 2_000_000  # a command that takes longer is Python's from then on
+_VERSION = 4
+_KNOWN = 16  # kinds of orders it remembers
+_OUTPUT = 1 << 14  # bytes of a stream
+_OWN = 8  # processes of a holder inside
+_MEASURED = 5  # an outcome's fields that it writes: exit_code to maxrss_kib
+
+
+class _Bytes(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_char_p), ("size", ctypes.c_uint64)]
+
+    @classmethod
+    def of(cls, data: bytes) -> _Bytes:
+        return cls(data, len(data))
+
+
+class _Known(ctypes.Structure):
+    _fields_ = [("tail", _Bytes), ("envp", ctypes.POINTER(ctypes.c_char_p)),
+                ("shared", ctypes.c_int32), ("processes", ctypes.c_int32)]
+
+
+class _Plain(ctypes.Structure):
+    """As `struct plain`."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in (
+            "control", "wake", "cpus", "score", "devnull", "gone", "outer")),
+        ("own", ctypes.c_int32 * _OWN),
+        *((name, ctypes.c_int32) for name in ("changed_count", "known_count")),
+        ("changed", ctypes.POINTER(ctypes.c_int32)), ("patience_ns", ctypes.c_int64),
+        ("output_max", ctypes.c_int64),
+        *((name, _Bytes) for name in ("call_tail", "completed", "failed", "outcome_tail")),
+        ("known", _Known * _KNOWN),
+        *((name, ctypes.c_int32) for name in (
+            "pid", "out", "err", "status", "ended", "fell", "size")),
+        *((name, ctypes.c_int64) for name in (
+            "started_ns", "cpu_ns", "maxrss_kib", "hidden")),
+        ("data", ctypes.c_uint8 * RECEIVE),
+    ]  # fmt: skip
+
+
+class Back(IntEnum):
+    """Why it came back."""
+
+    LOOK = 0  # something else than an order is there
+    READ = 1  # `data` was read, and nobody has acted on it
+    RUNNING = 2  # `data` is an order whose command runs, or has ended
+    GONE = 3  # nobody hears us any more
+    FELL = 4  # what holds the sandbox has ended
+
+
+def _load() -> ctypes.CDLL | None:
+    folder = os.path.dirname(__file__)
+    for suffix in EXTENSION_SUFFIXES:
+        path = f"{folder}/_plain{suffix}"
+        if os.path.exists(path):
+            try:
+                library = ctypes.CDLL(path)
+                library.plain_size.restype = ctypes.c_uint
+                same = library.plain_size() == ctypes.sizeof(_Plain)
+                return library if same and library.plain_version() == _VERSION else None
+            except (OSError, AttributeError):  # built for another machine, or from other code
+                return None
+    return None
+
+
+_library = _load()
+
+
+def built() -> bool:
+    """Whether it was built for this Python and machine."""
+    return _library is not None
+
+
+def serves(wall: Wall) -> bool:
+    """Whether it can serve behind this wall."""
+    return _library is not None and len(wall.own) <= _OWN
+
+
+class Plain:
+    """One sandbox's.
+
+    Args:
+        doors: descriptors: its orders, a pipe with a byte for every signal, `UnitsFile`,
+            `host.open_oom_score`, /dev/null.
+        changed: the signals whose default a command gets back: ignored ones and our own.
+        wall: what stands around it.
+        output_max: bytes of a stream; more is cut, by Python.
+    """
+
+    def __init__(self, doors: tuple[int, int, int, int, int], changed: tuple[int, ...],
+                 wall: Wall, output_max: int) -> None:
+        assert _library is not None
+        self._serve = _library.plain_serve
+        head, failed, tail = _around(wall.isolation)
+        gone, outer = (wall.holder.gone_fd, wall.holder.outer) if wall.holder else (-1, 0)
+        call_tail = encode(ExecCall())[-_rest(msgspec.structs.astuple(ExecCall())[2:]):]
+        numbers = (ctypes.c_int32 * len(changed))(*changed)
+        self._kept = (head, failed, tail, call_tail, numbers)  # it points into them
+        self._struct = _Plain(
+            *doors, gone, outer, tuple(sorted(wall.own)), len(changed), 0,
+            numbers, PATIENCE_NS, min(output_max, _OUTPUT),
+            _Bytes.of(call_tail), _Bytes.of(head), _Bytes.of(failed), _Bytes.of(tail))
+        self._at = ctypes.byref(self._struct)
+        self._learned: list[tuple[bytes, object]] = []  # what `known` points into, place by place
+        self._next = 0
+        self.stands: object = None
+
+    def learn(self, run: Run, env: Mapping[str, str], shared: bool, processes: int, stands: object
+              ) -> None:
+        """Such an order has been served: the next is plain, for as long as `stands` is so.
+        `shared`: its command goes before us when memory runs out; `processes`: its limit."""
+        if stands != self.stands:
+            self.forget()
+            self.stands = stands
+        rest = msgspec.msgpack.encode(msgspec.structs.astuple(run)[2:])[1:]
+        if any(rest == kept for kept, _ in self._learned):
+            return
+        lines = [os.fsencode(f"{name}={value}") for name, value in env.items()]
+        envp = (ctypes.c_char_p * (len(lines) + 1))(*lines, None)
+        slot, self._next = self._next, (self._next + 1) % _KNOWN
+        self._learned[slot:slot + 1] = [(rest, envp)]
+        self._struct.known[slot] = _Known(_Bytes.of(rest), envp, shared, processes)
+        self._struct.known_count = len(self._learned)
+
+    def forget(self) -> None:
+        """No order is plain."""
+        self._struct.known_count = self._next = 0
+        self._learned.clear()
+        self.stands = None
+
+    def serve(self) -> Back:
+        """Serves plain orders until there is something else."""
+        return Back(self._serve(self._at))
+
+    @property
+    def data(self) -> bytes:
+        """After READ or RUNNING. Empty after READ: nobody is there any more."""
+        return ctypes.string_at(self._struct.data, self._struct.size)
+
+    @property
+    def command(self) -> _Plain:
+        """After RUNNING: its pid, pipes, `started_ns` and what was seen of it."""
+        return self._struct
+
+
+def _rest(values: tuple) -> int:
+    """How many bytes these take at the end of a list."""
+    return len(msgspec.msgpack.encode(values)) - 1
+
+
+def _around(isolation: str) -> tuple[bytes, bytes, bytes]:
+    """What stands before an outcome's measured fields, if it completed and if it failed; and after
+    them."""
+    heads = []
+    for state in (ActionState.COMPLETED, ActionState.FAILED):
+        outcome = Outcome(state, isolation=isolation)
+        body = msgspec.msgpack.encode(outcome)
+        size = _rest(msgspec.structs.astuple(outcome)[1 + _MEASURED:])
+        heads.append(body[: -size - _MEASURED])
+    return heads[0], heads[1], body[-size:]

@@ -1,0 +1,340 @@
+"""Owns: running users' functions in this process, one at a time, and telling how they ended. The
+only place besides the client that unpickles. Must not be believed: what a function does to this
+process its worker survives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import inspect
+import os
+import pickle
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST, Outcome
+from ...domain.service import pushed_by
+from ...domain.states import ActionState
+from ...protocol.hostwire import (
+    FRAME_MAX,
+    OUTPUT,
+    RECEIVE,
+    TAIL,
+    Close,
+    Drop,
+    Ended,
+    Gone,
+    HostInbox,
+    Load,
+    Run,
+    Setup,
+    frame,
+)
+from ...protocol.payload import ErrorReturn, FunctionCall, ValueReturn, decode, encode
+from ...protocol.value import encode_value
+from ...resources import tree
+from ...resources.cpu import cgroupfs
+from .. import environ
+from ..files import scratch
+from .host import open_of_self
+
+# A function's children are killed and waited for. After this many seconds the result is sent
+# without them, and its CPU time is a lower bound.
+_END_S = 1.0
+_MUCH_KIB = 1024
+_BATCH_NS = 1_000_000  # a result waits at most so long for the next one's
+
+
+class Untrusted(Exception):
+    """The result can only travel as a pickle, which the caller did not allow."""
+
+
+class Runner:
+    """Serves function calls until its worker closes it."""
+
+    def __init__(self, control: socket.socket, home: str) -> None:
+        self._control = control
+        self._output = os.open(
+            os.path.join(home, OUTPUT), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
+        for fd in (1, 2):
+            os.dup2(self._output, fd)
+        faulthandler.enable()
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        os.environ["TMPDIR"] = scratch.tmp(home)
+        self._inbox = HostInbox()
+        self._functions: dict[str, bytes | Callable[..., Any]] = {}
+        self._calls: deque[Run] = deque()
+        self._told: tuple[int, str] | None = None  # units and GPUs in the environment
+        self._enforcement = ""
+        self._peak = OwnPeak()
+        self._silent = False  # results were sent of which the worker does not know yet
+        self._rung_ns = 0
+        self._room = select.poll()
+        self._room.register(control.fileno(), select.POLLOUT)
+        data, fds, _, _ = socket.recv_fds(control, RECEIVE, 2)
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self._tokens, self._bell = fds
+        self._closed = not self._take(data)
+
+    def serve(self) -> None:
+        """Runs until closed."""
+        calls = self._calls
+        while not self._closed:
+            if calls and self._may_begin():
+                self._look()
+                self._run(calls.popleft())
+                if time.monotonic_ns() - self._rung_ns > _BATCH_NS:
+                    self._ring()
+            else:
+                self._ring()
+                self._closed = not self._take(self._control.recv(RECEIVE))
+
+    def _take(self, data: bytes) -> bool:
+        """Takes orders in; False when it is over."""
+        for order in self._inbox.feed(data):
+            if isinstance(order, Run):
+                self._calls.append(order)
+            elif isinstance(order, Load):
+                self._functions.pop(order.drop, None)
+                self._functions[order.digest] = order.blob
+            elif isinstance(order, Setup):
+                self._enforcement = order.enforcement
+                cgroupfs.join(order.joins)
+            elif isinstance(order, Drop):
+                while self._calls and self._calls[-1].lease in order.leases:
+                    self._calls.pop()
+            elif isinstance(order, Close):
+                return False
+        return bool(data)
+
+    def _may_begin(self) -> bool:
+        try:
+            os.read(self._tokens, 8)
+        except BlockingIOError:
+            return False  # it was taken back: a Drop is on its way
+        return True
+
+    def _look(self) -> None:
+        """Reads what the worker has said by now."""
+        with contextlib.suppress(BlockingIOError):
+            while not self._closed:
+                self._closed = not self._take(self._control.recv(RECEIVE, socket.MSG_DONTWAIT))
+
+    def _ring(self) -> None:
+        self._rung_ns = time.monotonic_ns()
+        if self._silent:
+            self._silent = False
+            with contextlib.suppress(BlockingIOError):  # full: it has been heard
+                os.write(self._bell, b"!")
+
+    def _send(self, message: Ended | Gone) -> None:
+        """What is sent is safe whatever the next call does to this process."""
+        data: bytes | memoryview = frame(message)
+        while data:
+            try:
+                sent = self._control.send(data, socket.MSG_DONTWAIT)
+            except BlockingIOError:  # the worker has to read first
+                self._ring()
+                self._room.poll()
+                continue
+            self._silent = True
+            data = memoryview(data)[sent:]
+
+    def _run(self, run: Run) -> None:
+        if self._told != (run.units, run.gpus):
+            self._told = (run.units, run.gpus)
+            os.environ.update(environ.hints(run.units))
+            environ.grant(os.environ, run.units, run.units, run.gpus)
+        before, pushed, wait_ns = Used(), 0, 0
+        began = time.monotonic_ns()
+        try:
+            payload, reason = self._call(run.payload), ""
+        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
+            payload, reason = self._failure(error)
+            pushed, wait_ns = pushed_by(error)
+        exec_ns = time.monotonic_ns() - began
+        self._forget_output()
+        left = _children_left() and not _end_children(_END_S)
+        used = Used()
+        outcome = Outcome(
+            ActionState.FAILED if reason else ActionState.COMPLETED,
+            exit_code=1 if reason else 0,
+            exec_ns=exec_ns,
+            cpu_ns=max(0, used.cpu_ns - before.cpu_ns),
+            maxrss_kib=used.peak_kib(before),
+            reason=reason,
+            isolation="process",
+            enforcement=self._enforcement, pushed=pushed, retry_after_ns=wait_ns,
+            at_least=(CPU_AT_LEAST if left else 0) | used.hidden(before),
+        )
+        self._send(Ended(run.lease, outcome, payload, not left, used.cpu_ns))
+        self._peak.forget(used)
+        if left:
+            self._ring()
+            while not _end_children(_END_S):
+                pass
+            self._send(Gone(run.lease))
+
+    def _call(self, payload: bytes) -> bytes:
+        call = decode(payload)
+        if not isinstance(call, FunctionCall):
+            raise TypeError(f"a runner cannot run a {type(call).__name__}")
+        args, kwargs = pickle.loads(call.arguments)
+        result = self._function(call.digest)(*args, **kwargs)
+        if inspect.iscoroutine(result):
+            import asyncio
+
+            result = asyncio.run(result)
+        value = _pack(result, call.pickled)
+        if len(value.data) > FRAME_MAX - (1 << 20):
+            raise OverflowError(f"a result of {len(value.data)} bytes is too large; return a path")
+        return encode(value)
+
+    def _function(self, digest: str) -> Callable[..., Any]:
+        known = self._functions[digest]
+        if isinstance(known, bytes):
+            known = self._functions[digest] = pickle.loads(known)
+        assert not isinstance(known, bytes)
+        return known
+
+    def _failure(self, error: BaseException) -> tuple[bytes, str]:
+        kind = "UntrustedResult" if isinstance(error, Untrusted) else type(error).__name__
+        try:
+            text = str(error)
+        except Exception:  # noqa: BLE001 - a user's __str__
+            text = "(its text cannot be made)"
+        trace = "" if isinstance(error, Untrusted) else _trace(error)
+        if tail := self._tail():
+            trace += f"\n--- the end of its output ---\n{tail}"
+        kind, text, trace = map(_tellable, (kind, text, trace))
+        reason = f"{kind}: {text}".splitlines()[0][:200]
+        return encode(ErrorReturn(kind, text[: 1 << 16], trace[-(1 << 16) :])), reason
+
+    def _tail(self) -> str:
+        _flush_streams()
+        size = os.fstat(self._output).st_size
+        return os.pread(self._output, TAIL, max(0, size - TAIL)).decode(errors="replace")
+
+    def _forget_output(self) -> None:
+        _flush_streams()
+        if os.lseek(self._output, 0, os.SEEK_END):
+            os.ftruncate(self._output, 0)
+
+
+def _flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def _tellable(text: str) -> str:
+    """What can go into a message: the name of a file, for one, need not be UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _pack(result: Any, pickled: bool) -> ValueReturn:
+    try:
+        return ValueReturn(encode_value(result))
+    except TypeError as error:
+        if not pickled:
+            raise Untrusted(
+                f"the result holds a {error}, which only a pickle can carry; return plain values "
+                "or arrays, or submit with trusted=True"
+            ) from None
+    return ValueReturn(cloudpickle.dumps(result), True)
+
+
+def _trace(error: BaseException) -> str:
+    """The trace from the user's code on."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+class Used:
+    """What this process and its children that were waited for have used until now."""
+
+    __slots__ = ("_below_ns", "_below_peak_kib", "cpu_ns", "own_peak_kib")
+
+    def __init__(self) -> None:
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        below = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self._below_ns = round((below.ru_utime + below.ru_stime) * 1e9)
+        self._below_peak_kib = below.ru_maxrss
+        self.cpu_ns = round((own.ru_utime + own.ru_stime) * 1e9) + self._below_ns
+        self.own_peak_kib = own.ru_maxrss
+
+    def peak_kib(self, before: Used) -> int:
+        """The largest of this process and its children since then. The kernel keeps one figure for
+        all children ever, so that of smaller ones than an earlier one is not known."""
+        below = self._below_peak_kib if self._below_peak_kib > before._below_peak_kib else 0
+        return max(self.own_peak_kib, below)
+
+    def hidden(self, before: Used) -> int:
+        """RSS_AT_LEAST when a child may have been larger than `peak_kib` says."""
+        ran = self._below_ns > before._below_ns
+        unknown = ran and self.own_peak_kib < self._below_peak_kib <= before._below_peak_kib
+        return RSS_AT_LEAST if unknown else 0
+
+
+class OwnPeak:
+    """The most memory that this process had, which a call must not inherit from the one before."""
+
+    def __init__(self) -> None:
+        self._reset_fd = open_of_self("clear_refs")
+        self._usual_kib = Used().own_peak_kib
+
+    def forget(self, used: Used) -> None:
+        """Begins anew after a call that took much more than usual."""
+        if used.own_peak_kib > self._usual_kib + _MUCH_KIB:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._reset_fd, b"5", 0)  # of proc(5): the peak is what is held now
+            self._usual_kib = Used().own_peak_kib
+
+
+def _children_left() -> bool:
+    """Whether processes of the function are left; those that have ended are waited for."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _end_children(seconds: float) -> bool:
+    """Ends and waits for all beneath; whether none is left after so long."""
+    until = time.monotonic() + seconds
+    while _children_left():
+        if time.monotonic() > until:
+            return False
+        tree.kill_beneath(os.getpid())
+        time.sleep(0.001)
+    return True
+
+
+def serve(control: socket.socket, home: str) -> None:
+    """Becomes a runner; returns when closed, with nothing beneath."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError, msgspec.DecodeError):
+            Runner(control, home).serve()
+    finally:
+        while not _end_children(_END_S):
+            pass

@@ -1,0 +1,114 @@
+"""Owns: putting a host behind the isolation that its box asks for, once, before anything else runs
+in it, and how its sandbox looks from within. Must not start a command.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+
+from ...protocol.hostwire import Setup
+from ...resources import tree
+from ...resources.cpu import cgroupfs
+from ..files import modes, scratch
+from ..isolation import etc, join, landlock, seccomp, view
+from ..isolation.holder import Holder, Unholdable
+from ..isolation.holders import RUNTIMES, SESSION, UNITS, Box, container_name, tmp_of
+from .host import MODES
+from .units_file import path_of
+from .ward import Beneath, Inside, Ward
+
+_END_S = 2.0
+_READY_S = 60.0  # an image may have to be unpacked
+
+
+_NO_LISTENER = ("backend: process cannot build a sandbox here: a system call filter with a "
+                "listener already holds this worker, and the kernel allows one; start it outside "
+                "of that container, or use bwrap")
+
+
+class Unbuildable(Exception):
+    """The sandbox cannot be built; the text is one line that says why."""
+
+
+@dataclass(frozen=True)
+class Wall:
+    """What stands around a sandbox.
+
+    Attributes:
+        isolation: what it really is, for records.
+        ward: reaches its processes.
+        home: the session's directory, as its commands name it.
+        tmp: where they may put what is temporary.
+        units: where they find how many CPUs they have.
+        own_root: whether they see another root than this host's.
+        holder: what holds the sandbox up, where something does; `own`: its processes inside.
+    """
+
+    isolation: str
+    ward: Ward
+    home: str
+    tmp: str
+    units: str
+    own_root: bool = False
+    holder: Holder | None = None
+    own: frozenset[int] = frozenset()
+
+
+def build(setup: Setup, home: str) -> Wall:
+    """Goes behind the wall; there is no way back for this process.
+
+    Raises:
+        Unbuildable: it cannot be done as promised.
+    """
+    box = setup.box
+    try:
+        cgroupfs.join(setup.joins)
+        if box.backend != "process" or box.trusted:
+            os.close(MODES)
+        if box.backend == "process":
+            return _process(setup, home)
+        return _held(setup, home)
+    except Unholdable as error:
+        tree.end_beneath(_END_S)
+        raise Unbuildable(f"backend: {box.backend} cannot build a sandbox here ({error})") from None
+    except OSError as error:
+        if box.backend == "process" and error.errno == errno.EBUSY:
+            raise Unbuildable(_NO_LISTENER) from None
+        what = error.strerror or str(error)
+        if box.image and error.filename == box.image:
+            raise Unbuildable(f"image: {box.image}: {what}") from None
+        raise Unbuildable(f"backend: {box.backend} cannot build a sandbox here ({what})") from None
+
+
+def _process(setup: Setup, home: str) -> Wall:
+    isolation, box = "process", setup.box
+    if not box.trusted:
+        read = [*setup.read, view.PROC, path_of(home)]
+        write = [scratch.home(home), scratch.tmp(home), *view.devices()]
+        found = landlock.restrict(read, write, network=box.network)
+        isolation += f"+landlock{found}"
+        if seccomp.available():
+            listener = seccomp.restrict(namespaced=False, network=box.network,
+                                        sampled=setup.watch)
+            modes.hand_over(MODES, listener)
+            isolation += "+seccomp"
+    return Wall(isolation, Beneath(), scratch.home(home), scratch.tmp(home), path_of(home))
+
+
+def _held(setup: Setup, home: str) -> Wall:
+    box, runtime = setup.box, RUNTIMES[setup.box.backend]
+    files = [(path_of(home), UNITS)]
+    if not box.image:
+        files.insert(0, (setup.etc, "/etc"))
+    what = Box(home, box.image, box.network, etc.others(setup.read), files,
+               name=container_name(home))
+    holder = Holder(runtime.argv(what), runtime.env(os.environ), _READY_S)
+    join.enter(holder.inside, SESSION)
+    isolation = box.backend
+    if not box.trusted and seccomp.available():
+        seccomp.restrict(namespaced=True, network=box.network, sampled=setup.watch)
+        isolation += "+seccomp"
+    own = frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())
+    return Wall(isolation, Inside(own), SESSION, tmp_of(what), UNITS, bool(box.image), holder, own)

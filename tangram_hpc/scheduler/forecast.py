@@ -1,0 +1,202 @@
+"""Pure. When a waiting action is expected to start: the real scheduler run ahead on a copy.
+
+Law: the ledger asked about is never changed, and the work is bounded (`OPEN_MAX`, `STEPS_MAX`).
+What nobody knows is not guessed: a lease of unknown length never ends in a forecast, and an action
+that then never starts has no time, only the reason why. Nothing new arrives while it runs ahead.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..domain import decision as de
+from ..domain import event as ev
+from ..domain.action import Action
+from ..domain.allocation import AllocPolicy
+from ..domain.outcome import Outcome
+from ..domain.states import ActionState, LeaseState, SessionState
+from .scheduler import Scheduler
+from .state.estimator import work_of
+from .state.ledger import LeaseEntry, Ledger
+from .state.speed import run_ns
+
+OPEN_MAX = 2_000  # actions that wait or run; with more no forecast is made
+STEPS_MAX = 4_000  # events of a forecast
+_OVERDUE_NS = 1_000_000  # what should have ended already is expected to end so soon
+
+
+@dataclass(slots=True)
+class Forecast:
+    """A start to come. `at` is None when nobody knows, and `why` says why not; `rests_on` counts
+    the running leases and later starts by where their run times are from."""
+
+    at: int | None = None
+    why: str = ""
+    node: int = 0
+    units: int = 0
+    rests_on: Counter[str] = field(default_factory=Counter)
+
+
+def source(ledger: Ledger, action: Action) -> str:
+    """Where an action's run time is known from: its `profile`, `learned` from others of its class
+    that ended, or `unknown`."""
+    if action.profile is not None:
+        return "profile"
+    return "learned" if ledger.estimator.seen(action) else "unknown"
+
+
+def expected_end(ledger: Ledger, lease: LeaseEntry, now: int) -> int | None:
+    """When a lease should end at the sizes it had and the one it has; None when unknown."""
+    action = ledger.actions[lease.action].action
+    if not lease.units or source(ledger, action) == "unknown":
+        return None
+    if action.profile is None:
+        estimator, spans = ledger.estimator, lease.spans(now)
+        serial = estimator.serial(action)
+        left = run_ns(estimator.remaining(action, work_of(spans, serial)), serial, lease.units)
+        return max(now, lease.granted_at + lease.restore_ns) + max(_OVERDUE_NS, left)
+    ends = [*(since for since, _ in lease.grants[1:]), now]
+    if len(lease.grants) == 1:
+        end = lease.granted_at + lease.restore_ns + action.profile.duration_ns(lease.units)
+        return end if end > now else now + _OVERDUE_NS
+    rest = 1.0
+    for (since, units), until in zip(lease.grants, ends, strict=True):
+        if units:
+            rest -= max(0, until - since) / max(1, action.profile.duration_ns(units))
+    return now + max(_OVERDUE_NS, round(rest * action.profile.duration_ns(lease.units)))
+
+
+def copied(scheduler: Scheduler) -> Scheduler:
+    """A scheduler with a state of its own that goes on from this one's."""
+    ledger = scheduler.ledger
+    shared: list[object] = [e.action for e in ledger.actions.values()]
+    shared += [n.spec for n in ledger.nodes.values()]
+    shared += [s.spec for s in ledger.sessions.values()]
+    return copy.deepcopy(scheduler, {id(one): one for one in shared})
+
+
+def forecast(scheduler: Scheduler, action: int, now: int) -> Forecast:
+    """When a pending action is expected to start."""
+    ledger = scheduler.ledger
+    waiting = sum(e.state is ActionState.PENDING for e in ledger.actions.values())
+    if waiting + len(ledger.leases) > OPEN_MAX:
+        return Forecast(why=f"more than {OPEN_MAX} actions wait or run")
+    return _Ahead(copied(scheduler), action, now).run()
+
+
+class _Ahead:
+    """One run ahead on a copy."""
+
+    def __init__(self, scheduler: Scheduler, action: int, now: int) -> None:
+        self._scheduler, self._ledger = scheduler, scheduler.ledger
+        self._action, self._now = action, now
+        self._found = Forecast(at=None)
+        self._ends: list[tuple[int, int]] = []  # (when, lease)
+        self._end_of: dict[int, int] = {}
+        self._steps = 0
+
+    def run(self) -> Forecast:
+        """Runs until the action starts, nothing moves any more, or the bound is reached."""
+        self._settle()
+        for lease in list(self._ledger.leases.values()):
+            self._expect(lease, new=True)
+        self._scheduler.dirty = True
+        self._plan()
+        while self._found.at is None:
+            at = self._next()
+            if at is None:
+                self._found.why = self._stuck()
+                break
+            if self._steps > STEPS_MAX:
+                self._found.why = f"it lies more than {STEPS_MAX} events ahead"
+                break
+            self._now = at
+            self._end_due()
+            self._plan()
+        return self._found
+
+    def _settle(self) -> None:
+        """What is on its way is taken as done: sandboxes that open, move or close, units
+        that are being cleaned, clients that are away and may come back."""
+        now = self._now
+        self._ledger.expiring.clear()
+        self._ledger.allocs.policy = AllocPolicy()  # what is held stays as it is
+        for node in self._ledger.nodes.values():
+            node.ahead = 0  # nothing is given behind others, be it short or of a batch
+        self._ledger.batching.clear()
+        for lease in [x for x in self._ledger.leases.values() if not x.begun][::-1]:
+            self._happen(ev.LeaseReturned(now, lease.lease))
+        for lease in [x for x in self._ledger.leases.values() if x.state is LeaseState.RELEASING]:
+            self._happen(ev.LeaseReleased(now, lease.lease))
+        for session in list(self._ledger.sessions.values()):
+            if session.state is SessionState.OPENING:
+                self._happen(ev.SessionReady(now, session.spec.id))
+            elif session.state is SessionState.MOVING:
+                self._happen(ev.SessionPacked(now, session.spec.id, "packed"))
+            elif session.state is SessionState.CLOSING and not session.leases:
+                self._happen(ev.SessionClosed(now, session.spec.id, ""))
+
+    def _next(self) -> int | None:
+        """The next instant at which anything happens."""
+        while self._ends and self._end_of.get(self._ends[0][1]) != self._ends[0][0]:
+            heapq.heappop(self._ends)  # it was resized since, or is over
+        end = self._ends[0][0] if self._ends else None
+        deadline = self._scheduler.next_deadline()
+        if deadline and (end is None or deadline < end):
+            self._steps += 1
+            return max(deadline, self._now + 1)
+        return end
+
+    def _end_due(self) -> None:
+        while self._ends and self._ends[0][0] <= self._now:
+            at, lease = heapq.heappop(self._ends)
+            if self._end_of.get(lease) == at:
+                del self._end_of[lease]
+                outcome = Outcome(ActionState.COMPLETED)
+                self._happen(ev.LeaseFinished(self._now, lease, outcome, True))
+
+    def _plan(self) -> None:
+        scheduler = self._scheduler
+        while (self._found.at is None and self._steps <= STEPS_MAX
+               and (events := scheduler.plan(self._now))):
+            for event in events:
+                self._happen(event)
+            self._settle()
+
+    def _happen(self, fact: ev.Event) -> None:
+        for event in self._scheduler.consequences(fact):
+            self._steps += 1
+            for order in self._scheduler.handle(event):
+                if isinstance(order, de.StartLease | de.ResizeLease):
+                    lease = self._ledger.leases[order.lease]
+                    self._expect(lease, isinstance(order, de.StartLease))
+                    self._note(order, lease)
+
+    def _note(self, order: de.Decision, lease: LeaseEntry) -> None:
+        if isinstance(order, de.StartLease) and order.action == self._action:
+            found = self._found
+            found.at, found.node, found.units = self._now, order.node, lease.units
+
+    def _expect(self, lease: LeaseEntry, new: bool) -> None:
+        if new and lease.action != self._action:
+            action = self._ledger.actions[lease.action].action
+            self._found.rests_on[source(self._ledger, action)] += 1
+        end = expected_end(self._ledger, lease, self._now)
+        if end is None:
+            self._end_of.pop(lease.lease, None)
+        else:
+            self._end_of[lease.lease] = end
+            heapq.heappush(self._ends, (end, lease.lease))
+
+    def _stuck(self) -> str:
+        """Why nothing moves although the action still waits."""
+        unknown = self._found.rests_on["unknown"]
+        session = self._ledger.sessions.get(self._ledger.actions[self._action].action.session)
+        if session is not None and session.state is SessionState.WAITING:
+            return "its session waits for others to close, and nobody knows when they will"
+        if unknown:
+            return f"the run times of {unknown} action{'s' * (unknown > 1)} before it are unknown"
+        return "nothing that runs now would free what it needs"

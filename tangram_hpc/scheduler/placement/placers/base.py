@@ -1,0 +1,214 @@
+"""Pure. What every placer is and answers.
+
+Law: a placer reads a Snapshot and returns a Placement; it changes nothing else and keeps no state
+that a restart would lose. Each line of a Placement becomes an event of the journal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ....domain.ids import client_of
+from ....domain.service import endpoint_of, service_of
+from ...state.queue import NOTHING, Shape
+from ..snapshot import Block, NodeView, Snapshot
+
+
+class Opening(NamedTuple):
+    """Open this session here, with `reserve` cores of its own."""
+
+    session: int
+    node: int
+    reserve: int
+
+
+class Grant(NamedTuple):
+    """Start this action here (0: at its client) on so many units of its key resource. `units`: one
+    of its degrees, or for an action on CPUs that may be resized any number from 0 to its largest.
+    `gpus`: for a service the aligned block that it runs on."""
+
+    action: int
+    node: int
+    units: int
+    gpus: tuple[int, ...] = ()
+
+
+class Resizing(NamedTuple):
+    """Give this running lease so many CPUs from now on, 0 to suspend it; not before
+    `LeaseEntry.resizable_at`."""
+
+    lease: int
+    units: int
+
+
+@dataclass(slots=True)
+class Placement:
+    """A placer's answer. It is carried out as openings, resizes that shrink, resizes that grow,
+    grants, each in the order given, so what shrinks may feed what grows and what starts. Openings
+    are carried out alone and the placer is asked again at once: who waits in a session that stands
+    without delay is ahead of whoever came after him.
+
+    `again_at`: place again then (epoch ns) although nothing may have happened; 0 for no need.
+    """
+
+    openings: list[Opening] = field(default_factory=list)
+    resizings: list[Resizing] = field(default_factory=list)
+    grants: list[Grant] = field(default_factory=list)
+    again_at: int = 0
+
+
+class Placer(Protocol):
+    """The interface of placement. `reserve`: CPUs that each session holds while it is open.
+    `block_max`: GPUs of the largest block that a call of a service is ever granted; admission
+    refuses what runs on larger blocks only."""
+
+    name: str
+    reserve: int
+    block_max: int
+
+    def place(self, view: Snapshot) -> Placement:
+        """Who starts now; nobody is an answer."""
+        ...
+
+
+def largest(degrees: tuple[int, ...], at_most: int) -> int:
+    """The largest feasible degree that is at most `at_most`; the smallest of all if none is."""
+    fitting = [d for d in degrees if d <= at_most]
+    return fitting[-1] if fitting else degrees[0]
+
+
+def grant(view: Snapshot, placement: Placement, action: int, shape: Shape, node: NodeView,
+          units: int, gpus: tuple[int, ...] = ()) -> None:
+    """Writes a grant down and draws its amounts from the snapshot."""
+    service, endpoint = service_of(shape.key), endpoint_of(shape.key)
+    if service:
+        node.gpus.take(gpus)
+        node.gpus.settle(service, gpus, view.now_ns)
+    elif endpoint:
+        view.endpoints[endpoint].free -= 1
+        view.endpoints[endpoint].tokens -= 1
+    elif not shape.session:  # else the units are its session's own
+        node.free_cpus -= units
+    if shape.gpus:
+        whole, _ = node.gpus.choose(shape.gpus, node.gpus.free_mask)
+        node.gpus.take(whole)
+        node.gpus.evict(whole)
+        gpus = gpus or whole
+    node.free_mem_mib -= shape.mem_mib
+    placement.grants.append(Grant(action, node.node, units, gpus))
+
+
+def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None:
+    """Opens waiting sessions by turns (`openings`), each where the fewest sessions per CPU live.
+
+    Who waits for room keeps the nodes that could give it from everybody behind him, so a big one
+    is not starved. O(openings x nodes).
+    """
+    kept: set[int] = set()
+    for session_id in view.ledger.opening:
+        spec = view.ledger.sessions[session_id].spec
+        homes = view.homes(spec)
+        fitting = [n for n in homes if n.node not in kept and view.room_for(n, spec, reserve)]
+        if not fitting:
+            kept.update(n.node for n in homes)
+            if len(kept) == len(view.nodes):
+                return
+            continue
+        best = min(fitting, key=lambda n: ((n.sessions + 1) / max(1, n.cpus), n.node))
+        best.sessions += 1
+        best.free_mem_mib -= spec.mem_mib
+        best.free_cpus -= reserve
+        placement.openings.append(Opening(session_id, best.node, reserve))
+
+
+class Finder:
+    """Finds room for CPUs during one pass. It remembers where something was free at its start and
+    what it found no room for, since amounts only shrink in a pass."""
+
+    def __init__(self, view: Snapshot) -> None:
+        self._view = view
+        self._open = [n for n in view.nodes.values() if n.free_cpus]
+        self._most: dict[tuple[str, bool, int], int] = {}
+        self._full: set[tuple[object, ...]] = set()
+        self._ends = any(n.endings is not None for n in view.nodes.values())
+
+    def most(self, shape: Shape) -> int:
+        """The CPUs of the largest node on which an action of this shape may run."""
+        where = (shape.component, shape.guarded, shape.node)
+        if where not in self._most:
+            self._most[where] = max((n.cpus for n in self._view.candidates(shape)), default=0)
+        return self._most[where]
+
+    def node(self, shape: Shape, units: int) -> NodeView | None:
+        """The first node, in order of joining, where an action of this shape can start now."""
+        need: tuple[object, ...] = (units, shape) if self._ends else (
+            units, shape.mem_mib, shape.gpus, shape.component, shape.guarded, shape.node,
+            shape.session)
+        if need in self._full:
+            return None
+        free = self._view.candidates(shape)
+        if units and not shape.node:
+            free = (n for n in self._open if n.takes(shape))
+        for node in free:
+            if self._view.fits(node, shape, units):
+                return node
+        self._full.add(need)
+        return None
+
+
+def find_block(view: Snapshot, shape: Shape, size: int) -> Block | None:
+    """The free block for a call of this service that costs least: one where it stands, else one
+    that parks nothing, else what was used longest ago. O(GPUs)."""
+    def cost(block: Block) -> tuple[bool, int, int, tuple[int, ...]]:
+        return (not block.warm, max((p.used_at for p in block.parks), default=-1),
+                block.node.node, block.gpus)
+    return min(view.blocks(service_of(shape.key), size, shape), key=cost, default=None)
+
+
+def block_sizes(view: Snapshot, shape: Shape) -> tuple[int, ...]:
+    """Those degrees of a call for which a node that it may run on lends a block, free or not, on
+    which its service may stand. O(nodes x blocks)."""
+    spec, nodes = view.ledger.services[service_of(shape.key)], view.ledger.nodes
+    return tuple(size for size in shape.degrees if any(
+        spec.may_stand(nodes[n.node].spec.name, gpus)
+        for n in view.candidates(shape) for gpus, _ in n.gpus.blocks[size]))
+
+
+def start_unitless(view: Snapshot, placement: Placement) -> None:
+    """Starts actions that hold no CPU, in order, where their memory and GPUs are free."""
+    walk, finder = view.ledger.ready.walk(NOTHING), Finder(view)
+    while (head := walk.head()) is not None:
+        action, shape = head
+        node = finder.node(shape, 0)
+        if node is None:
+            walk.skip_shape()
+            continue
+        grant(view, placement, action, shape, node, 0)
+        walk.next()
+
+
+def start_calls(view: Snapshot, placement: Placement) -> None:
+    """Starts calls of endpoints in order of readiness as far as their quotas go.
+
+    Calls are spread over the nodes in turn. O(starts + endpoints).
+    """
+    for name, endpoint in view.endpoints.items():
+        if endpoint.starts <= 0:
+            continue
+        walk = view.ledger.ready.walk("endpoint:" + name)
+        while endpoint.starts > 0 and (head := walk.head()) is not None:
+            action, shape = head
+            if shape.at_client:
+                walk.next()
+                if client_of(action) not in view.ledger.expiring:  # who is away cannot call
+                    endpoint.free, endpoint.tokens = endpoint.free - 1, endpoint.tokens - 1
+                    placement.grants.append(Grant(action, 0, 1))
+                continue
+            nodes = [n for n in view.candidates(shape) if view.fits(n, shape, 0)]
+            if not nodes:
+                walk.skip_shape()
+                continue
+            turn = (view.ledger.next_lease + len(placement.grants)) % len(nodes)
+            grant(view, placement, action, shape, nodes[turn], 1)
+            walk.next()

@@ -1,0 +1,229 @@
+"""Pure. The CPU side of `elastic`: which nodes to look at, who may start or change there, and when
+to look again.
+
+Law: sizes come from `divide` alone, the order of those who wait from `Waiting` alone. An action
+that nobody may overtake and that lacks memory or GPUs holds back those who want the same of its
+node, and nobody else. Kept between calls is only what saves work: which news of a node was seen,
+when it is to be looked at again, and work already added up; without it every node is looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ....domain.action import Action
+from ....domain.states import LeaseState
+from ...state.ledger import RESIZE_GAP_NS, LeaseEntry
+from ...state.queue import CPU, Line, Shape
+from ...state.speed import ONE, speed, steps
+from ..snapshot import NodeView, Snapshot
+from .base import Placement, Resizing, grant
+from .divide import Entrant, Holder, divide, weight
+from .waiting import OVERDUE_NS, Waiting
+
+STARTS = 64  # in one pass, where actions wait that may start anywhere
+
+
+def is_elastic(resizable: bool, degrees: tuple[int, ...]) -> bool:
+    """Whether sizes between its degrees may be given: an action of one degree wants that one."""
+    return resizable and (len(degrees) > 1 or degrees == (1,))
+
+
+@dataclass(slots=True)
+class _Node:
+    """What is remembered of a node."""
+
+    news: int = -1
+    look_at: int = 0
+    keeps_gpus: bool = False  # somebody here whom nobody may overtake wants more than are free
+    done: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # lease -> _done_before
+
+
+class ElasticCpus:
+    """Divides the CPUs of each node of which there is news."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, _Node] = {}
+        self._floating = -1
+
+    def place(self, view: Snapshot, placement: Placement) -> None:
+        """O(nodes + what runs and waits on those looked at, times its logarithm). A node passes
+        over what others started in this pass, so that a pass ends after STARTS such starts and
+        the next one follows at once."""
+        ledger = view.ledger
+        floating = bool(ledger.ready.bays_at(CPU, "cpu", 0))
+        for gone in [n for n in self._nodes if n not in view.nodes]:
+            del self._nodes[gone]
+        for node in self._due(view):
+            kept = self._nodes[node.node]
+            kept.news = ledger.nodes[node.node].news
+            if kept.look_at <= view.now_ns:
+                kept.look_at = 0
+            self._divide(view, placement, node, kept)
+            if floating and len(placement.grants) >= STARTS:
+                placement.again_at = view.now_ns + 1  # the other nodes still have their news
+                return
+        self._floating = ledger.news
+        beats = [k.look_at for k in self._nodes.values() if k.look_at]
+        if beats:
+            placement.again_at = min(beats)
+
+    def keeping_gpus(self) -> list[int]:
+        """The nodes whose GPUs no call of a service may take now."""
+        return [n for n, kept in self._nodes.items() if kept.keeps_gpus]
+
+    def _due(self, view: Snapshot) -> list[NodeView]:
+        """Nodes to look at; where many may take the same, those with most free first."""
+        ledger, now = view.ledger, view.now_ns
+        floating = bool(ledger.ready.bays_at(CPU, "cpu", 0))
+        due: list[NodeView] = []
+        rest: list[NodeView] = []
+        for node in view.nodes.values():
+            kept = self._nodes.setdefault(node.node, _Node())
+            news = ledger.nodes[node.node].news
+            (due if kept.news != news or 0 < kept.look_at <= now else rest).append(node)
+        if floating:
+            if ledger.news != self._floating and rest:
+                some = [n for n in rest if n.free_cpus]
+                due += some or [min(rest, key=lambda n: (
+                    len(ledger.nodes[n.node].leases) * 1_000_000 // max(1, n.cpus), n.node))]
+            due.sort(key=lambda n: (-n.free_cpus, n.node))
+        return due
+
+    def _divide(self, view: Snapshot, placement: Placement, node: NodeView, kept: _Node) -> None:
+        holders, lefts, soonest = self._holders(view, node, kept)
+        lines = _lines(view, node)
+        if not holders and not lines:  # nothing to size and nothing to start, as after most ends
+            kept.keeps_gpus = False
+            if soonest and not kept.look_at:
+                kept.look_at = view.now_ns + RESIZE_GAP_NS
+            return
+        room = node.free_cpus + sum(lease.units - 1 for lease, _, _, _ in holders
+                                    if lease.units > 1)
+        started = {g.action for g in placement.grants}
+        waiting = Waiting(view.ledger, lines, view.now_ns)
+        chosen, kept.keeps_gpus = _choose(view, placement, node, waiting, room, started)
+        entrants = []
+        for action, shape, overdue in chosen:
+            serial, work = view.ledger.estimator.believed(action)
+            lefts += work
+            entrants.append((action, shape, serial, work, overdue))
+        scale = 2 * lefts // max(1, len(holders) + len(entrants))
+        sizes, starts = divide(
+            node.free_cpus,
+            [Holder(lease.lease, lease.units, top, steps(serial, top), weight(left, scale))
+             for lease, top, serial, left in holders],
+            [Entrant(a.id, _degrees(shape.degrees), not is_elastic(a.resizable, a.degrees),
+                     steps(serial, a.degrees[-1]), weight(work, scale), must)
+             for a, shape, serial, work, must in entrants])
+        now_held = {lease.lease: lease.units for lease, _, _, _ in holders}
+        for lease_id, units in sizes:
+            placement.resizings.append(Resizing(lease_id, units))
+            node.free_cpus += now_held[lease_id] - units
+        for (started_id, units), (_, shape, _, _, _) in zip(starts, entrants, strict=False):
+            grant(view, placement, started_id, shape, node, units)
+        self._look_again(view, kept, soonest, waiting, [e[0].id for e in entrants[len(starts):]])
+
+    def _look_again(self, view: Snapshot, kept: _Node, soonest: int, waiting: Waiting,
+                    back: list[int]) -> None:
+        """When sizes may change again, or when the oldest of those left is overdue."""
+        if kept.look_at:
+            return
+        left = back + [first.action for first in waiting.each_oldest()]
+        at = (soonest if left else view.now_ns + RESIZE_GAP_NS) if soonest else 0
+        if left:
+            due = min(view.ledger.actions[a].submitted_at for a in left) + OVERDUE_NS
+            if due > view.now_ns and (not at or due < at):
+                at = due
+        kept.look_at = at
+
+    def _holders(self, view: Snapshot, node: NodeView, kept: _Node,
+                 ) -> tuple[list[tuple[LeaseEntry, int, int, int]], int, int]:
+        """Who may change now as (lease, largest size, serial, work left); the sum of what is left;
+        when the first of the others may change."""
+        ledger, now = view.ledger, view.now_ns
+        estimator, actions = ledger.estimator, ledger.actions
+        found, lefts, soonest = [], 0, 0
+        done: dict[int, tuple[int, int, int]] = {}
+        for lease_id in ledger.nodes[node.node].leases:
+            lease = ledger.leases[lease_id]
+            if lease.key != "cpu" or lease.reserved or lease.state is LeaseState.RELEASING:
+                continue
+            action = actions[lease.action].action
+            if not is_elastic(action.resizable, action.degrees):
+                continue
+            if now < lease.resizable_at:
+                soonest = min(soonest or lease.resizable_at, lease.resizable_at)
+                continue
+            serial = estimator.serial(action)
+            past = _done_before(lease, serial, kept.done.get(lease_id))
+            done[lease_id] = past
+            since, units = lease.grants[-1]
+            so_far = past[2] + ((now - since) * speed(serial, units) >> ONE)
+            left = estimator.remaining(action, so_far)
+            lefts += left
+            found.append((lease, action.degrees[-1], serial, left))
+        kept.done = done
+        return found, lefts, soonest
+
+
+def _done_before(lease: LeaseEntry, serial: int,
+                 kept: tuple[int, int, int] | None) -> tuple[int, int, int]:
+    """(sizes it had, serial fraction, work done before its present size)."""
+    n = len(lease.grants)
+    if kept is not None and kept[0] == n and kept[1] == serial:
+        return kept
+    work = sum(speed(serial, units) * ns >> ONE for units, ns in lease.spans(lease.grants[-1][0]))
+    return n, serial, work
+
+
+def _degrees(degrees: tuple[int, ...]) -> tuple[int, ...]:
+    """Without the degree 0, on which nothing would ever end."""
+    return degrees if degrees[0] else degrees[1:]
+
+
+def _lines(view: Snapshot, node: NodeView) -> list[Line]:
+    """Those who may start on this node."""
+    ready, lines = view.ledger.ready, []
+    for home in (node.node, 0):
+        for bay in ready.bays_at(CPU, "cpu", home):
+            lines += [line for line in bay.lines.values() if node.takes(line.shape)]
+    return lines
+
+
+def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiting, room: int,
+            started: set[int]) -> tuple[list[tuple[Action, Shape, bool]], bool]:
+    """Returns the actions to start, in order, as if only units were scarce; each with a flag that
+    it must start if it fits, since it is overdue or its client has had no turn in this pass. The
+    second value says whether a waiting action reserves the node's GPUs. Actions with reserved cores
+    start at once."""
+    chosen: list[tuple[Action, Shape, bool]] = []
+    mem, gpus, mem_kept, gpus_kept = node.free_mem_mib, node.free_gpus, False, False
+    several = waiting.several
+    while (head := waiting.head()) is not None:
+        action, shape, _, overdue = head
+        if action in started:
+            waiting.take(head)
+            continue
+        if room <= 0 and not shape.session:
+            break
+        lacks_mem = shape.mem_mib > mem or (mem_kept and shape.mem_mib > 0)
+        lacks_gpus = shape.gpus > gpus or (gpus_kept and shape.gpus > 0)
+        if lacks_mem or lacks_gpus:
+            mem_kept = mem_kept or (overdue and lacks_mem)
+            gpus_kept = gpus_kept or (overdue and lacks_gpus)
+            waiting.skip_shape(shape)
+            continue
+        owed = several and waiting.is_first()
+        waiting.take(head)
+        entry = view.ledger.actions[action].action
+        mem, gpus = mem - shape.mem_mib, gpus - shape.gpus
+        if shape.session:
+            own = len(view.ledger.sessions[shape.session].cores)
+            grant(view, placement, action, shape, node,
+                  max((d for d in shape.degrees if d <= own), default=shape.degrees[0]))
+            continue
+        fixed = not is_elastic(entry.resizable, entry.degrees)
+        room -= _degrees(shape.degrees)[0] if fixed else 1
+        chosen.append((entry, shape, overdue or owed))
+    return chosen, gpus_kept

@@ -1,0 +1,405 @@
+"""Pure. GPU services under `elastic`: which calls wait for a busy copy, and where others start.
+
+A *kind* is all calls of one service with the same degrees. A call takes a whole free aligned block.
+Kinds are looked at in order of their oldest call; within a kind the order is that of `Waiting`.
+Nothing is kept from pass to pass. A pass applies these rules in order:
+
+0. *Starved kinds.* A kind that no standing copy can serve, and whose oldest call has waited longer
+   than `copy_terms.patience_ns`, takes the free block where least is lost, also from waiting calls
+   if the term of their copy is over. If there is none, the block that should come free first is
+   booked for it: nothing else is brought there, and once the terms of all copies on the block are
+   over these take no further calls.
+1. *Own copies first.* An idle copy takes the next call of its kind, the widest copy first. Before
+   that `_split` remakes a copy that is wider than the load allows, and `_widen` one that is
+   narrower for the last call that waits.
+2. *Another copy.* Each kind without a copy brings in one; then kinds bring in copies by turns.
+   `_more` deals the waiting calls to the copies as they will come free, calls given ahead counted.
+   The oldest call brings in a copy where price + run + loss is least, if one of the calls would end
+   later without it and would wait longer than price and than 1 to 3 times the loss (the more, the
+   longer a restore is than a call). price = restore * (1 - use^2) and loss = the sum over services
+   of restore * chance * use^2 for each idle copy that is parked. `use` is the part of the time in
+   which the other copies of the service are busy with all its calls, so use^2 is about the chance
+   that a call finds none of them idle; it is 1 if there are none. `chance` is that a call comes at
+   all: x / (1 + x) of x expected calls. This rule parks no copy that has waiting calls.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection
+
+from ....domain.service import service_of
+from ...state.demand import ONE, Calls
+from ...state.queue import GPU, Line, Shape
+from ...state.speed import run_ns
+from ..copy_terms import crowd, patience_ns, term_end_ns
+from ..snapshot import NodeView, Snapshot
+from .base import Placement
+from .copies import Copies, Copy
+from .waiting import OVERDUE_NS, Next, Waiting
+
+BYPASS = 64  # a call is overtaken at most so many times by shorter ones of its kind
+LOOK = 64  # calls of one kind looked at in one pass
+WIDE = 8  # a new copy may be wide if so many times the calls expected gain its restore
+LOSSES = 3  # the wait for busy copies is worth at most so many times what parking costs
+RHO = (4, 5)  # the load that a copy should carry
+LONG = 3  # of a restore of more than so many runs, a wide copy waits until the load is known
+OVER = (3, 4)  # a wide copy may be split when the load at its width exceeds this share of all GPUs
+
+Spot = tuple[int, int, int, tuple[int, ...], NodeView]  # loss, last used, node, GPUs, node
+
+
+def chance(calls: int) -> int:
+    """That one comes at all, of so many expected; both in 1/ONE."""
+    return (calls << 20) // (calls + ONE)
+
+
+def place_services(view: Snapshot, placement: Placement, kept: Collection[int] = ()) -> int:
+    """Starts calls of services; says when to look again. `kept`: nodes whose GPUs are for others.
+    O(lines + kinds x (kinds + blocks) + calls looked at x log copies)."""
+    return _Pass(view, placement, kept).go()
+
+
+class _Pass:
+    """One pass. Costs are counted once until a copy is opened."""
+
+    def __init__(self, view: Snapshot, placement: Placement, kept: Collection[int]) -> None:
+        self._view, self._now = view, view.now_ns
+        self._copies = Copies(view, placement)
+        self._demand, self._kept = view.ledger.demand, kept
+        lines: dict[Shape, list[Line]] = {}
+        for bay in view.ledger.ready.bays(GPU):
+            for shape, line in bay.lines.items():
+                lines.setdefault(shape._replace(name="", size=0, resizable=True), []).append(line)
+        self._queues = {want: Waiting(view.ledger, some, self._now, BYPASS)
+                        for want, some in lines.items()}
+        self._kinds: dict[str, list[tuple[Shape, Waiting]]] = {}  # those that wait, by service
+        for want, q in self._queues.items():
+            self._kinds.setdefault(service_of(want.key), []).append((want, q))
+        self._crowd = crowd(self._queues)
+        self._held: tuple[int, frozenset[int]] | None = None  # node and GPUs of a booked block
+        self._drains = False  # the copies on the booked block take no further calls
+        self._losses: dict[tuple[Copy, ...], int] = {}  # of copies that are parked together
+        self._loads: dict[int, int] = {}
+        self._stays = 0  # when the first copy that had to be left where it is may be parked
+
+    def go(self) -> int:
+        oldest = [(o, want) for want, q in self._queues.items() if (o := q.oldest()) is not None]
+        oldest.sort(key=lambda x: (self._came(x[0]), x[0].turn))
+        for first, want in oldest:
+            if self._now - self._came(first) >= self._patience(want):
+                self._rescue(want)
+        for _, want in oldest:
+            self._use_idle(want)
+        self._bring_in([want for _, want in oldest])
+        dues = [self._came(o) + self._patience(want) for want, q in self._queues.items()
+                if (o := q.oldest()) is not None]
+        dues += [self._stays] if self._stays else []
+        return min((due for due in dues if due > self._now), default=0)
+
+    def _bring_in(self, wants: list[Shape]) -> None:
+        """New copies: one for each kind that has none, then one after another by turns."""
+        for want in wants:
+            if self._queues[want].n and not self._copies.usable(want):
+                self._more(want)
+        left = [want for want in wants if self._queues[want].n]
+        while left:
+            left = [want for want in left if self._more(want) and self._queues[want].n]
+
+    def _use_idle(self, want: Shape) -> None:
+        q = self._queues[want]
+        while q.n:
+            if q.n > 1:
+                self._split(want)
+            copy = self._idle(want)
+            if copy is None or not q.n:
+                return
+            if q.n == 1 and self._widen(want, copy):
+                continue
+            head = self._take(want)
+            self._copies.begin(copy, head.action, head.shape)
+
+    # ---- small questions -----------------------------------------------------------------------
+
+    def _came(self, first: Next) -> int:
+        return self._view.ledger.actions[first.action].submitted_at
+
+    def _patience(self, want: Shape) -> int:
+        return patience_ns(self._view.ledger, want, self._crowd, self._copies.total)
+
+    def _take(self, want: Shape) -> Next:
+        head = self._queues[want].head()
+        assert head is not None
+        self._queues[want].take(head)
+        return head
+
+    def _waits(self, service: str, degrees: tuple[int, ...]) -> int:
+        """How many calls of a kind wait."""
+        return sum(q.n for want, q in self._kinds.get(service, ()) if want.degrees == degrees)
+
+    def _calls(self, want: Shape) -> Calls:
+        return self._demand.kinds[service_of(want.key), want.degrees]
+
+    def _restore(self, service: str) -> int:
+        return self._view.ledger.services[service].restore_ns
+
+    def _open(self, want: Shape, spot: Spot, head: Next) -> None:
+        self._queues[want].take(head)
+        self._copies.open(spot[4], spot[3], head.action, head.shape)
+        self._losses = {}
+
+    def _is_held(self, node: NodeView, gpus: tuple[int, ...]) -> bool:
+        if node.node in self._kept:
+            return True
+        held = self._held
+        return held is not None and held[0] == node.node and not held[1].isdisjoint(gpus)
+
+    def _is_drained(self, copy: Copy) -> bool:
+        if copy.node.node in self._kept:
+            return True
+        return self._drains and self._is_held(copy.node, copy.gpus)
+
+    def _idle(self, want: Shape) -> Copy | None:
+        """The widest idle copy for such calls."""
+        idle = [c for c in self._copies.usable(want)
+                if self._copies.is_idle(c) and not self._is_drained(c)]
+        return min(idle, key=lambda c: (-c.size, c.node.node, c.gpus), default=None)
+
+    def _loss(self, over: list[Copy]) -> int:
+        """What parking these idle copies together is expected to cost."""
+        if len(over) == 1:
+            return self._loss_of(over)
+        by_service: dict[str, list[Copy]] = {}
+        for copy in over:
+            by_service.setdefault(copy.service, []).append(copy)
+        return sum(self._loss_of(parked) for parked in by_service.values())
+
+    def _loss_of(self, parked: list[Copy]) -> int:
+        """The same for copies of one service."""
+        key = tuple(parked)
+        if key not in self._losses:
+            service = parked[0].service
+            copies = self._copies.of[service]
+            idle = sum(self._copies.is_idle(c) for c in copies)
+            calls = sum(self._demand.kinds[kind].expected(self._now)
+                        for kind in self._demand.of_service.get(service, ())
+                        if any(c.size in kind[1] for c in parked))
+            loss = self._restore(service) * chance(calls // max(1, idle)) >> 20
+            use = self._use(service, [c for c in copies if c not in parked])
+            self._losses[key] = len(parked) * ((loss * use >> 20) * use >> 20)
+        return self._losses[key]
+
+    def _use(self, service: str, copies: list[Copy]) -> int:
+        """The part of the next horizon in which these copies are busy with the calls of their
+        service that wait and that are expected, at most ONE; ONE if there are no copies."""
+        use = 0 if copies else ONE
+        for service_, degrees in self._demand.of_service.get(service, ()) if copies else ():
+            calls = self._demand.kinds[service_, degrees]
+            served = sum(calls.horizon * ONE // max(1, run_ns(calls.work_ns, calls.serial, c.size))
+                         for c in copies if c.size in degrees)
+            if served:
+                n = calls.steady(self._now) + ONE * self._waits(service, degrees)
+                use += n * ONE // served
+        return min(ONE, use)
+
+    def _load(self, size: int) -> int:
+        """GPUs that all kinds need if each call runs on `size` or what it can, in 1/ONE: the load,
+        or the chance that a call comes at all. Services that were never called count once."""
+        if size not in self._loads:
+            total, services = 0, self._view.ledger.services
+            if len(services) > len(self._demand.of_service):
+                total = ONE * sum(spec.degrees[0] for name, spec in services.items()
+                                  if name not in self._demand.of_service)
+            for (_, degrees), calls in self._demand.kinds.items():
+                d = max(x for x in degrees if x <= max(size, degrees[0]))
+                expected = calls.steady(self._now)
+                busy = expected * run_ns(calls.work_ns, calls.serial, d) // calls.horizon
+                total += max(chance(expected), busy * RHO[1] // RHO[0]) * d
+            self._loads[size] = total
+        return self._loads[size]
+
+    def _wide(self, degrees: tuple[int, ...]) -> int:
+        """The largest degree at which everything that is expected still fits."""
+        best = degrees[0]
+        for d in degrees[1:]:
+            if self._load(d) > self._copies.total * ONE:
+                break
+            best = d
+        return best
+
+    def _spot(self, want: Shape, size: int, force: bool = False,
+              ignore: Shape | None = None) -> Spot | None:
+        """The free block whose parking costs least, then the one used longest ago."""
+        best: Spot | None = None
+        for node, gpus, over in self._copies.blocks(want, size):
+            if node.node in self._kept or self._is_held(node, gpus):
+                continue
+            if any(self._in_term(c) if force else self._keeps(c, ignore) for c in over):
+                continue
+            loss = self._loss(over)
+            used = max((c.used_at for c in over), default=0)
+            if best is None or (loss, used, node.node, gpus) < best[:4]:
+                best = (loss, used, node.node, gpus, node)
+        return best
+
+    def _keeps(self, copy: Copy, ignore: Shape | None) -> bool:
+        if copy.stays_until > self._now and (ignore is None
+                                             or copy.service != service_of(ignore.key)):
+            self._stays = min(self._stays or copy.stays_until, copy.stays_until)
+            return True
+        return self._wanted(copy, ignore)
+
+    def _in_term(self, copy: Copy) -> bool:
+        """Whether calls wait for a copy that not even a starved call may take from them yet."""
+        oldest = min((self._came(o) for want, q in self._kinds.get(copy.service, ())
+                      if copy.size in want.degrees and (o := q.oldest()) is not None), default=0)
+        end = term_end_ns(copy.since, self._restore(copy.service), oldest) if oldest else 0
+        if end <= self._now:
+            return False
+        if self._copies.is_idle(copy):  # else its call's end is the next occasion
+            self._stays = min(self._stays or end, end)
+        return True
+
+    def _wanted(self, copy: Copy, ignore: Shape | None) -> bool:
+        return any(q.n and want != ignore and copy.size in want.degrees
+                   for want, q in self._kinds.get(copy.service, ()))
+
+    # ---- the rules -----------------------------------------------------------------------------
+
+    def _rescue(self, want: Shape) -> None:
+        """Finds a block for a starved kind, or books one; its own copies serve a kind that has any.
+        """
+        if self._copies.usable(want):
+            return
+        head = self._queues[want].oldest()
+        assert head is not None
+        size = want.degrees[0]
+        spot = self._spot(want, size, force=True)
+        if spot is not None:
+            self._open(want, spot, head)
+        elif self._held is None and size > 1:
+            blocks = [(self._last_term(n, gpus), max(self._free_at(n, gpu) for gpu in gpus),
+                       n.node, gpus)
+                      for n in self._copies.nodes if self._copies.may(n, want)
+                      for gpus, _ in n.gpus.blocks[size]
+                      if self._copies.may_stand(want, n, gpus)]
+            if blocks:
+                since, _, number, gpus = min(blocks)
+                self._held, self._drains = (number, frozenset(gpus)), not since
+
+    def _last_term(self, node: NodeView, gpus: tuple[int, ...]) -> int:
+        """When the last of the terms that are not over on a block began; 0 if all are over."""
+        found = (self._copies.at.get((node.node, gpu)) for gpu in gpus)
+        return max((c.since for c in found if c is not None and self._in_term(c)), default=0)
+
+    def _free_at(self, node: NodeView, gpu: int) -> int:
+        copy = self._copies.at.get((node.node, gpu))
+        if copy is None and not node.gpus.is_free(gpu):
+            return self._now + OVERDUE_NS
+        return self._copies.free_at(copy, self._now)
+
+    def _split(self, want: Shape) -> None:
+        """Remakes an idle copy that is wider than what is coming allows into narrower ones, if
+        those who wait and the calls of two horizons end sooner: each^2/2 runs on it, each^2/2k
+        narrow runs and a restore each on k."""
+        q, restore = self._queues[want], self._restore(service_of(want.key))
+        fit, calls = self._copies.usable(want), self._calls(want)
+        for copy in fit:
+            if (copy.size == want.degrees[0] or not self._copies.is_idle(copy)
+                    or self._is_held(copy.node, copy.gpus)):
+                continue
+            top = self._wide(tuple(d for d in want.degrees if d < copy.size))
+            stay = run_ns(calls.work_ns, calls.serial, copy.size)
+            go, parts = run_ns(calls.work_ns, calls.serial, top), copy.size // top
+            each = q.n // len(fit)
+            coming = each + (2 * calls.expected(self._now) // len(fit) >> 20)
+            load = self._load(copy.size) * RHO[0] // RHO[1]
+            total = self._copies.total * ONE
+            if each * stay <= restore or load * OVER[1] <= total * OVER[0]:
+                continue
+            if load > total or coming * stay > 2 * restore + coming * go // parts:
+                for k in range(0, copy.size, top):
+                    head = q.head()
+                    if head is not None:
+                        gpus = copy.gpus[k:k + top]
+                        self._open(want, (0, 0, 0, gpus, copy.node), head)
+                return
+
+    def _widen(self, want: Shape, copy: Copy) -> bool:
+        """The only call that waits would run on a copy narrower than the load allows: a wider one
+        if it and the calls of two horizons that find no wide copy idle gain twice the restore and
+        what is parked."""
+        top = self._wide(want.degrees)
+        if top <= copy.size or self._load(top) > self._copies.total * ONE:
+            return False
+        calls, restore = self._calls(want), self._restore(service_of(want.key))
+        gain = (run_ns(calls.work_ns, calls.serial, copy.size)
+                - run_ns(calls.work_ns, calls.serial, top))
+        gain = gain * (ONE + 2 * calls.expected(self._now)) >> 20
+        use = self._use(service_of(want.key), [c for c in self._copies.usable(want)
+                                               if c.size >= top])
+        gain = (gain * use >> 20) * use >> 20
+        if gain <= 2 * restore:
+            return False
+        spot = self._spot(want, top, ignore=want)  # its own idle copies may be remade
+        if spot is None or gain <= 2 * restore + spot[0]:
+            return False
+        head = self._queues[want].head()
+        assert head is not None
+        self._open(want, spot, head)
+        return True
+
+    def _more(self, want: Shape) -> bool:
+        """Brings in one copy for the oldest call, if somebody would wait too long."""
+        head = self._queues[want].oldest()
+        if head is None or self._spot(want, want.degrees[0]) is None:
+            return False
+        service, fit = service_of(want.key), self._copies.usable(want)
+        use, restore = self._use(service, fit), self._restore(service)
+        price = restore - ((restore * use >> 20) * use >> 20)
+        best = self._cheapest(want, price)
+        if fit and not self._too_long(want, fit, price, best):
+            return False
+        self._open(want, best[1], head)
+        return True
+
+    def _cheapest(self, want: Shape, price: int) -> tuple[int, Spot]:
+        """The degree and block on which a new copy costs least."""
+        top = self._wide(want.degrees)
+        best: tuple[int, Spot] | None = None
+        calls, restore = self._calls(want), self._restore(service_of(want.key))
+        narrow = run_ns(calls.work_ns, calls.serial, want.degrees[0])
+        often = WIDE * (ONE + calls.expected(self._now))
+        if restore > LONG * narrow and calls.is_young(self._now):
+            often = ONE * self._queues[want].n  # only those that wait are known
+        for d in want.degrees:
+            run = run_ns(calls.work_ns, calls.serial, d)
+            if best is not None and (narrow - run) * often >> 20 <= restore:
+                break
+            spot = self._spot(want, d) if d <= top else None
+            if spot is not None:
+                cost = price + run + spot[0]
+                if best is None or cost < best[0]:
+                    best = (cost, spot)
+        assert best is not None
+        return best
+
+    def _too_long(self, want: Shape, fit: list[Copy], price: int, best: tuple[int, Spot]) -> bool:
+        """Whether a waiting call would rather have a new copy at the `best` cost and block: deals
+        the waiting calls to the copies as they come free. Each is taken to run for the mean, since
+        the oldest may be the longest."""
+        cost, loss = best[0], best[1][0]
+        calls = self._calls(want)
+        free = [(self._copies.free_at(c, self._now), i,
+                 run_ns(calls.work_ns, calls.serial, c.size)) for i, c in enumerate(fit)]
+        heapq.heapify(free)
+        short = 2 * run_ns(calls.work_ns, calls.serial, want.degrees[0])
+        times = self._restore(service_of(want.key)) * ONE // max(1, short)
+        least = max(price, min(max(times, ONE), LOSSES * ONE) * loss >> 20)
+        for _ in range(min(self._queues[want].n, LOOK)):
+            at, i, run = free[0]
+            wait = max(0, at - self._now)
+            if wait > least and cost < wait + run:
+                return True
+            heapq.heapreplace(free, (self._now + wait + run, i, run))
+        return False

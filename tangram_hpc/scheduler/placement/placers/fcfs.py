@@ -1,0 +1,82 @@
+"""Pure. `fcfs:K` and `first-fit`: in order of readiness, at most K units an action.
+
+`fcfs:K`: the head of the waiting list takes the largest feasible degree that is at most K; if that
+is not free anywhere it may run, everybody behind it who wants such units waits too. CPUs, GPUs and
+each endpoint have a list of their own, so nobody waits for what he does not want. `first-fit`: what
+does not fit is passed over, which lets small actions through and may starve a large one.
+An action that asks for no unit waits for nobody.
+"""
+
+from __future__ import annotations
+
+from ....domain.service import BLOCK_SIZES, service_of
+from ...state.queue import CPU, GPU, NOTHING, Shape, walk_by_turns
+from ..snapshot import Snapshot
+from .base import (
+    Finder,
+    Placement,
+    block_sizes,
+    find_block,
+    grant,
+    largest,
+    open_by_load,
+    start_calls,
+)
+
+
+class Fcfs:
+    """First come, first served; `strict` keeps everybody behind a head that does not fit."""
+
+    def __init__(self, degree_max: int, strict: bool = True) -> None:
+        self.name = f"fcfs:{degree_max}" if strict else "first-fit"
+        self._degree_max = degree_max
+        self._strict = strict
+        self.reserve, self.block_max = 0, BLOCK_SIZES[-1]
+
+    def place(self, view: Snapshot) -> Placement:
+        """Walks each list as far as something may start; O(grants x nodes + shapes passed)."""
+        placement = Placement()
+        open_by_load(view, placement)
+        self._cpus(view, placement, NOTHING)
+        self._cpus(view, placement, CPU)
+        self._services(view, placement)
+        start_calls(view, placement)
+        return placement
+
+    def _cpus(self, view: Snapshot, placement: Placement, pool: str) -> None:
+        bays = view.ledger.ready.bays(pool)
+        if not self._strict and pool == CPU:  # where nothing is free nobody need be asked
+            some = {n.node for n in view.nodes.values() if n.free_cpus}
+            bays = [b for b in bays if b.node in some or (some and not b.node)]
+        walk, finder = walk_by_turns(bays), Finder(view)
+        while (head := walk.head()) is not None:
+            action, shape = head
+            units = largest(shape.degrees, min(self._degree_max, finder.most(shape)))
+            node = finder.node(shape, units)
+            if node is not None:
+                grant(view, placement, action, shape, node, units)
+                walk.next()
+            elif self._strict and units and not _lacks_gpus(view, shape):
+                return
+            else:
+                walk.skip_shape()
+
+    def _services(self, view: Snapshot, placement: Placement) -> None:
+        walk = view.ledger.ready.walk(GPU)
+        while (head := walk.head()) is not None:
+            action, shape = head
+            sizes = block_sizes(view, shape)
+            size = largest(sizes or shape.degrees, self._degree_max)
+            block = find_block(view, shape, size)
+            if block is not None:
+                grant(view, placement, action, shape, block.node, size, block.gpus)
+                walk.next()
+            elif self._strict and service_of(shape.key):
+                return
+            else:
+                walk.skip_shape()
+
+
+def _lacks_gpus(view: Snapshot, shape: Shape) -> bool:
+    """Whether it waits for GPUs, which is no reason to hold back those who want CPUs only."""
+    return bool(shape.gpus) and all(n.free_gpus < shape.gpus for n in view.candidates(shape))

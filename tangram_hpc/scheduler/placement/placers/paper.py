@@ -1,0 +1,175 @@
+"""Pure. `paper`: a plain reading of ARL-Tangram's published greedy.
+
+Law: of each pool (a node's CPUs; all GPUs) the longest prefix in order of readiness that fits with
+least units is arranged by `arrange`; sizes are chosen at the start and kept. Services are evicted
+on execution, least recently used first. Nobody is overtaken but by who wants what he does not lack
+(memory, GPUs). Kept between calls is only which news of a node was seen.
+"""
+
+from __future__ import annotations
+
+from ....domain.service import BLOCK_SIZES, service_of
+from ....domain.states import LeaseState
+from ...state.queue import CPU, GPU, Shape, walk_by_turns
+from ...state.speed import ONE, run_ns, speed
+from ..snapshot import NodeView, Snapshot
+from .arrange import choose
+from .base import Placement, grant, open_by_load, start_calls, start_unitless
+from .copies import Copies, Copy
+
+N_MAX, DEPTH = 64, 64  # candidates, and how many behind them are estimated one by one
+
+Waiter = tuple[int, Shape]
+
+
+class Paper:
+    """The published greedy."""
+
+    def __init__(self) -> None:
+        self.name = "paper"
+        self.reserve, self.block_max = 0, BLOCK_SIZES[-1]
+        self._seen: dict[int, tuple[int, int]] = {}
+
+    def place(self, view: Snapshot) -> Placement:
+        """O(nodes + on each with news candidates x degrees x free units)."""
+        placement = Placement()
+        open_by_load(view, placement)
+        if placement.openings:
+            return placement
+        start_unitless(view, placement)
+        for node in view.nodes.values():
+            news = (view.ledger.nodes[node.node].news, view.ledger.news)
+            if self._seen.get(node.node) != news:
+                self._seen[node.node] = news
+                _start_on(view, placement, node)
+        if view.ledger.ready.waits(GPU):
+            _start_services(view, placement)
+        start_calls(view, placement)
+        return placement
+
+
+def _waiting_on(view: Snapshot, placement: Placement, node: NodeView) -> list[Waiter]:
+    """The first who may start on this node, in order, those who lack memory or GPUs left out."""
+    bays = [b for home in (node.node, 0) for b in view.ledger.ready.bays_at(CPU, "cpu", home)]
+    walk, found = walk_by_turns(bays), list[Waiter]()
+    started = {g.action for g in placement.grants}
+    while len(found) < N_MAX + DEPTH and (head := walk.head()) is not None:
+        if not view.fits(node, head[1], 0):
+            walk.skip_shape()
+            continue
+        if head[0] not in started:
+            found.append(head)
+        walk.next()
+    return found
+
+
+def _start_on(view: Snapshot, placement: Placement, node: NodeView) -> None:
+    waiting, candidates, used = _waiting_on(view, placement, node), list[Waiter](), 0
+    for action, shape in waiting:
+        need = 0 if shape.session else _positive(shape)[0]
+        if len(candidates) >= N_MAX or used + need > node.free_cpus:
+            break
+        used += need
+        candidates.append((action, shape))
+    if not candidates:
+        return
+    options = [_options(view, a, s) for a, s in candidates]
+    least = [_options(view, a, s)[0] for a, s in waiting]
+    degrees = choose(options, node.free_cpus, least, _releases(view, node), view.now_ns, DEPTH)
+    for (action, shape), units in zip(candidates, degrees, strict=False):
+        if not view.fits(node, shape, units):
+            return
+        grant(view, placement, action, shape, node, units)
+
+
+def _positive(shape: Shape) -> tuple[int, ...]:
+    return shape.degrees if shape.degrees[0] else shape.degrees[1:]
+
+
+def _options(view: Snapshot, action: int, shape: Shape) -> list[tuple[int, int]]:
+    """Its degrees and how long it would run on each."""
+    serial, work = view.ledger.estimator.believed(view.ledger.actions[action].action)
+    return [(d, run_ns(work, serial, d)) for d in _positive(shape)]
+
+
+def _releases(view: Snapshot, node: NodeView) -> list[tuple[int, int]]:
+    """When those who run on CPUs here are expected to end, and how many they hold."""
+    ledger, now, found = view.ledger, view.now_ns, []
+    for lease_id in ledger.nodes[node.node].leases:
+        lease = ledger.leases[lease_id]
+        if lease.key != "cpu" or not lease.units or lease.reserved:
+            continue
+        if lease.state is LeaseState.RELEASING:
+            found.append((now, lease.units))
+            continue
+        action = ledger.actions[lease.action].action
+        v = speed(ledger.estimator.serial(action), lease.units)
+        left = ledger.estimator.remaining(action, (now - lease.granted_at) * v >> ONE)
+        found.append((now + (left << ONE) // v, lease.units))
+    return found
+
+
+# ---- services --------------------------------------------------------------------------------
+
+
+def _start_services(view: Snapshot, placement: Placement) -> None:
+    """Rounds over the one list of all calls, until one round does not start all its candidates."""
+    copies, started = Copies(view, placement), set[int]()
+    walk, order = view.ledger.ready.walk(GPU), list[Waiter]()
+    limit = N_MAX + DEPTH + sum(n.free_gpus for n in copies.nodes)
+    while len(order) < limit and (head := walk.head()) is not None:
+        order.append(head)
+        walk.next()
+    while True:
+        waiting = [w for w in order if w[0] not in started][:N_MAX + DEPTH]
+        free, candidates = sum(n.free_gpus for n in copies.nodes), list[Waiter]()
+        for action, shape in waiting:
+            free -= shape.degrees[0]
+            if len(candidates) >= N_MAX or free < 0:
+                break
+            candidates.append((action, shape))
+        if not candidates or not _round(copies, candidates, waiting, started):
+            return
+
+
+def _round(copies: Copies, candidates: list[Waiter], waiting: list[Waiter],
+           started: set[int]) -> bool:
+    """Whether all candidates started."""
+    view, now = copies.view, copies.view.now_ns
+    everything = [c for some in copies.of.values() for c in some]
+    idle = {(c.service, c.size) for c in everything if copies.is_idle(c)}
+    options = []
+    for action, shape in candidates:
+        service = service_of(shape.key)
+        restore = view.ledger.services[service].restore_ns
+        options.append([(d, t + (0 if (service, d) in idle else restore))
+                        for d, t in _options(view, action, shape)])
+    least = [_options(view, a, s)[0] for a, s in waiting]
+    releases = [(copies.free_at(c, now), c.size) for c in everything if not copies.is_idle(c)]
+    free = sum(n.free_gpus for n in copies.nodes)
+    degrees = choose(options, free, least, releases, now, DEPTH)
+    for (action, shape), size in zip(candidates, degrees, strict=False):
+        if not _start_call(copies, action, shape, size):
+            return False
+        started.add(action)
+    return len(degrees) == len(candidates)
+
+
+def _start_call(copies: Copies, action: int, shape: Shape, size: int) -> bool:
+    """On an idle copy of this size, else on the block used longest ago, else on a smaller one."""
+    for degree in reversed([d for d in shape.degrees if d <= size]):
+        idle = [c for c in copies.usable(shape) if c.size == degree and copies.is_idle(c)]
+        if idle:
+            copies.begin(min(idle, key=_place), action, shape)
+            return True
+        blocks = copies.blocks(shape, degree)
+        if blocks:
+            node, gpus, _ = min(blocks, key=lambda b: (
+                sum(c.used_at for c in b[2]), b[0].node, b[1]))
+            copies.open(node, gpus, action, shape)
+            return True
+    return False
+
+
+def _place(copy: Copy) -> tuple[int, tuple[int, ...]]:
+    return copy.node.node, copy.gpus

@@ -1,0 +1,40 @@
+"""Pure. Placers by the name that a person writes: `elastic`, `paper`,
+`first-fit`, `fcfs:K`, `static:K`.
+
+`static` alone is `static:1`.
+"""
+
+from __future__ import annotations
+
+from ....errors import InvalidInput
+from .base import Placer
+from .elastic import Elastic
+from .fcfs import Fcfs
+from .paper import Paper
+from .static import Static
+
+NAMES = ("elastic", "paper", "first-fit", "fcfs:K", "static:K")
+_NO_LIMIT = 1 << 30
+
+
+def make_placer(name: str) -> Placer:
+    """The placer of that name.
+
+    Raises:
+        InvalidInput: there is none, or its K is not a whole number of at least 1.
+    """
+    kind, _, argument = name.partition(":")
+    if kind == "first-fit" and not argument:
+        return Fcfs(_NO_LIMIT, strict=False)
+    if name == "elastic":
+        return Elastic()
+    if name == "paper":
+        return Paper()
+    if name == "static":
+        return Static(1)
+    if kind in ("fcfs", "static"):
+        if not argument.isdigit() or int(argument) < 1:
+            raise InvalidInput(f"placer {name!r}: write {kind}:K with K a whole number of at "
+                               f"least 1, such as {kind}:4")
+        return Fcfs(int(argument)) if kind == "fcfs" else Static(int(argument))
+    raise InvalidInput(f"placer {name!r} is not known; choose one of {', '.join(NAMES)}")

@@ -1,0 +1,90 @@
+"""Pure. `static:K`: one reservation per trajectory and per service, the pod-like baseline.
+
+A session waits until K CPUs of a node are free, in order of request, and holds them until it ends;
+its actions run on those K, one after another, each on the largest feasible degree at most K
+(`shared` formats: "static:K"). Actions without a session take turns on what is left. GPUs are dealt
+out once: one to each service as declared, each further one to the service with the most expected
+calls per GPU it has; a call runs on one GPU of its service, in order of readiness. A call that does
+not run on one GPU is never started: admission refuses it by `block_max`.
+"""
+
+from __future__ import annotations
+
+from ....domain.service import ServiceSpec, service_of
+from ...state.queue import CPU, GPU, NOTHING, walk_by_turns
+from ..snapshot import Snapshot
+from .base import Finder, Placement, grant, largest, open_by_load, start_calls
+
+Gpu = tuple[int, int]  # node, GPU
+
+
+class Static:
+    """K CPUs for each session from its opening to its end, and GPUs for each service."""
+
+    def __init__(self, reserve: int) -> None:
+        self.name = f"static:{reserve}"
+        self.reserve, self.block_max = reserve, 1
+
+    def place(self, view: Snapshot) -> Placement:
+        """Walks each list as far as something may start; O(grants x nodes + shapes)."""
+        placement = Placement()
+        open_by_load(view, placement, self.reserve)
+        self._cpus(view, placement, NOTHING)
+        self._cpus(view, placement, CPU)
+        if view.ledger.ready.waits(GPU):
+            self._services(view, placement)
+        start_calls(view, placement)
+        return placement
+
+    def _cpus(self, view: Snapshot, placement: Placement, pool: str) -> None:
+        walk, finder, blocked = view.ledger.ready.walk(pool), Finder(view), False
+        while (head := walk.head()) is not None:
+            action, shape = head
+            units = largest(shape.degrees, self.reserve)
+            wants = units > 0 and not shape.session  # one of the CPUs that nobody reserved
+            node = finder.node(shape, units) if not (blocked and wants) else None
+            if node is None:
+                blocked = blocked or wants
+                walk.skip_shape()
+                continue
+            grant(view, placement, action, shape, node, units)
+            walk.next()
+
+    def _services(self, view: Snapshot, placement: Placement) -> None:
+        gpus = [(n.node, gpu) for n in view.nodes.values() for gpu in n.gpus.units]
+        dealt = deal(list(view.ledger.services.values()), gpus)
+        waiting: dict[str, list] = {}
+        for bay in view.ledger.ready.bays(GPU):
+            waiting.setdefault(service_of(bay.key), []).append(bay)
+        for service, bays in waiting.items():
+            free = [(n, gpu) for n, gpu in dealt.get(service, ())
+                    if view.nodes[n].gpus.is_free(gpu)]
+            walk = walk_by_turns(bays)
+            while free and (head := walk.head()) is not None:
+                action, shape = head
+                if 1 not in shape.degrees:  # from the journal of a broker with another placer
+                    walk.skip_shape()
+                    continue
+                able = {n.node for n in view.candidates(shape) if view.fits(n, shape, 0)}
+                chosen = next((g for g in free if g[0] in able), None)
+                if chosen is None:
+                    walk.skip_shape()
+                    continue
+                free.remove(chosen)
+                grant(view, placement, action, shape, view.nodes[chosen[0]], 1, (chosen[1],))
+                walk.next()
+
+
+def deal(services: list[ServiceSpec], gpus: list[Gpu]) -> dict[str, list[Gpu]]:
+    """Which GPUs each service gets for good; the last ones get none where there are too few."""
+    dealt: dict[str, list[Gpu]] = {s.name: [] for s in services}
+    for number, gpu in enumerate(gpus):
+        if number < len(services):
+            dealt[services[number].name].append(gpu)
+        elif services:
+            best = services[0]
+            for s in services[1:]:
+                if s.calls * len(dealt[best.name]) > best.calls * len(dealt[s.name]):
+                    best = s
+            dealt[best.name].append(gpu)
+    return dealt

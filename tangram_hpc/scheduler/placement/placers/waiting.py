@@ -1,0 +1,190 @@
+"""Pure. Who waits, in the order in which `elastic` looks at them.
+
+Between clients, and between the groups of one client's actions, the order is that of turns
+(`fair_order`); shortest first holds inside one such list and one round of its trajectories.
+Law (bounded bypass) of one list: smallest expected work first, in buckets of an eighth of an
+octave, in order of turn inside; but the one that has the lowest turn first once it was overtaken
+BYPASS times by later ones of its bay, or has waited OVERDUE_NS. Reads the queue and changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ...state.fair_order import Rounds, arrival_of, round_of
+from ...state.ledger import Ledger
+from ...state.queue import Bay, Line, Shape
+from ...state.speed import octaves
+
+BYPASS = 256
+OVERDUE_NS = 20_000_000_000
+
+
+def rank(ledger: Ledger, shape: Shape) -> int:
+    """The bucket of what an action of this shape is expected to take."""
+    if shape.size:
+        return shape.size
+    return octaves(ledger.estimator.mean(shape.key, shape.name, shape.degrees))
+
+
+def is_overdue(ledger: Ledger, action: int, now: int, more: int = 0, bypass: int = BYPASS) -> bool:
+    """Whether nobody may overtake it any more; `more` have in this pass."""
+    return (now - ledger.actions[action].submitted_at >= OVERDUE_NS
+            or ledger.ready.passed(action) + more >= bypass)
+
+
+class Next(NamedTuple):
+    """Who is next, and whether because nobody may overtake him."""
+
+    action: int
+    shape: Shape
+    turn: int
+    overdue: bool
+
+
+class Waiting:
+    """One pass over some lines of one pool. Made in O(lines); a step costs O(log lines)."""
+
+    def __init__(self, ledger: Ledger, lines: Iterable[Line], now: int,
+                 bypass: int = BYPASS) -> None:
+        self._ledger = ledger
+        found: dict[tuple[int, int], list[Line]] = {}
+        for line in lines:
+            whose = line.bay.share.client, line.bay.group
+            if whose in found:
+                found[whose].append(line)
+            else:
+                found[whose] = [line]
+        self._lists: dict[tuple[int, int], _List] = {}
+        self.n = 0
+        for whose, some in found.items():
+            self._lists[whose] = each = _List(ledger, some, now, bypass)
+            self.n += each.n
+        # Most passes see one list: they need no rounds.
+        self._rounds = Rounds((some[0].bay.share, some[0].bay.group, self._lists[whose])
+                              for whose, some in found.items()) if len(found) > 1 else None
+        self._alone = each if len(found) == 1 else None
+
+    def _current(self) -> _List | None:
+        return self._rounds.current() if self._rounds is not None else None
+
+    def oldest(self) -> Next | None:
+        """Who has the lowest turn of the client and group whose turn it is."""
+        each = self._alone or self._current()
+        return each.oldest() if each is not None else None
+
+    def head(self) -> Next | None:
+        """Who is next; None when nobody is left."""
+        each = self._alone or self._current()
+        return each.head() if each is not None else None
+
+    def each_oldest(self) -> list[Next]:
+        """Who has the lowest turn, for each client and group."""
+        return [first for each in self._lists.values() if (first := each.oldest()) is not None]
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one client waits."""
+        return self._rounds is not None and self._rounds.several
+
+    def is_first(self) -> bool:
+        """Whether several clients wait and the current one has not been served in this pass."""
+        return self._rounds is not None and self._rounds.is_first()
+
+    def take(self, chosen: Next) -> None:
+        """He starts, or is to be passed over."""
+        self.n -= 1
+        if self._rounds is None:
+            assert self._alone is not None, "nobody is left"
+            return self._alone.take(chosen)
+        bay: Bay = self._ledger.ready.bay_of(chosen.action)
+        self._lists[bay.share.client, bay.group].take(chosen)
+        self._rounds.charge(bay.share.counted.get(chosen.action, 0))
+
+    def skip_shape(self, shape: Shape) -> None:
+        """Nobody of this shape can start in this pass."""
+        for each in self._lists.values():
+            each.skip_shape(shape)
+
+
+class _List:
+    """One pass over lines of one client and group. Made in O(lines); a step costs O(log lines)."""
+
+    def __init__(self, ledger: Ledger, lines: Iterable[Line], now: int,
+                 bypass: int = BYPASS) -> None:
+        self._ledger, self._now, self._bypass = ledger, now, bypass
+        # (round, bucket, turn, action, line, rest of the line)
+        self._ahead: list[tuple[int, int, int, int, Line,
+                                Iterator[tuple[int, int]] | None]] = []
+        self._oldest: list[tuple[int, int, Line, Iterator[tuple[int, int]] | None]] = []
+        self.n = 0
+        for line in lines:
+            turn = line.actions.first()
+            action = line.actions.at[turn]
+            self._ahead.append((round_of(turn), rank(ledger, line.shape), turn, action, line,
+                                None))
+            self._oldest.append((turn, action, line, None))
+            self.n += len(line)
+        heapq.heapify(self._ahead)
+        heapq.heapify(self._oldest)
+        self._gone: set[int] = set()
+        self._skipped: set[Shape] = set()
+        self._passes = 0
+
+    def oldest(self) -> Next | None:
+        """Who has the lowest turn."""
+        heap = self._oldest
+        while heap and (heap[0][0] in self._gone or heap[0][2].shape in self._skipped):
+            turn, _, line, rest = heapq.heappop(heap)
+            if line.shape not in self._skipped:
+                rest = _after(line, rest)
+                if (found := next(rest, None)) is not None:
+                    heapq.heappush(heap, (*found, line, rest))
+        if not heap:
+            return None
+        turn, action, line, _ = heap[0]
+        due = is_overdue(self._ledger, action, self._now, self._passes, self._bypass)
+        return Next(action, line.shape, turn, due)
+
+    def head(self) -> Next | None:
+        """Who is next; None when nobody is left."""
+        first = self.oldest()
+        if first is None or first.overdue:
+            return first
+        heap = self._ahead
+        while heap[0][2] in self._gone or heap[0][4].shape in self._skipped:
+            _, bucket, _, _, line, rest = heapq.heappop(heap)
+            if line.shape not in self._skipped:
+                rest = _after(line, rest)
+                if (found := next(rest, None)) is not None:
+                    heapq.heappush(heap, (round_of(found[0]), bucket, *found, line, rest))
+        _, _, turn, action, line, _ = heap[0]
+        return Next(action, line.shape, turn, False)
+
+    def rank(self) -> tuple[int, int]:
+        """The bucket of who is next, 0 if nobody may overtake him, and his place in order of
+        arrival."""
+        first = self.head()
+        assert first is not None, "nobody is left"
+        return 0 if first.overdue else self._ahead[0][1], arrival_of(first.turn)
+
+    def take(self, chosen: Next) -> None:
+        """He starts, or is to be passed over."""
+        first = self.oldest()
+        self._passes += first is not None and first.turn != chosen.turn
+        self._gone.add(chosen.turn)
+        self.n -= 1
+
+    def skip_shape(self, shape: Shape) -> None:
+        """Nobody of this shape can start in this pass."""
+        self._skipped.add(shape)
+
+
+def _after(line: Line, rest: Iterator[tuple[int, int]] | None) -> Iterator[tuple[int, int]]:
+    if rest is None:
+        rest = line.actions.walk()
+        next(rest)
+    return rest

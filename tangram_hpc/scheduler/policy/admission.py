@@ -1,0 +1,312 @@
+"""Pure. What can never be granted, and why what waits still waits.
+
+Law: "never" is said at once, naming the field and what there is; "not now" is a reason and never an
+error. As long as expected nodes are missing, nobody knows what is never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from ...domain.action import Action, Kind
+from ...domain.ids import client_of, show
+from ...domain.isolation import BACKENDS, backend_for, takes_image
+from ...domain.rollouts import Turn
+from ...domain.service import BLOCK_SIZES, ServiceSpec, endpoint_of, service_of
+from ...domain.session import BACKGROUNDS, SessionSpec
+from ...domain.states import NodeState, SessionState
+from ..handlers.quota_facts import refusal_of_grant
+from ..handlers.rollout_facts import refusal_of_turn
+from ..placement.homes import session_reason
+from ..placement.placers.base import Placer
+from ..state.ledger import ActionEntry, Ledger, NodeEntry
+from .ending import Endings
+from .session_life import OPEN_SESSION
+
+NO_GPU = ("gpus: no wall lets untrusted code at a GPU; say trusted=True if it is your own, or use "
+          "a function or a service")
+NO_GUARD = ("trusted: no node here can keep a sandbox from your own files (no bwrap; no Landlock, "
+            "or workers that are root); install bubblewrap, or say trusted=True")
+
+
+def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
+    """Why this action can never run here, naming the field; empty when it can (or when not
+    all expected nodes have joined yet, so that nobody knows)."""
+    if action.turn is not None:
+        if why := refusal_of_turn(ledger, action):
+            return why
+        if action != action.undealt():
+            return "key, degrees: a turn's are rollouts:POOL, of its pool, and 1"
+        return _misfit_of_turn(ledger, placer, action.turn,
+                               ledger.held_nodes() if ledger.complete else [])
+    if action.kind is Kind.GRANT:
+        return refusal_of_grant(ledger, action)
+    degrees = action.degrees
+    if len(degrees) != 1 and (not degrees or list(degrees) != sorted(set(degrees))):
+        return f"cpus: {action.degrees} must be ascending whole numbers"
+    if degrees[0] < 0 or action.mem_mib < 0 or action.gpus < 0:
+        return "cpus, mem, gpus: none may be negative"
+    known = action.profile
+    if known is not None and (known.work_ns < 0 or not 0 <= known.serial_ppm <= 1_000_000):
+        return "profile: work_ns must be 0 or more, serial_ppm from 0 to 1000000"
+    if why := _too_wide(placer, action):
+        return why
+    nodes: Collection[NodeEntry] = ledger.nodes.values()
+    if action.session:
+        session = ledger.sessions.get(action.session)
+        if session is None or session.state not in OPEN_SESSION:
+            return f"session: {show(action.session)} is closed"
+        reserve = placer.reserve
+        if action.gpus and action.kind is Kind.EXEC and not session.spec.trusted:
+            return _too_few_gpus(ledger, action) or NO_GPU
+        if reserve and action.key == "cpu" and action.degrees[0] > reserve:
+            return (f"cpus: {action.degrees[0]} asked for, {placer.name} gives each "
+                    f"session {reserve}")
+        nodes = [ledger.nodes[session.node]] if session.node else nodes
+    elif action.gpus and action.guarded:
+        return _too_few_gpus(ledger, action) or NO_GPU
+    if not ledger.complete or _fits(nodes, action):
+        return ""
+    return misfit(ledger, placer, action, [n for n in nodes if n.state is not NodeState.DOWN])
+
+
+def _too_wide(placer: Placer, action: Action) -> str:
+    """Why the placer never grants this call a block of GPUs; empty if it may, or it is no call."""
+    service = service_of(action.key)
+    return refusal_of_degrees(placer, service, action.degrees) if service else ""
+
+
+def refusal_of_degrees(placer: Placer, service: str, degrees: Iterable[int]) -> str:
+    """Why the placer never grants a call of a service with these degrees; empty if it may."""
+    least = min(degrees, default=0)
+    if least <= placer.block_max:
+        return ""
+    most = f"{placer.block_max} GPU{'s' * (placer.block_max > 1)}"
+    return (f"degrees: {service} runs on {least} GPUs or more, but placer {placer.name} gives each "
+            f"call {most}; let it run on {most}, or choose another placer")
+
+
+def _too_few_gpus(ledger: Ledger, action: Action) -> str:
+    """What to say where no node lends as many GPUs, whoever wrote the code: `trusted=True` would
+    not help there. Empty where one does, or nobody knows yet. O(nodes)."""
+    if not ledger.complete:
+        return ""
+    most = max((len(n.gpus.units) for n in ledger.held_nodes()), default=0)
+    if action.gpus <= most:
+        return ""
+    return (f"gpus: {action.gpus} asked for, the largest node has {most}; workers lend their GPUs, "
+            "or what the setting `devices` says")
+
+
+def _fits(nodes: Iterable[NodeEntry], action: Action) -> bool:
+    """Whether it is a CPU action, as nearly all, that one of these nodes can run: looks at no more
+    of them than it takes."""
+    if action.key == "cpu":
+        for n in nodes:
+            if n.state is not NodeState.DOWN and _holds(n, action, action.degrees[0]):
+                return True
+    return False
+
+
+def refusal_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str:
+    """Why this session can never open here; empty when it can or nobody knows yet."""
+    if spec.background not in BACKGROUNDS:
+        return f"background: {spec.background!r} is not one of {', '.join(BACKGROUNDS)}"
+    if min(spec.mem_mib, spec.disk_mib, spec.idle_ns, spec.grace_ns + 1) < 0:
+        return "mem, disk, idle_s, grace_s: none may be negative"
+    if spec.files:
+        return "files: only the broker names what a session begins with; use `files` of the client"
+    if spec.origin:
+        origin = ledger.sessions.get(spec.origin)
+        if origin is None or origin.state not in OPEN_SESSION:
+            return f"origin: session {show(spec.origin)} is closed"
+        if client_of(spec.origin) != client_of(spec.id):
+            return f"origin: session {show(spec.origin)} is another client's"
+    return misfit_of_session(ledger, placer, spec) if ledger.complete else ""
+
+
+def misfit_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str:
+    """Which field of a session no node can ever satisfy, and the remedy; empty if one can."""
+    component, mem = spec.component, spec.mem_mib
+    nodes = [n for n in ledger.held_nodes() if component in ("", n.spec.component)]
+    if not nodes:
+        return f"component: no node is in {component!r}" if component else ""
+    origin = ledger.sessions.get(spec.origin)
+    if origin is not None and origin.node:
+        nodes = [n for n in nodes if n.node == origin.node]
+        if not nodes:
+            return f"component: its origin's node is not in {component!r}"
+    if why := _no_backend(nodes, spec):
+        return why
+    nodes = [n for n in nodes if backend_for(n.spec, spec)]
+    largest = max(n.spec.mem_mib - n.parked_mib for n in nodes)
+    if mem > largest:
+        return f"mem: {mem} MiB asked for, the largest node has {largest} MiB"
+    reserve = placer.reserve
+    if reserve > max(len(n.cores.units) for n in nodes):
+        return f"placer: {placer.name} reserves more CPUs than any node has"
+    return ""
+
+
+def _no_backend(nodes: list[NodeEntry], spec: SessionSpec) -> str:
+    """Why none of these nodes has the backend that a session asks for; empty if one has."""
+    if any(backend_for(n.spec, spec) for n in nodes):
+        return ""
+    guards = _names(name for n in nodes for name in n.spec.untrusted)
+    works = _names(name for n in nodes for name in n.spec.backends)
+    if not spec.trusted and not guards:
+        return NO_GUARD
+    name, image = spec.backend, spec.image
+    if name and name not in (*BACKENDS, *works):
+        return f"backend: {name!r} is not one of {', '.join(BACKENDS)}"
+    if name and name not in works:
+        return f"backend: {name!r} works on no node; there is {', '.join(works) or 'none'}"
+    if name and not spec.trusted and name not in guards:
+        return (f"backend: {name!r} cannot keep a sandbox from your own files here; take "
+                f"{' or '.join(guards)}, or say trusted=True")
+    able = [b for b in (works if spec.trusted else guards) if takes_image(b, image)]
+    if image and name and not takes_image(name, image):
+        return (f"image: {name!r} takes no image like {image!r}; "
+                + (f"take {' or '.join(able)}" if able else "leave it out"))
+    if image and not able:
+        return f"image: no node has a backend that takes {image!r}; leave it out"
+    return "backend: no node has one for this session"
+
+
+def _names(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def reason(ledger: Ledger, entry: ActionEntry, reserve: int, now: int) -> str:
+    """Why a pending action waits, in Slurm's words where it has one; `reserve`: the placer's."""
+    turn = entry.action.turn
+    if turn is not None and entry.route is None:
+        return ledger.rollouts[turn.pool].why(entry.action.id)
+    session = ledger.sessions.get(entry.action.session)
+    if session is not None and session.state is SessionState.WAITING:
+        return "Session" + session_reason(ledger, session, reserve)
+    if session is not None and session.state is SessionState.OPENING:
+        return "SessionOpening"
+    if session is not None and session.state is SessionState.MOVING:
+        return "SessionMoving"
+    if session is not None and entry.action.id not in ledger.ready:
+        return "SessionBusy"
+    if ending_reason(ledger, entry, now):
+        return "AllocationEnds"
+    if not ledger.up_nodes() and entry.action.kind is not Kind.GRANT:
+        return "ReqNodeNotAvail"
+    if endpoint_of(entry.action.key):
+        return "Quota"
+    return "Resources"
+
+
+def ending_reason(ledger: Ledger, entry: ActionEntry, now: int) -> str:
+    """What keeps an action that waits for units from every node that could have run it, if that is
+    the end of their allocations; empty if one of them still may. O(nodes)."""
+    if entry.action.id not in ledger.ready or entry.action.kind is Kind.GRANT:
+        return ""
+    shape, endings = ledger.ready.shape_of(entry.action.id), Endings(ledger, now)
+    nodes = [n for n in ledger.held_nodes() if shape.node in (0, n.node)
+             and shape.component in ("", n.spec.component)
+             and (n.spec.untrusted or not shape.guarded)]
+    up = [n for n in nodes if n.state is NodeState.UP]
+    if not nodes or any(endings.fits(n, shape) for n in up):
+        return ""
+    if not up:
+        return f"its nodes are drained: {nodes[-1].draining}"
+    last = max(up, key=lambda n: n.lends_until)
+    return (f"it is expected to need {endings.need_ns(last, shape) / 1e9:.1f} s, and no node lends "
+            f"for more than {(last.lends_until - now) / 1e9:.1f} s")
+
+
+def misfit(ledger: Ledger, placer: Placer, action: Action, nodes: list[NodeEntry]) -> str:
+    """Which field of an action no node can ever satisfy, and the remedy; empty if one can."""
+    if action.kind is Kind.GRANT:
+        return refusal_of_grant(ledger, action)
+    if action.turn is not None:
+        return (refusal_of_turn(ledger, action)
+                or _misfit_of_turn(ledger, placer, action.turn, nodes))
+    if why := _unknown_key(ledger, action) or _too_wide(placer, action):
+        return why
+    if _fits(nodes, action):
+        return ""
+    nodes = [n for n in nodes if action.component in ("", n.spec.component)]
+    if not nodes:
+        return f"component: no node is in {action.component!r}" if action.component else ""
+    if action.guarded:
+        nodes = [n for n in nodes if n.spec.untrusted]
+        if not nodes:
+            return NO_GUARD
+    need = action.degrees[0]
+    if (service := ledger.services.get(service_of(action.key))) and not stands_somewhere(
+            nodes, service, need):
+        return (f"degrees: no node has an aligned block of {need} GPUs for {service.name}; workers "
+                "lend their GPUs, or what the setting `devices` says")
+    need = need if action.key == "cpu" else 0
+    most = max(len(n.cores.units) for n in nodes)
+    if need > most:
+        return f"cpus: {need} asked for, the largest node has {most}"
+    most = max(n.spec.mem_mib - n.parked_mib for n in nodes)
+    if action.mem_mib > most:
+        return f"mem: {action.mem_mib} MiB asked for, the largest node has {most} MiB"
+    most = max(len(n.gpus.units) for n in nodes)
+    if action.gpus > most:
+        return (f"gpus: {action.gpus} asked for, the largest node has {most}; workers lend their "
+                "GPUs, or what the setting `devices` says")
+    if any(_holds(n, action, need) for n in nodes):
+        return ""
+    return (f"cpus, mem, gpus: no single node has {need} CPUs, {action.mem_mib} MiB and "
+            f"{action.gpus} GPUs")
+
+
+def _misfit_of_turn(ledger: Ledger, placer: Placer, turn: Turn, nodes: list[NodeEntry]) -> str:
+    """Why no service that takes a turn can ever stand on these nodes; empty if one can, or there
+    are none. O(services x nodes x blocks) where none can."""
+    needs, too_wide = list[str](), ""
+    for each in ledger.rollouts[turn.pool].spec.services if nodes else ():
+        service = ledger.services[each.name]
+        if each.context_max < turn.context:
+            continue
+        if why := refusal_of_degrees(placer, each.name, (each.degree,)):
+            too_wide = why
+            continue
+        if stands_somewhere(nodes, service, each.degree):
+            return ""
+        where = f" of {service.node}" if service.node else ""
+        needs.append(f"{each.name} needs {each.degree} GPU{'s' * (each.degree > 1)}{where}")
+    if not needs:
+        return too_wide
+    return (f"pool: no service of {turn.pool!r} that takes {turn.context} tokens can stand, as no "
+            f"node has an aligned block for it: {', '.join(needs)}; hold such a node, or serve the "
+            "model on fewer GPUs")
+
+
+def _holds(n: NodeEntry, action: Action, cpus: int) -> bool:
+    return (cpus <= len(n.cores.units) and action.mem_mib <= n.spec.mem_mib - n.parked_mib
+            and action.gpus <= len(n.gpus.units)
+            and action.component in ("", n.spec.component)
+            and (bool(n.spec.untrusted) or not action.guarded))
+
+
+def stands_somewhere(nodes: Iterable[NodeEntry], service: ServiceSpec, size: int) -> bool:
+    """Whether any of these nodes has a block of this size for a service."""
+    return any(service.may_stand(n.spec.name, block)
+               for n in nodes for block, _ in n.gpus.blocks[size])
+
+
+def _unknown_key(ledger: Ledger, action: Action) -> str:
+    service, endpoint = service_of(action.key), endpoint_of(action.key)
+    if service:
+        if service not in ledger.services:
+            return f"key: no service {service!r} is declared"
+        if not set(action.degrees) <= set(BLOCK_SIZES):
+            return f"degrees: {action.degrees}: a service runs on 1, 2, 4 or 8 GPUs"
+        if action.mem_mib:
+            return "mem: a service's memory is its own; leave it out"
+        return "gpus: a service's GPUs are its degrees" if action.gpus else ""
+    if endpoint:
+        if endpoint not in ledger.endpoints:
+            return f"key: no endpoint {endpoint!r} is declared"
+        return "" if action.degrees == (1,) else "degrees: an endpoint's are (1,)"
+    return "" if action.key == "cpu" else (
+        f"key: {action.key!r} is not `cpu`, `service:NAME` or `endpoint:NAME`")

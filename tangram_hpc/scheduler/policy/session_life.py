@@ -1,0 +1,134 @@
+"""Pure. When what is open ends by itself: idle sessions, and what clients that are away left open.
+
+Law: reads the ledger; each end is an event for the driver to journal and hand back. A sandbox never
+dies under its reward: as long as an action of it waits or runs, neither idleness nor its client's
+loss closes it, and the client is not forgotten before. Only a client that said goodbye ends all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...domain import event as ev
+from ...domain.states import SessionState
+
+if TYPE_CHECKING:
+    from ..state.ledger import Ledger, SessionEntry
+
+OPEN_SESSION = (SessionState.WAITING, SessionState.OPENING, SessionState.IDLE, SessionState.BUSY,
+                SessionState.MOVING)
+_WENT = "its client went away"
+
+
+class Away(NamedTuple):
+    """A client that is away: since when, and until when what has no grace of its own stays."""
+
+    since: int
+    until: int
+    bye: bool
+
+
+@dataclass(slots=True)
+class IdleClock:
+    """Sessions that rest, by how long they may; of each patience the one that rests longest is
+    first, so that the next deadline costs O(different patiences)."""
+
+    _rests: dict[int, dict[int, int]] = field(default_factory=dict)  # patience -> session -> since
+
+    def rest(self, session: int, patience_ns: int, now: int) -> None:
+        """A session rests from now on, or was renewed."""
+        if patience_ns:
+            group = self._rests.setdefault(patience_ns, {})
+            group.pop(session, None)
+            group[session] = now
+
+    def stop(self, session: int, patience_ns: int) -> None:
+        """A session no longer rests."""
+        group = self._rests.get(patience_ns)
+        if group is not None and group.pop(session, None) is not None and not group:
+            del self._rests[patience_ns]
+
+    def holds(self, session: int, patience_ns: int) -> bool:
+        """Whether a session rests."""
+        return session in self._rests.get(patience_ns, ())
+
+    def stalled(self, moved_ns: int, now: int) -> None:
+        """Starts the clock of each resting session `moved_ns` later, but not later than `now`; the
+        order within a group stays as it is. O(all)."""
+        for group in self._rests.values():
+            for session, since in group.items():
+                group[session] = max(since, min(since + moved_ns, now))
+
+    def next_end(self) -> int:
+        """When the next session has rested for too long; 0 for never."""
+        return min((next(iter(group.values())) + patience_ns
+                    for patience_ns, group in self._rests.items()), default=0)
+
+    def due(self, now: int) -> Iterator[tuple[int, int]]:
+        """(session, patience) of those that have rested for too long. O(those)."""
+        for patience_ns, group in self._rests.items():
+            for session, since in group.items():
+                if since + patience_ns > now:
+                    break
+                yield session, patience_ns
+
+
+def lapsed(ledger: Ledger, now: int) -> list[ev.Event]:
+    """What ends now by itself. A client is forgotten in the pass after its last session's end.
+    O(sessions of clients that are away + what ends)."""
+    events: list[ev.Event] = [
+        ev.SessionClosing(now, session, f"idle for {patience_ns / 1e9:g} s")
+        for session, patience_ns in ledger.idle.due(now)]
+    closing = {event.session for event in events if isinstance(event, ev.SessionClosing)}
+    for client, away in ledger.expiring.items():
+        entry, open_left = ledger.clients[client], False
+        for session in open_of(ledger, client):
+            due = _due(away, session)
+            open_left = True
+            if 0 < due <= now and session.spec.id not in closing:
+                events.append(ev.SessionClosing(now, session.spec.id, _WENT))
+        if away.until <= now:
+            events += [ev.ActionCancelled(now, action, _WENT) for action in entry.loose]
+            if not open_left and not entry.loose:
+                events.append(ev.ClientExpired(now, client))
+    return events
+
+
+def stalled(ledger: Ledger, event: ev.BrokerStalled) -> None:
+    """The broker did not run for a while: what a client could not say to it in that time ends
+    neither the client's grace nor a session's rest. O(clients that are away + sessions that rest).
+    """
+    for client, away in ledger.expiring.items():
+        if not away.bye:
+            moved_ns = max(0, min(event.moved_ns, event.at - away.since))
+            ledger.expiring[client] = Away(away.since + moved_ns, away.until + moved_ns, away.bye)
+    ledger.idle.stalled(event.moved_ns, event.at)
+
+
+def next_lapse(ledger: Ledger) -> int:
+    """When something ends by itself (epoch ns), if nothing happens before; 0 for never."""
+    ends = [end] if (end := ledger.idle.next_end()) else []
+    for client, away in ledger.expiring.items():
+        dues = [_due(away, session) for session in open_of(ledger, client)]
+        ends += [due for due in dues if due]
+        if ledger.clients[client].loose or not dues:
+            ends.append(away.until)
+    return min(ends, default=0)
+
+
+def open_of(ledger: Ledger, client: int) -> Iterator[SessionEntry]:
+    """A client's sessions that are not closing."""
+    for session in ledger.clients[client].sessions:
+        entry = ledger.sessions[session]
+        if entry.state in OPEN_SESSION:
+            yield entry
+
+
+def _due(away: Away, session: SessionEntry) -> int:
+    """When a session of a client that is away ends; 0 as long as it works."""
+    if not away.bye and session.works:
+        return 0
+    own = session.spec.grace_ns
+    return away.until if away.bye or own < 0 else away.since + own

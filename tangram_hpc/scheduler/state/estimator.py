@@ -1,0 +1,312 @@
+"""Pure. What is believed of an action's run time before and while it runs.
+
+Law: an action's own profile is believed where it has one; else what was learned from leases of its
+class (key and name) that ended: a histogram of work, and the serial fraction that explains them
+best. A class is shrunk to its parent (its key, one degree or several), the parent to everything,
+everything to a second. A lease that did not end by itself (timeout, kill, lost node) says only that
+it is longer. Fed by the ledger's events alone, so a replay learns the same. Whole numbers only.
+
+Bound: CLASSES_MAX classes and those that run. Names that differ in numbers only become one class,
+with all that was learned of them, once there are more than VARIANTS of them. Of the others the one
+that was used longest ago is forgotten: its parent keeps its samples, and is believed instead.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from ...domain.action import Action
+from ...domain.class_names import template
+from .speed import ONE, lg, octaves, speed
+
+# the grid of serial fractions, 1/1000; classes that offer degrees are at first believed to be PRIOR
+SERIALS = (1, 10, 25, 50, 75, 100, 150, 200, 300, 450, 650, 1000)
+PRIOR = 100
+UNKNOWN_NS = 1_000_000_000  # the work of a thing nobody has ever seen
+SHRINK = 3  # a parent's opinion weighs as much as so many samples
+# A class departs from PRIOR after so many samples, and then only to the nearest fraction that is
+# less than 8 bits + n/64 bits worse than the best; and only while RIPE have ended for each that
+# runs, since those who still run are the long ones.
+MIN_SERIAL, DOUBT, DOUBT_EACH, RIPE = 24, 8 << 10, 16, 4
+_NEAREST = sorted(range(len(SERIALS)), key=lambda i: abs(i - SERIALS.index(PRIOR)))
+CLASSES_MAX = 1024  # classes that are remembered although none of them runs
+VARIANTS = 16  # names of one template that have classes of their own
+_MEMO_MAX = 4096  # means that are remembered
+
+Spans = Sequence[tuple[int, int]]  # (units, ns), in order
+
+
+def work_of(spans: Spans, serial: int) -> int:
+    """The one-unit work done in these spans."""
+    if len(spans) == 1:  # nearly all are
+        units, ns = spans[0]
+        return speed(serial, units) * ns >> ONE
+    return sum([speed(serial, units) * ns for units, ns in spans]) >> ONE
+
+
+class Sizes:
+    """A histogram of work with the sum of each bucket; its suffix sums are renewed when it has
+    grown by 1/16. Memory: O(buckets in use). Adding costs O(1) amortised over growth, asking
+    O(log buckets)."""
+
+    __slots__ = ("_cells", "_due", "_edges", "_tail", "n", "version")
+
+    def __init__(self) -> None:
+        self._cells: dict[int, tuple[int, int]] = {}  # count and sum by bucket
+        self.n = self._due = self.version = 0
+        self._edges: list[int] = []  # the buckets in use when the sums were renewed, in order
+        self._tail = [(0, 0)]  # count and sum from each of them on
+
+    def add(self, work_ns: int, bucket: int) -> None:
+        """One more sample, in its bucket."""
+        count, total = self._cells.get(bucket, (0, 0))
+        self._cells[bucket] = count + 1, total + work_ns
+        self.n += 1
+        if self.n >= self._due:
+            self._renew()
+
+    def merge(self, other: Sizes) -> None:
+        """All samples of another one as well."""
+        for bucket, (count, total) in other._cells.items():
+            mine = self._cells.get(bucket, (0, 0))
+            self._cells[bucket] = mine[0] + count, mine[1] + total
+        self.n += other.n
+        self._renew()
+
+    def _renew(self) -> None:
+        self._due = self.n + 1 + self.n // 16
+        self.version += 1
+        self._edges = sorted(self._cells)
+        n = total = 0
+        tail = [(0, 0)]
+        for bucket in reversed(self._edges):
+            count, sum_ = self._cells[bucket]
+            n, total = n + count, total + sum_
+            tail.append((n, total))
+        self._tail = tail[::-1]
+
+    def beyond(self, bucket: int) -> tuple[int, int]:
+        """How many lie above this bucket (-1: all), and their sum."""
+        return self._tail[bisect_right(self._edges, bucket)]
+
+
+class Serial:
+    """Maximum likelihood of the serial fraction over a grid, the work log-normal with free mean and
+    spread: sum log speed(f, last units) - sum log w_f - n log sd(log w_f)."""
+
+    __slots__ = ("_first", "_logw", "_logw2", "best", "n")
+
+    def __init__(self) -> None:
+        self.n, self.best = 0, PRIOR
+        self._first, self._logw, self._logw2 = ([0] * len(SERIALS) for _ in range(3))
+
+    def merge(self, other: Serial) -> None:
+        """All samples of another one as well."""
+        self.n += other.n
+        for mine, more in ((self._first, other._first), (self._logw, other._logw),
+                           (self._logw2, other._logw2)):
+            mine[:] = [a + b for a, b in zip(mine, more, strict=True)]
+
+    def add(self, spans: Spans, running: int) -> None:
+        """One that ended by itself; `running` of its class still run. O(grid x spans)."""
+        last = [units for units, _ in spans if units][-1]
+        self.n += 1
+        for i, f in enumerate(SERIALS):
+            w = lg(max(1, work_of(spans, f)))
+            self._first[i] += lg(speed(f, last)) - w
+            self._logw[i] += w
+            self._logw2[i] += w * w
+        if self.n >= MIN_SERIAL and not self.n & 7 and self.n >= RIPE * running:
+            n, likely = self.n, []
+            for i in range(len(SERIALS)):
+                spread = max(1, (self._logw2[i] * n - self._logw[i] ** 2) // (n * n))
+                likely.append(self._first[i] - n * (lg(spread) - 20 * 1024) // 2)
+            enough = max(likely) - (DOUBT + n * DOUBT_EACH)
+            self.best = next(SERIALS[i] for i in _NEAREST if likely[i] >= enough)
+
+
+class _Class:
+    """What was learned of one class; `merged`: it stands for all names of its template."""
+
+    __slots__ = ("merged", "running", "serial", "sizes")
+
+    def __init__(self) -> None:
+        self.running = 0  # leases
+        self.sizes: Sizes | None = None
+        self.serial: Serial | None = None
+        self.merged = False
+
+    def merge(self, other: _Class) -> None:
+        """Takes what was learned of another one."""
+        self.running += other.running
+        if other.sizes is not None:
+            self.sizes = self.sizes or Sizes()
+            self.sizes.merge(other.sizes)
+        if other.serial is not None:
+            self.serial = self.serial or Serial()
+            self.serial.merge(other.serial)
+
+
+Of = tuple[str, str]  # key and name
+
+
+class Estimator:
+    """Classes of actions and what was learned of each. Memory: O(CLASSES_MAX + running)."""
+
+    def __init__(self) -> None:
+        self.used = {"profile": 0, "learned": 0}  # leases begun, by what was believed of them
+        self._classes: OrderedDict[Of, _Class] = OrderedDict()  # used longest ago first
+        self._variants: dict[Of, dict[str, None]] = {}  # by template: classes not yet merged
+        self._merged = 0  # classes that stand for a template
+        self._parents: dict[tuple[str, bool], Sizes] = {}
+        self._any = Sizes()
+        self._memo: dict[tuple[str, str, bool, int], tuple[int, int]] = {}
+
+    def believed(self, action: Action) -> tuple[int, int]:
+        """Serial fraction (1/1000) and one-unit work (ns) before it has run. O(1)."""
+        profile = action.profile
+        if profile is not None:
+            return self.serial(action), profile.work_ns
+        return self.serial(action), self.mean(action.key, action.name, action.degrees)
+
+    def seen(self, action: Action) -> bool:
+        """Whether any of its class has ended."""
+        return self.seen_class(action.key, action.name)
+
+    def seen_class(self, key: str, name: str) -> bool:
+        """Whether any of a class has ended."""
+        known = self._find(key, name)
+        return known is not None and known.sizes is not None
+
+    def serial(self, action: Action) -> int:
+        """Its serial fraction, in 1/1000."""
+        if action.degrees[-1] <= 1:
+            return 0
+        if action.profile is not None:
+            return action.profile.serial_ppm // 1000
+        known = self._find(action.key, action.name)
+        return known.serial.best if known is not None and known.serial is not None else PRIOR
+
+    def remaining(self, action: Action, done_ns: int) -> int:
+        """One-unit work expected to be left after so much was done; at least 1."""
+        if action.profile is not None:
+            return max(1, action.profile.work_ns - done_ns)
+        return max(1, self.mean(action.key, action.name, action.degrees, done_ns) - done_ns)
+
+    def mean(self, key: str, name: str, degrees: tuple[int, ...], done_ns: int = 0) -> int:
+        """Mean work in the class of those larger than `done_ns`, shrunk. O(1)."""
+        bucket = octaves(done_ns) if done_ns > 0 else -1
+        several = degrees[-1] > degrees[0]
+        known, parent = self._find(key, name), self._parents.get((key, several))
+        own = known.sizes if known is not None else None
+        version = (self._any.version + (parent.version if parent is not None else 0)
+                   + (own.version if own is not None else 0))
+        memo = self._memo.get((key, name, several, bucket))
+        if memo is not None and memo[0] == version:
+            return memo[1]
+        levels = [s for s in (self._any, parent, own) if s is not None]
+        n = SHRINK
+        total = SHRINK * max(UNKNOWN_NS, 2 * done_ns if bucket >= 0 else 0)
+        for sizes in levels:
+            k, more = sizes.beyond(bucket)
+            n, total = SHRINK + k, SHRINK * total // n + more
+        if len(self._memo) >= _MEMO_MAX:
+            self._memo.clear()
+        self._memo[key, name, several, bucket] = (version, total // n)
+        return total // n
+
+    # ---- what the scheduler tells ------------------------------------------------------------
+
+    def began(self, action: Action) -> None:
+        """A lease of this action was granted. O(1) amortised."""
+        self._open(action.key, action.name).running += 1
+        self.used["learned" if action.profile is None else "profile"] += 1
+
+    def ended(self, action: Action, spans: Spans, whole: bool) -> None:
+        """A lease of it ended; `whole`: by itself. O(grid x spans)."""
+        key, several = action.key, action.degrees[-1] > action.degrees[0]
+        own = self._open(key, action.name)
+        own.running -= 1
+        if not any(units and ns for units, ns in spans):
+            return
+        work = max(1, work_of(spans, self.serial(action)))
+        if not whole:
+            work = max(work, self.mean(key, action.name, action.degrees, work))
+        elif action.degrees[-1] > 1:
+            if own.serial is None:
+                own.serial = Serial()
+            own.serial.add(spans, own.running)
+        parent = self._parents.get((key, several))
+        if parent is None:
+            parent = self._parents[key, several] = Sizes()
+        if own.sizes is None:
+            own.sizes = Sizes()
+        bucket = octaves(work)
+        for sizes in (self._any, parent, own.sizes):
+            sizes.add(work, bucket)
+
+    # ---- which classes there are -------------------------------------------------------------
+
+    def _find(self, key: str, name: str) -> _Class | None:
+        """The class of a name, if anything is known of it. O(1)."""
+        known = self._classes.get((key, name))
+        if known is None and self._merged:
+            known = self._classes.get((key, template(name)))
+            if known is not None and not known.merged:
+                return None
+        return known
+
+    def _open(self, key: str, name: str) -> _Class:
+        """The class of a name, as the one that was used last."""
+        of, classes = (key, name), self._classes
+        known = classes.get(of)
+        if known is None:
+            of = self._name(key, name)
+            known = classes.get(of)
+            if known is None:
+                known = classes[of] = _Class()
+                self._forget()
+        classes.move_to_end(of)
+        return known
+
+    def _name(self, key: str, name: str) -> Of:
+        """Under which name a new one has its class: its own, or its template's."""
+        general = key, template(name)
+        if general[1] == name:
+            return general
+        known = self._classes.get(general)
+        if known is not None and known.merged:
+            return general
+        variants = self._variants.setdefault(general, {})
+        if len(variants) < VARIANTS:
+            variants[name] = None
+            return key, name
+        del self._variants[general]
+        if known is None:
+            known = self._classes[general] = _Class()
+        known.merged = True
+        self._merged += 1
+        for each in variants:
+            known.merge(self._classes.pop((key, each)))
+        self._memo.clear()
+        return general
+
+    def _forget(self) -> None:
+        """Forgets the class that was used longest ago, if there are too many."""
+        if len(self._classes) <= CLASSES_MAX:
+            return
+        of, oldest = next(iter(self._classes.items()))
+        if oldest.running:  # others may be forgotten before it the next time
+            self._classes.move_to_end(of)
+            return
+        del self._classes[of]
+        self._merged -= oldest.merged
+        general = of[0], template(of[1])
+        variants = self._variants.get(general)
+        if variants is not None and of[1] in variants:
+            del variants[of[1]]
+            if not variants:
+                del self._variants[general]
+        self._memo.clear()

@@ -1,0 +1,246 @@
+"""Pure. Whose turn it is: the order between clients, and between the trajectories of one client.
+
+Problem. In plain order of arrival, one client's 300,000 actions are 300,000 actions that everybody
+else waits for, and so are one trajectory's 2,000 for the other trajectories of its client.
+
+Idea: start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) with every action of the same cost,
+in three levels. Each pool of units keeps its own virtual time.
+1. Between clients. A client's next action has a start tag; whoever has the lowest is next. A grant
+   adds 1 to the tag of its client, and the pool's virtual time becomes the tag that was served. A
+   client that comes to wait, or that could not be served for a while, has at least that time for
+   its tag, so nobody saves up turns.
+2. Between the two groups of one client: actions without a trajectory, and all others. A group
+   has tags in the same way. While none is more than BURST turns ahead of the other, their actions
+   are served in their own order as if there were one group; then the one that is behind comes
+   first. So neither a burst of single actions nor many sessions shut out the other.
+3. Between the trajectories of one client. A trajectory (the action's `trajectory`, else its
+   session) that has been given more than BURST turns beyond the client's virtual time waits for
+   later rounds. Its round is part of the number under which an action stands in the queue, its
+   turn, which is drawn once and never changes. Trajectories that have a few actions each are
+   served in their own order, as if nobody counted.
+
+A grant may come back without having begun (`LeaseReturned`). Its action then waits again at its old
+turn, and its next grant is not counted again: the client had the turn, and has not used it. (To
+take the count back when the lease returns would not do: a tag that lies behind the virtual time is
+forgotten, and with it all but one of several turns that come back together.)
+
+Invariants: everything here follows from the events of the ledger alone, in their order, so a replay
+and the simulator agree. An action waits for a bounded number of later ones of other clients and
+trajectories. What is kept is bounded by those who wait, as a pool that is empty forgets its counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import Generic, Protocol, TypeVar
+
+from ...domain.action import Action
+
+BURST = 16  # turns that a trajectory or a group may be ahead before others come first
+SINGLE, TRAJECTORY = 0, 1  # groups of a client's actions
+_SEQUENCE = 44  # bits of a turn that tell the order of arrival; those above are its round
+_KEEP = 1024  # trajectories or clients that are remembered although nothing of theirs waits
+# On which levels an action was counted. The bits from _FORGOTTEN on tell how often its pool had
+# forgotten its counts by then, as what was forgotten is to be counted again.
+_CLIENT, _GROUP, _FORGOTTEN = 1, 2, 2
+
+
+def trajectory_of(action: Action) -> str | int:
+    """The name or session of the trajectory that an action belongs to; 0 for none."""
+    if action.turn is not None:
+        return action.turn.trajectory
+    return action.trajectory or action.session
+
+
+def arrival_of(turn: int) -> int:
+    """Where an action stands in the order in which actions came to wait."""
+    return turn & (1 << _SEQUENCE) - 1
+
+
+def round_of(turn: int) -> int:
+    """The round of its client's trajectories in which an action is served."""
+    return turn >> _SEQUENCE
+
+
+class ClientShare:
+    """What one client has been given of one pool while anybody waited there.
+
+    Attributes:
+        client: its number.
+        pool: the pool's shares.
+        tag: the start tag of its next action.
+        groups: the start tags of its two groups.
+        group_time: the tag of the group that was served last.
+        round: the virtual time of its trajectories, the highest round served.
+        ends: the round after the last drawn one, for each trajectory that is ahead of `round`.
+        counted: on which levels a waiting action was counted already, if its grant came back.
+        waiting: how many actions wait, for each group.
+    """
+
+    __slots__ = ("client", "counted", "ends", "group_time", "groups", "pool", "round", "tag",
+                 "waiting")
+
+    def __init__(self, client: int, pool: PoolShares) -> None:
+        self.client, self.pool, self.tag = client, pool, pool.time
+        self.groups, self.group_time = [0, 0], 0
+        self.round = pool.last_round
+        self.ends: dict[str | int, int] = {}
+        self.counted: dict[int, int] = {}
+        self.waiting = [0, 0]
+
+    def start(self) -> int:
+        """The start tag of its next action: never in the past."""
+        return max(self.tag, self.pool.time)
+
+    def start_of(self, group: int) -> int:
+        """The start tag of the next action of one of its groups: at most BURST in the past."""
+        return max(self.groups[group], self.group_time - BURST)
+
+    def draw(self, trajectory: str | int, sequence: int) -> int:
+        """The turn of an action of a trajectory. O(1) amortised."""
+        now, ends = self.round, self.ends
+        end = max(now, ends.get(trajectory, 0))
+        ends[trajectory] = end + 1
+        if len(ends) > _KEEP + 2 * self.waiting[TRAJECTORY]:
+            self._forget()
+        found = max(now, end - BURST)
+        if found > self.pool.last_round:
+            self.pool.last_round = found
+        return found << _SEQUENCE | sequence
+
+    def _forget(self) -> None:
+        """Forgets the half of the trajectories that is least ahead, as its turns hardly change."""
+        ahead = sorted(self.ends.items(), key=lambda end: -end[1])  # stable: oldest first
+        self.ends = {each: at for each, at in ahead[:len(ahead) // 2] if at > self.round}
+
+    def returned(self, action: int, counted: int) -> None:
+        """An action waits again whose grant came back without having begun. `counted` is what
+        `served` returned for that grant."""
+        if counted >> _FORGOTTEN == self.pool.forgotten:
+            self.counted[action] = counted
+
+    def served(self, group: int, turn: int, action: int) -> int:
+        """Counts a grant of units to one of its actions, on each level on which it was not counted
+        before. Nothing is counted while this client is the only one of its pool. Returns on which
+        levels the action is counted now, for `returned`."""
+        pool = self.pool
+        counted = self.counted.pop(action, 0) if self.counted else 0
+        if len(pool.clients) > 1 and not counted & _CLIENT:
+            pool.time = self.start()
+            self.tag = pool.time + 1
+            counted |= _CLIENT
+        if self.waiting[1 - group] and not counted & _GROUP:
+            start = self.start_of(group)
+            self.group_time = max(self.group_time, start)
+            self.groups[group] = start + 1
+            counted |= _GROUP
+        if group == TRAJECTORY:
+            self.round = max(self.round, turn >> _SEQUENCE)
+        return counted | pool.forgotten << _FORGOTTEN
+
+
+class PoolShares:
+    """The clients that wait for the units of one pool, or did while somebody else still does.
+
+    Attributes:
+        time: the pool's virtual time, the start tag of the client that was served last.
+        last_round: the highest round ever drawn here; a client that comes later begins with it, so
+            that rounds of one client never go back.
+        clients: shares by client.
+        waiting: how many actions wait.
+        forgotten: how often the pool was empty and forgot what it had counted.
+    """
+
+    __slots__ = ("clients", "forgotten", "last_round", "time", "waiting")
+
+    def __init__(self) -> None:
+        self.time = self.last_round = self.waiting = self.forgotten = 0
+        self.clients: dict[int, ClientShare] = {}
+
+    def of(self, client: int) -> ClientShare:
+        """The share of a client."""
+        share = self.clients.get(client)
+        if share is None:
+            share = self.clients[client] = ClientShare(client, self)
+        return share
+
+    def rest(self, share: ClientShare) -> None:
+        """Nothing waits in one group of a client any more."""
+        if not self.waiting:
+            self.clients.clear()
+            self.forgotten += 1
+        elif len(self.clients) > _KEEP and not any(share.waiting):
+            del self.clients[share.client]
+
+
+class Ordered(Protocol):
+    """A list of waiting actions that tells whether anybody is left in it."""
+
+    def head(self) -> object | None:
+        """The first that is left; None at the end."""
+        ...
+
+    def rank(self) -> tuple[int, int]:
+        """Where the first stands in the list's own order, which other lists of its client share."""
+        ...
+
+
+_W = TypeVar("_W", bound=Ordered)
+
+
+class Rounds(Generic[_W]):
+    """The lists of several clients and groups, taken by turns in one pass; changes no share.
+
+    Each list must be at its first action. A step costs O(log clients).
+    """
+
+    __slots__ = ("_groups", "_heap", "_served", "several")
+
+    def __init__(self, lists: Iterable[tuple[ClientShare, int, _W]]) -> None:
+        # by client: start tag and list of those of its groups that are not at their ends
+        self._groups: dict[int, list[tuple[int, _W]]] = {}
+        self._heap: list[tuple[int, int]] = []  # (start tag, client)
+        self._served: set[int] = set()
+        for share, group, each in lists:
+            groups = self._groups.get(share.client)
+            if groups is None:
+                groups = self._groups[share.client] = []
+                self._heap.append((share.start(), share.client))
+            groups.append((share.start_of(group), each))
+        heapq.heapify(self._heap)
+        self.several = len(self._heap) > 1  # whether more than one client waits
+
+    def current(self) -> _W | None:
+        """The list whose turn it is; None when all are at their ends."""
+        heap = self._heap
+        while heap:
+            groups = [g for g in self._groups[heap[0][1]] if g[1].head() is not None]
+            self._groups[heap[0][1]] = groups
+            if groups:
+                if len(groups) > 1 and _second_is_next(groups[0], groups[1]):
+                    groups.reverse()
+                return groups[0][1]
+            heapq.heappop(heap)
+        return None
+
+    def is_first(self) -> bool:
+        """Whether the client whose turn it is had none in this pass."""
+        return self._heap[0][1] not in self._served
+
+    def charge(self, counted: int = 0) -> None:
+        """Counts one turn for the current list, except on the levels on which the action that has
+        it was counted before (`ClientShare.counted`)."""
+        tag, client = self._heap[0]
+        self._served.add(client)
+        start, each = self._groups[client][0]
+        self._groups[client][0] = (start + (not counted & _GROUP), each)
+        heapq.heapreplace(self._heap, (tag + (not counted & _CLIENT), client))
+
+
+def _second_is_next(first: tuple[int, Ordered], second: tuple[int, Ordered]) -> bool:
+    """Which of a client's two groups comes next: the one that is more than BURST turns behind, else
+    the one whose first action is before the other's."""
+    if abs(first[0] - second[0]) > BURST:
+        return second[0] < first[0]
+    return second[1].rank() < first[1].rank()

@@ -1,0 +1,88 @@
+"""Pure. The sessions that wait to be placed, and the order in which they are looked at.
+
+Problem. In plain order of arrival a client that asks for 2,000 sessions makes another client's one
+session wait behind all of them.
+
+Idea: the turns of `fair_order` between clients, each session counting as one; within a client the
+order of arrival. (A session is a trajectory of its own and opens once, so there is no level below.)
+Among clients with the same start tag the one whose first session has waited longest is first.
+
+Invariants: the order follows from the events of the ledger alone. A session that waits for room
+keeps the nodes that could give it from all behind it (`placers.base.open_by_load`). The tag of its
+client stands still meanwhile, while those of others grow: each other client opens one session
+before it at most, however large it is. For a single client the order is that of arrival.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from ...domain.ids import client_of
+from .fair_order import TRAJECTORY, PoolShares
+
+
+class Openings:
+    """Waiting sessions by client. Adding and removing one costs O(1), a walk O(log clients) a step
+    after O(clients) at its start; nothing may change during a walk."""
+
+    __slots__ = ("_arrivals", "_by_client", "_shares")
+
+    def __init__(self) -> None:
+        self._arrivals = 0
+        self._by_client: dict[int, dict[int, int]] = {}  # client -> session -> arrival, in order
+        self._shares = PoolShares()
+
+    def __len__(self) -> int:
+        return self._shares.waiting
+
+    def __contains__(self, session: int) -> bool:
+        return session in self._by_client.get(client_of(session), ())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Openings) and list(self) == list(other)
+
+    def add(self, session: int) -> None:
+        """A session waits to be placed, behind all others of its client."""
+        self._arrivals += 1
+        client = client_of(session)
+        self._by_client.setdefault(client, {})[session] = self._arrivals
+        self._shares.of(client).waiting[TRAJECTORY] += 1
+        self._shares.waiting += 1
+
+    def placed(self, session: int) -> None:
+        """A session that waits here was placed: its client had a turn."""
+        self._shares.of(client_of(session)).served(TRAJECTORY, 0, session)
+        self.drop(session)
+
+    def drop(self, session: int) -> None:
+        """A session that waits here waits no more."""
+        client, share = client_of(session), self._shares.of(client_of(session))
+        del self._by_client[client][session]
+        share.waiting[TRAJECTORY] -= 1
+        self._shares.waiting -= 1
+        if not self._by_client[client]:
+            del self._by_client[client]
+            self._shares.rest(share)
+
+    def __iter__(self) -> Iterator[int]:
+        """The sessions in the order in which to look at them, as if each were placed then."""
+        if len(self._by_client) < 2:
+            for sessions in self._by_client.values():
+                yield from sessions
+            return
+        # (start tag, arrival, session, those of its client behind it)
+        heads: list[tuple[int, int, int, Iterator[tuple[int, int]]]] = []
+        for client, sessions in self._by_client.items():
+            rest = iter(sessions.items())
+            session, arrival = next(rest)
+            heads.append((self._shares.of(client).start(), arrival, session, rest))
+        heapq.heapify(heads)
+        while heads:
+            tag, _, session, rest = heads[0]
+            yield session
+            behind = next(rest, None)
+            if behind is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (tag + 1, behind[1], behind[0], rest))

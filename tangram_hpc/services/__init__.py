@@ -1,0 +1,6 @@
+"""The worker's side of model services: copies of models on GPUs, and the backends that serve them.
+
+`registry.py` finds a backend by name; `processes/` runs copies and their calls, `http/` speaks to
+engines that somebody else runs, and `torch/` is our own runner. What a person writes about a
+service is checked in `config/services.py`, and who may call is decided by the scheduler.
+"""

@@ -1,0 +1,151 @@
+"""Owns: vLLM's HTTP protocol: its sleep mode, and which of its paths answers which of our methods.
+Must not know httpx, or how a call is read.
+
+Law: after `park` the server itself says that it sleeps. A request to a sleeping vLLM can end it, so
+none is ever sent to one.
+
+| ours | vLLM's |
+|---|---|
+| `load` | `/health`, `/v1/models`, `/is_sleeping`, `/server_info` |
+| `park` | `POST /sleep?level=1` (weights go to host memory) or `2` (they are dropped) |
+| `wake` | `POST /wake_up`; at level 2 the weights are read again from disk in between |
+| `score` | `POST /classify` without activation: a reward model's one number, or the logits of all classes |
+| `logprobs` | `POST /tokenize`, then `POST /v1/completions` with `prompt_logprobs` |
+| `generate` | `POST /v1/completions`; no chat template is applied |
+
+`/sleep`, `/wake_up`, `/is_sleeping`, `/server_info` and `/collective_rpc` exist only where the
+server's environment has `VLLM_SERVER_DEV_MODE=1`. Without `--enable-sleep-mode` some versions
+answer `/sleep` with 200 and free nothing, so that is asked for while loading.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ...config.services import VllmService
+from ...ports import OutOfDeviceMemory, ServiceDied, ServiceRefused
+from .asked import Generate, Score
+from .engine import ModelEngine
+from .web import Web
+
+REMEDY = "start vLLM with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
+
+
+class VllmEngine(ModelEngine):
+    """One vLLM server (see `Engine`)."""
+
+    def __init__(self, name: str, web: Web, weights_mib: int, options: VllmService) -> None:
+        super().__init__(name, web, weights_mib if options.sleep_level == 1 else 0)
+        self._model, self._level = options.model, options.sleep_level
+
+    async def _load(self) -> None:
+        await self._alive()
+        said = await self._known("/v1/models")
+        served = [m.get("id") for m in said.get("data", ())] if isinstance(said, dict) else []
+        if self._model not in served:
+            raise ServiceRefused(f"service {self._name}: model: {self._web.where} serves "
+                                 f"{', '.join(map(str, served)) or 'none'}, not {self._model}")
+        await self._check_sleep_mode()
+        if not await self._sleeping():
+            await self._park()
+
+    async def _check_sleep_mode(self) -> None:
+        if (await self._web.get("/is_sleeping")).status == 404:
+            raise ServiceRefused(f"service {self._name}: url: {self._web.where} cannot be parked; "
+                                 f"{REMEDY}")
+        answer = await self._web.get("/server_info?config_format=json")
+        config: Any = answer.json() if answer.ok else None
+        for key in ("vllm_config", "model_config", "enable_sleep_mode"):
+            config = config.get(key) if isinstance(config, dict) else None
+        if config is False:  # None: an older version does not say
+            raise ServiceRefused(f"service {self._name}: url: {self._web.where} runs without sleep "
+                                 f"mode and would free nothing; {REMEDY}")
+
+    async def _park(self) -> None:
+        await self._order(f"/sleep?level={self._level}")
+        await self._until(sleeping=True)
+
+    async def _wake(self) -> None:
+        try:
+            if self._level == 1:
+                await self._order("/wake_up")
+            else:
+                await self._order("/wake_up?tags=weights")
+                await self._order("/collective_rpc", {"method": "reload_weights"})
+                await self._order("/wake_up?tags=kv_cache")
+        except OutOfDeviceMemory:
+            if not await self._sleeping():  # it kept what did fit
+                await self._park()
+            raise
+        await self._until(sleeping=False)
+
+    async def _sleeping(self) -> bool:
+        said = await self._known("/is_sleeping")
+        found = said.get("is_sleeping") if isinstance(said, dict) else None
+        if not isinstance(found, bool):
+            raise ServiceDied(f"{self._web.where}/is_sleeping does not say whether it sleeps")
+        return found
+
+    async def _until(self, sleeping: bool) -> None:
+        """Some versions answer before they are done."""
+        delay, left = 0.01, self._web.timeout_s
+        while await self._sleeping() is not sleeping:
+            if left <= 0:
+                raise ServiceDied(f"{self._web.where} was told to {'sleep' if sleeping else 'wake'}"
+                                  f" and did not within {self._web.timeout_s:g} s")
+            await asyncio.sleep(delay)
+            delay, left = min(2 * delay, 0.25), left - delay
+
+    # ---- calls -------------------------------------------------------------------------------
+
+    async def _score(self, asked: Score) -> list[Any]:
+        # `activation` is what the older of the versions that can leave it out call it
+        said = await self._answered("/classify", self._named(
+            {"input": asked.texts, "use_activation": False, "activation": False}))
+        rows = self._rows("/classify", said, "data", len(asked.texts))
+        if not all(isinstance(row.get("probs"), list) and row["probs"] for row in rows):
+            raise self._odd("/classify", "probs")
+        return [row["probs"][0] if len(row["probs"]) == 1 else row["probs"] for row in rows]
+
+    async def _generate(self, asked: Generate) -> list[str]:
+        body = {"prompt": asked.prompts, "max_tokens": asked.max_new_tokens,
+                "temperature": asked.temperature, "n": 1}
+        if asked.seed is not None:
+            body["seed"] = asked.seed
+        said = await self._answered("/v1/completions", self._named(body))
+        rows = self._rows("/v1/completions", said, "choices", len(asked.prompts))
+        if not all(isinstance(row.get("text"), str) for row in rows):
+            raise self._odd("/v1/completions", "text")
+        return [row["text"] for row in rows]
+
+    async def _following(
+        self, prompts: list[list[int]], completions: list[list[int]]
+    ) -> list[list[float | None]]:
+        # one token is generated and thrown away: vLLM refuses to generate none
+        said = await self._answered("/v1/completions", self._named(
+            {"prompt": [p + c for p, c in zip(prompts, completions, strict=True)],
+             "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}))
+        rows = self._rows("/v1/completions", said, "choices", len(prompts))
+        return [self._last(row.get("prompt_logprobs"), c)
+                for row, c in zip(rows, completions, strict=True)]
+
+    def _last(self, found: Any, completion: list[int]) -> list[float | None]:
+        """Each position lists candidates by id, among them always the token that stands there; the
+        very first has none."""
+        try:
+            last = found[len(found) - len(completion):]
+            return [None if at is None else float(at[str(token)]["logprob"])
+                    for at, token in zip(last, completion, strict=True)]
+        except (TypeError, KeyError, ValueError):
+            raise self._odd("/v1/completions", "prompt_logprobs") from None
+
+    def _rows(self, path: str, said: Any, field: str, wanted: int) -> list[dict[str, Any]]:
+        rows = said.get(field) if isinstance(said, dict) else None
+        if not isinstance(rows, list) or len(rows) != wanted or not all(
+                isinstance(row, dict) and isinstance(row.get("index"), int) for row in rows):
+            raise self._odd(path, field)
+        return sorted(rows, key=lambda row: row["index"])
+
+    def _named(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {"model": self._model, **body}

@@ -1,0 +1,234 @@
+"""Owns: the one runner process of a copy - its start, the talk with it, and that nothing of it is
+left (process, descriptor, file). Must not know what a model is.
+
+The runner is a child in a process session of its own. It ends with its worker: the kernel sends it
+SIGKILL when the thread that started it ends, and its socket closes. Its end is seen by the socket:
+the runner alone holds the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO, TypeVar
+
+from ...errors import ProtocolError
+from ...ports import (
+    OutOfDeviceMemory,
+    ServiceDied,
+    ServicePlace,
+    ServiceRefused,
+    ServiceReply,
+    ServiceRequest,
+)
+from ...protocol import service_frames as frames
+from ...sandbox import environ
+
+RUNNER = "tangram_hpc.services.torch.torch_runner"
+_CLOSE_S = 10.0  # after an order to exit; then it is killed
+_EXIT_S = 2.0  # after it has closed its socket; then it is killed
+_REAP_S = 0.005
+_TAIL = 4096  # bytes; where the last line of its output is looked for
+_PREFIXES = ("CUDA_", "NVIDIA_", "NCCL_", "TORCH_", "PYTORCH_")
+_Answer = TypeVar("_Answer", bound=frames.Frame)
+
+
+class ProcessBackend:
+    """A copy that runs in a process of its own (fills `ports.ServiceBackend`).
+
+    Whoever is cancelled while it waits ends the runner: its answer would be taken for the next
+    order's.
+
+    Args:
+        load: what the runner is told first.
+        place: where it runs; its `scratch` is made, and removed with all that is in it.
+        load_s: how long loading may take, seconds.
+    """
+
+    def __init__(self, load: frames.Load, place: ServicePlace, load_s: float) -> None:
+        self._load, self._place, self._load_s = load, place, load_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._log: IO[bytes] | None = None
+        self._waiting: asyncio.Future[frames.Answer] | None = None
+        self._ending = False  # it has closed its socket
+        self._ended = ""  # how it ended; nothing is left of it then
+
+    @property
+    def pid(self) -> int:
+        """Its runner's process; 0 when there is none."""
+        return self._process.pid if self._process is not None and not self._ended else 0
+
+    # ---- the port ----
+
+    async def load(self) -> int:
+        """See `ports.ServiceBackend.load`. Raises ServiceDied when it takes longer than said."""
+        if self._ended:
+            raise ServiceDied(self._ended)
+        await self._start()
+        try:
+            done = await asyncio.wait_for(self._ask(self._load, frames.Loaded), self._load_s)
+        except asyncio.TimeoutError:
+            await self.close()
+            raise ServiceDied(f"its runner had not loaded after {self._load_s:g} s (load_s)"
+                              ) from None
+        except ServiceRefused:
+            await self.close()
+            raise
+        return done.host_mib
+
+    async def wake(self, gpus: tuple[int, ...]) -> None:
+        """See `ports.ServiceBackend.wake`."""
+        await self._ask(frames.Wake(self._place.gpus.index(gpus[0])), frames.Done)
+
+    async def call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:
+        """See `ports.ServiceBackend.call`."""
+        if sum(len(r.arguments) + len(r.method) + 16 for r in requests) > frames.FRAME_MAX:
+            told = f"arguments: a batch of more than {frames.FRAME_MAX} bytes; send less at once"
+            return [ServiceReply(error=told) for _ in requests]
+        order = frames.Call(tuple((r.method, r.arguments) for r in requests))
+        answer = await self._ask(order, frames.Answers)
+        return [ServiceReply(value, error) for value, error in answer.replies]
+
+    async def park(self) -> None:
+        """See `ports.ServiceBackend.park`."""
+        await self._ask(frames.Park(), frames.Done)
+
+    def kill(self) -> None:
+        """See `ports.ServiceBackend.kill`; `close` waits until nothing is left."""
+        if self._process is None:
+            self._ended = self._ended or "it was ended before its runner was started"
+        elif self._process.returncode is None:  # not reaped: the number is still its own
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        """See `ports.ServiceBackend.close`."""
+        if self._watch is None or self._writer is None:
+            self._ended = self._ended or "it was closed"
+            return
+        if not self._ending:
+            self._writer.write(frames.frame(frames.Close()))
+        try:
+            await asyncio.wait_for(asyncio.shield(self._watch), _CLOSE_S)
+        except asyncio.TimeoutError:
+            self.kill()
+            await asyncio.shield(self._watch)
+
+    # ---- the process ----
+
+    async def _start(self) -> None:
+        here, there = socket.socketpair()
+        try:
+            os.makedirs(self._place.scratch, mode=0o700, exist_ok=True)
+            self._log = tempfile.TemporaryFile(dir=self._place.scratch)  # noqa: SIM115 - nameless
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", RUNNER, str(there.fileno()), str(os.getpid())],
+                env=_environment(self._place), cwd=self._place.scratch, stdin=subprocess.DEVNULL,
+                stdout=self._log, stderr=self._log, pass_fds=[there.fileno()],
+                start_new_session=True)
+        except OSError as error:
+            here.close()
+            self._ended = f"its runner did not start ({error.strerror})"
+            self._remove_files()
+            raise ServiceDied(self._ended) from None
+        finally:
+            there.close()
+        reader, self._writer = await asyncio.open_connection(sock=here)
+        self._watch = asyncio.get_running_loop().create_task(self._read(reader))
+
+    async def _ask(self, order: frames.Frame, kind: type[_Answer]) -> _Answer:
+        if self._ending and self._watch is not None:
+            await asyncio.shield(self._watch)
+        if self._ended:
+            raise ServiceDied(self._ended)
+        assert self._writer is not None and self._waiting is None
+        self._waiting = asyncio.get_running_loop().create_future()
+        try:
+            self._writer.write(frames.frame(order))
+            answer = await self._waiting
+        except asyncio.CancelledError:
+            self.kill()
+            raise
+        finally:
+            self._waiting = None
+        if isinstance(answer, frames.NoRoom):
+            raise OutOfDeviceMemory(answer.text)
+        if isinstance(answer, frames.Refused):
+            raise ServiceRefused(answer.text)
+        if not isinstance(answer, kind):
+            self.kill()
+            raise ServiceDied(f"its runner answered {type(order).__name__} with "
+                              f"{type(answer).__name__}")
+        return answer
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Hands answers over until the runner ends; then clears away what is left."""
+        try:
+            while True:
+                head = await reader.readexactly(frames.HEAD.size)
+                answer = frames.answer(await reader.readexactly(frames.size(head)))
+                if self._waiting is not None and not self._waiting.done():
+                    self._waiting.set_result(answer)
+        except (asyncio.IncompleteReadError, ConnectionError, ProtocolError):
+            pass  # whichever it was, it cannot be talked to any more
+        assert self._process is not None and self._writer is not None
+        self._ending = True
+        left_s = _EXIT_S
+        while self._process.poll() is None:  # freeing a device may take it a while
+            await asyncio.sleep(_REAP_S)
+            left_s -= _REAP_S
+            if left_s < 0:
+                self.kill()
+        self._ended = self._how(self._process.returncode)
+        self._writer.transport.abort()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()
+        self._remove_files()
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(ServiceDied(self._ended))
+
+    def _how(self, status: int) -> str:
+        if status < 0:
+            name = signal.Signals(-status).name if -status in set(signal.Signals) else "unknown"
+            return f"its runner was ended by signal {-status} ({name})"
+        assert self._log is not None
+        end = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, end - _TAIL))
+        lines = self._log.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"its runner exited with status {status}" + (f": {last}" if last else "")
+
+    def _remove_files(self) -> None:
+        if self._log is not None:
+            self._log.close()
+        shutil.rmtree(self._place.scratch, ignore_errors=True)
+
+
+def _environment(place: ServicePlace) -> dict[str, str]:
+    """A runner's environment: what a runner of functions gets, what concerns GPUs, and its place's
+    own. Caches go to its scratch; the network is never asked."""
+    kept = environ.for_hosts(os.environ)
+    kept |= {n: v for n, v in os.environ.items() if n.startswith(_PREFIXES)}
+    package = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
+    paths = [p for p in kept.get("PYTHONPATH", "").split(os.pathsep) if p]
+    caches = ("TMPDIR", "HF_HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join([*map(os.path.abspath, paths), package]),
+        **dict.fromkeys(caches, os.path.abspath(place.scratch)),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": str(place.threads),
+        "MKL_NUM_THREADS": str(place.threads),
+        "OMP_WAIT_POLICY": "PASSIVE",  # a thread that waits leaves its core to tools and neighbours
+        **dict(place.env),
+    }

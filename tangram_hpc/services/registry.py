@@ -1,0 +1,54 @@
+"""Owns: which filling serves a service, by the name of its backend. Must not import one that is
+not asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+
+from ..config.services import FakeService, TorchService, options_of
+from ..domain.service import ServiceSpec
+from ..errors import InvalidInput, how_to_install
+from ..ports import ServiceBackend, ServicePlace, ServiceRefused
+
+_TORCH = ("torch", "transformers", "safetensors", "tokenizers")
+_ENGINES = ("http", "vllm", "sglang")
+
+
+def make_backend(spec: ServiceSpec, place: ServicePlace) -> ServiceBackend:
+    """A copy of a service for its place (`ports.MakeServiceBackend`); nothing runs before `load`.
+
+    Raises:
+        ServiceRefused: what it needs is not installed, it cannot run on such a place, or its
+            options are not understood.
+    """
+    if spec.backend in _ENGINES:
+        from .http.engines import make_engine
+
+        return make_engine(spec, place)
+    try:
+        options = options_of(spec)
+    except InvalidInput as error:
+        raise ServiceRefused(str(error)) from None
+    if isinstance(options, FakeService):
+        from .fake import FakeBackend
+
+        return FakeBackend(options)
+    assert isinstance(options, TorchService)
+    return _torch(options, place)
+
+
+def _torch(options: TorchService, place: ServicePlace) -> ServiceBackend:
+    if not all(find_spec(name) for name in _TORCH):
+        raise ServiceRefused(f"backend: torch needs {how_to_install('torch')}")
+    if options.degrees != (1,):
+        raise ServiceRefused(f"degrees: torch serves on one GPU, not {options.degrees}; say (1,), "
+                             "or use vllm or sglang")
+    from ..protocol.service_frames import Load
+    from .processes.process import ProcessBackend
+
+    place = replace(place, threads=options.threads or place.threads)
+    load = Load(options.model, options.task, options.dtype, options.max_len, place.device,
+                place.threads, options.fresh)
+    return ProcessBackend(load, place, options.load_s)

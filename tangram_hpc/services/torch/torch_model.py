@@ -1,0 +1,179 @@
+"""Owns: one Hugging Face model of a copy - loading it from a folder, where its weights are, and
+which method a request goes to. Must not ask the network, nor run code that lies beside a model.
+
+What is the same, and how far: a batch of the very same requests in the same order gives the same
+bits on the same device with as many threads, before and after any number of parks, in every copy.
+In other company a request is padded and summed otherwise, and agrees to rounding.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+
+from ...protocol import service_frames as frames
+from ...protocol.value import encode_value
+from .torch_fresh import newest
+from .torch_meter import Meter
+from .torch_methods import METHODS, Asked, Engine, Method
+from .torch_request import Reader, Wrong
+from .torch_weights import Weights, release
+
+DEVICE_MIB = "TANGRAM_DEVICE_MIB"  # what a slot of CPU has, where it stands in for a GPU
+_FACTORIES = {"causal": transformers.AutoModelForCausalLM,
+              "classifier": transformers.AutoModelForSequenceClassification}
+
+
+class Unservable(Exception):
+    """It can never be served as it is declared; one line that names the field and the remedy."""
+
+
+class NoDeviceMemory(Exception):
+    """Its weights or a batch do not fit; all is as before."""
+
+
+class Model:
+    """A model that is parked once this returns.
+
+    Attributes:
+        host_mib: what it takes of host memory, pages of mapped files included.
+
+    Raises:
+        Unservable: there is no such model, or it is of another kind.
+    """
+
+    def __init__(self, order: frames.Load) -> None:
+        torch.set_num_threads(order.threads)
+        self._device = _device(order.device)
+        self._meter = _meter(order.device)
+        folder = Path(order.model)
+        module, tokenizer = _open(folder, order)
+        self._fresh = Path(order.fresh) if order.fresh else None
+        self._weights = Weights(module, folder, self._device, mapped=self._fresh is None)
+        self.host_mib = -(-self._weights.host_bytes >> 20)
+        engine = self._engine = Engine(module, tokenizer, self._device)
+        reader = Reader(tokenizer, module.get_input_embeddings().num_embeddings,
+                        _longest(module.config, order.max_len))
+        self._methods: dict[str, Method] = {
+            name: method(engine, reader) for name, method in METHODS[order.task].items()}
+
+    def wake(self, number: int) -> None:
+        """Brings it onto the device of this number.
+
+        Raises:
+            NoDeviceMemory: it does not fit; it is parked as before.
+        """
+        if self._device.type == "cuda":
+            self._device = self._engine.device = torch.device("cuda", number)
+        with self._on_device():
+            self._weights.wake(self._device)
+
+    def park(self) -> None:
+        """Leaves the device."""
+        self._weights.park()
+
+    def call(self, requests: Sequence[tuple[str, bytes]]) -> list[tuple[bytes, str]]:
+        """The value of each request, or why it is wrong; all of one method run as one batch.
+
+        Raises:
+            NoDeviceMemory: the batch does not fit.
+        """
+        assert self._weights.awake, "it is called on its device only"
+        replies: list[tuple[bytes, str]] = [(b"", "")] * len(requests)
+        if why := self._renew():
+            return [(b"", why)] * len(requests)
+        asked: dict[str, list[tuple[int, list[Asked]]]] = {}
+        for i, (name, arguments) in enumerate(requests):
+            try:
+                if name not in self._methods:
+                    raise Wrong(f"method: {name!r} is not one of {', '.join(self._methods)}")
+                rows = self._methods[name].read(arguments)
+                asked.setdefault(name, []).append((i, rows))
+            except Wrong as error:
+                replies[i] = (b"", str(error))
+        with self._on_device(), torch.inference_mode():
+            for name, batch in asked.items():
+                method = self._methods[name]
+                told = iter(method.run([each for _, rows in batch for each in rows]))
+                for i, rows in batch:
+                    replies[i] = (encode_value([next(told) for _ in rows]), "")
+        return replies
+
+    def _renew(self) -> str:
+        """Takes the newest weights up, if any are published; what is wrong with them, or nothing.
+        They stay here until then."""
+        found = newest(self._fresh, self._engine.version) if self._fresh is not None else None
+        if found is None:
+            return ""
+        version, weights = found
+        try:
+            self._weights.replace(weights)
+        except ValueError as error:
+            return f"fresh: version {version} in {self._fresh}: {error}"
+        self._engine.version = version
+        return ""
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        told = ""
+        try:
+            with ExitStack() as stack:
+                if self._meter is not None:
+                    stack.enter_context(self._meter)
+                yield
+        except torch.OutOfMemoryError as error:
+            told = str(error).split("\n")[0]
+        if told:  # out here, as the error's frames hold tensors
+            release(self._device)
+            raise NoDeviceMemory(told)
+
+
+def _device(kind: str) -> torch.device:
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise Unservable("backend: torch finds no CUDA device in its environment; "
+                         "install a build of torch for this node's driver")
+    return torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu")
+
+
+def _meter(kind: str) -> Meter | None:
+    mib = os.environ.get(DEVICE_MIB, "")
+    return Meter(int(mib) << 20) if kind == "cpu" and mib else None
+
+
+def _longest(config: Any, wanted: int) -> int:
+    own = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return min(wanted, own) if isinstance(own, int) and own > 0 else wanted
+
+
+def _open(folder: Path, order: frames.Load) -> tuple[Any, Any]:
+    """The model on the host, and its tokenizer."""
+    if not (folder / "config.json").is_file():
+        raise Unservable(f"model: {folder} is no folder with a config.json on this node")
+    if not any(folder.glob("*.safetensors")):
+        raise Unservable(f"model: {folder} holds no *.safetensors; convert its weights")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    local = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
+        module, info = _FACTORIES[order.task].from_pretrained(
+            folder, dtype=getattr(torch, order.dtype), use_safetensors=True,
+            output_loading_info=True, **local)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        first = (str(error).strip() or type(error).__name__).split("\n")[0]
+        raise Unservable(f"model: {folder} cannot be loaded as a {order.task}: {first}") from None
+    missing = sorted(info["missing_keys"])
+    if missing:  # transformers would draw them at random
+        raise Unservable(f"task: {folder} has no weights {', '.join(missing[:3])} that a "
+                         f"{order.task} needs")
+    if order.task == "classifier" and module.config.num_labels != 1:
+        raise Unservable(f"model: {folder} tells {module.config.num_labels} labels apart; `score` "
+                         "needs a model of one")
+    return module.eval().requires_grad_(False), tokenizer

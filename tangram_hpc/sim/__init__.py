@@ -1,1 +1,0 @@
-"""The simulator: the real scheduler under a jumping clock, with modelled machines."""

@@ -1,0 +1,95 @@
+"""One workload three ways: all nodes held from start to end with a reservation for each trajectory,
+the job's own nodes alone, and those with satellites that come and go.
+
+Law: the same scheduler, drivers and accounting in each; core-hours held are those of nodes while
+their workers are there, used are those lent to actions, both folded from the run's events.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..config.allocations import alloc_policy, elastic
+from ..config.settings import read_toml
+from ..errors import InvalidInput
+from ..scheduler.placement.placers.registry import make_placer
+from .model_slurm import Queue
+from .wired import Growth, WiredWorld
+from .workload import Cluster, ClusterNode, Workload, to_ns
+
+
+class ModelledQueue(BaseModel):
+    """`[slurm]` of a scenario: how the modelled Slurm treats satellites."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    wait_s: float = Field(30.0, ge=0, description="each request waits so long to twice that")
+    nodes: int = Field(1 << 20, ge=0, description="nodes that it has for satellites")
+    partitions: tuple[str, ...] = Field((), description="those there are; empty: any")
+
+
+def read_scenario(path: Path) -> Growth:
+    """A scenario: `[elastic]` as in tangram.toml, and `[slurm]`.
+
+    Raises:
+        InvalidInput: it cannot be read, or a field is wrong; one line.
+    """
+    told = read_toml(path)
+    if unknown := next((key for key in told if key not in ("elastic", "slurm")), None):
+        raise InvalidInput(f"scenario {path}: {unknown!r} is not known; there is elastic, slurm")
+    policy = alloc_policy(elastic(told.get("elastic", {})))
+    if not policy.max_nodes:
+        raise InvalidInput(f"scenario {path}: elastic.max_nodes: say how many nodes may be asked "
+                           "for")
+    try:
+        queue = ModelledQueue(**told.get("slurm", {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidInput(f"scenario {path}: slurm.{'.'.join(map(str, first['loc']))}: "
+                           f"{first['msg']}, got {first['input']!r}") from None
+    return Growth(policy, Queue(to_ns(queue.wait_s), queue.nodes, queue.partitions))
+
+
+def three_ways(work: Workload, cluster: Cluster, placer: str, static: str, growth: Growth,
+               durations: str, seed: int = 0, check: bool = False) -> dict[str, dict[str, Any]]:
+    """Figures of `static`, `alone` and `elastic`, and what was decided in the last.
+
+    Raises:
+        InvalidInput: workload, cluster and policy do not go together.
+    """
+    ways = {"static": (_largest(cluster, growth), static, None),
+            "alone": (cluster, placer, None), "elastic": (cluster, placer, growth)}
+    return {name: _one(work, held, made, durations, seed, grows, check)
+            for name, (held, made, grows) in ways.items()}
+
+
+def _one(work: Workload, cluster: Cluster, placer: str, durations: str, seed: int,
+         growth: Growth | None, check: bool) -> dict[str, Any]:
+    world = WiredWorld(work, cluster, make_placer(placer), durations == "oracle", seed=seed,
+                       growth=growth, check=check)
+    run = world.run()
+    usage, figures = world.usage.usage, run.figures()
+    told: dict[str, Any] = {
+        "policy": placer, "held_core_h": usage.held_ns / 3600e9,
+        "used_core_h": usage.lent_ns / 3600e9,
+        "used_of_held": usage.lent_ns / max(1, usage.held_ns),
+        **{name: figures[name] for name in ("actions", "mean_act_s", "step_s")}}
+    if growth is not None and world.slurm is not None:
+        allocs = world.scheduler.ledger.allocs
+        calls = world.slurm.calls()
+        told |= {"satellites": allocs.asks, "slurm_held_core_h": world.slurm.held_ns() / 3600e9,
+                 "slurm_calls": calls.submits + calls.queries + calls.cancels,
+                 "decisions": [[at / 1e9, what] for at, what in allocs.told]}
+    return told
+
+
+def _largest(cluster: Cluster, growth: Growth) -> Cluster:
+    """The cluster with all the nodes that satellites may ever be, held from start to end."""
+    shape = growth.policy.shapes[0]
+    mem = shape.mem_mib or max(n.mem_mib for n in cluster.nodes)
+    more = ClusterNode(name="more", count=growth.policy.max_nodes, cpus=shape.cpus, mem_mib=mem,
+                       gpus=shape.gpus, sockets=1)
+    return cluster.model_copy(update={"nodes": (*cluster.nodes, more)})

@@ -1,0 +1,88 @@
+"""A modelled machine: fills `ports.Executor` under the real worker driver.
+
+Law: it knows how long work takes and nothing of scheduling; sandboxes open and close in no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..domain.outcome import Outcome
+from ..domain.service import ServiceSpec, endpoint_of, service_of
+from ..domain.session import SessionSpec
+from ..domain.states import ActionState
+from ..ports import Reports
+from ..protocol.message import Start
+from . import progress
+from .clock import Agenda
+from .workload import WorkAction
+
+
+class Machine:
+    """One node's executor. `work_of` tells what an action really is."""
+
+    def __init__(self, agenda: Agenda, reports: Reports, work_of: Callable[[int], WorkAction]
+                 ) -> None:
+        self._agenda, self._reports, self._work_of = agenda, reports, work_of
+        self._runs: dict[int, progress.Run] = {}
+
+    def open_session(self, spec: SessionSpec) -> None:
+        """See `ports.Executor`."""
+        self._reports.session_up(spec.id)
+
+    def close_session(self, session: int) -> None:
+        """See `ports.Executor`."""
+        self._reports.session_down(session, "")
+
+    def pack_session(self, session: int) -> None:
+        """See `ports.Executor`."""
+        self._reports.session_packed(session, "modelled")
+
+    def prepare_service(self, spec: ServiceSpec) -> None:
+        """See `ports.Executor`."""
+
+    def start(self, order: Start, payload: memoryview) -> None:
+        """See `ports.Executor`."""
+        key = order.action.key
+        units = 1 if endpoint_of(key) else len(order.gpus if service_of(key) else order.cores)
+        work, now = self._work_of(order.action.id), self._agenda.now
+        self._runs[order.lease] = progress.Run(work, units, now, order.restore_ns)
+        self._reports.started(order.lease)
+        self._await(order.lease)
+
+    def follow(self, order: Start, payload: memoryview) -> bool:
+        """See `ports.Executor`."""
+        return False
+
+    def take_back(self, lease: int) -> bool:
+        """See `ports.Executor`."""
+        return False
+
+    def kill(self, lease: int, state: ActionState, reason: str) -> None:
+        """See `ports.Executor`."""
+        if lease in self._runs:
+            self._end(lease, state, reason)
+
+    def resize(self, lease: int, cores: tuple[int, ...]) -> None:
+        """See `ports.Executor`."""
+        if lease in self._runs:
+            self._runs[lease].resize(self._agenda.now, len(cores))
+            self._await(lease)
+
+    def close(self) -> None:
+        """See `ports.Executor`."""
+        self._runs.clear()
+
+    def _await(self, lease: int) -> None:
+        run = self._runs[lease]
+        end_at = run.end_at
+        if end_at is not None:
+            self._agenda.put(end_at, 0, lambda: self._due(lease, run, end_at))
+
+    def _due(self, lease: int, run: progress.Run, end_at: int) -> None:
+        if self._runs.get(lease) is run and run.end_at == end_at:
+            self._end(lease, ActionState.COMPLETED, "")
+
+    def _end(self, lease: int, state: ActionState, reason: str) -> None:
+        exec_ns = self._agenda.now - self._runs.pop(lease).start
+        self._reports.finished(lease, Outcome(state, exec_ns=exec_ns, reason=reason), b"", True)

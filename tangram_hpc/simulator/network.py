@@ -1,0 +1,95 @@
+"""Modelled links, timers and a journal in memory: the ports of the drivers, filled with models.
+
+Law: every message really becomes bytes (`protocol/frame.py`) and is decoded again at the other end;
+a link keeps its order; one way takes `latency_ns` and, with jitter, up to twice that, by the seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+
+from ..domain.event import Event
+from ..protocol.frame import Buffer, Inbox, Outbox
+from ..protocol.message import AnyMessage, Message
+from .clock import Agenda
+
+DELIVERY, FLUSH, BEAT = 1, 2, 3  # priorities within an instant; what ends comes at 0
+Receive = Callable[[AnyMessage, memoryview | None], None]
+
+
+class Way:
+    """One direction of a conversation; fills `ports.Link`."""
+
+    def __init__(self, agenda: Agenda, latency_ns: int, rng: random.Random) -> None:
+        self._agenda, self._latency_ns, self._rng = agenda, latency_ns, rng
+        self._outbox, self._inbox = Outbox(), Inbox()
+        self._arrives = agenda.now
+        self.receive: Receive = lambda message, payload: None
+        self.frames = self.bytes = 0
+        self.unsent = 0  # a modelled link takes everything at once
+
+    def send(self, message: Message, payload: Buffer | None = None) -> None:
+        """See `ports.Link`."""
+        self._outbox.put(message, payload)
+
+    def flush(self) -> None:
+        """See `ports.Link`."""
+        data = b"".join(self._outbox.take())
+        if not data:
+            return
+        self.frames, self.bytes = self.frames + 1, self.bytes + len(data)
+        late = self._latency_ns and self._rng.randrange(self._latency_ns, 2 * self._latency_ns)
+        self._arrives = max(self._arrives, self._agenda.now + late)
+        self._agenda.put(self._arrives, DELIVERY, lambda: self._deliver(data))
+
+    def close(self) -> None:
+        """See `ports.Link`."""
+        self.flush()
+
+    def cut(self) -> None:
+        """Nothing arrives any more, not even what is on its way."""
+        self.receive = lambda message, payload: None
+
+    def _deliver(self, data: bytes) -> None:
+        for message, payload in self._inbox.feed(data):
+            self.receive(message, payload)
+
+
+class AgendaTimer:
+    """Fills `ports.Timer`; calls without delay come at the end of the instant, by priority."""
+
+    def __init__(self, agenda: Agenda, priority: int) -> None:
+        self._agenda, self._priority = agenda, priority
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> object:
+        """See `ports.Timer`."""
+        self._agenda.put(self._agenda.now + round(delay_s * 1e9), self._priority, call)
+        return None
+
+
+class MemoryJournal:
+    """Fills `ports.Journal`: hands each event on, and is safe at once."""
+
+    mode = "none"
+
+    def __init__(self, note: Callable[[Event], None]) -> None:
+        self._note, self._count = note, 0
+
+    def append(self, events: Iterable[Event]) -> int:
+        """See `ports.Journal`."""
+        for event in events:
+            self._note(event)
+            self._count += 1
+        return self._count
+
+    def commit(self, then: Callable[[], None]) -> None:
+        """See `ports.Journal`."""
+        then()
+
+    def superseded(self) -> bool:
+        """See `ports.Journal`."""
+        return False
+
+    def close(self) -> None:
+        """See `ports.Journal`."""

@@ -1,0 +1,241 @@
+"""A simulated step through everything: the real broker and worker drivers, the real frames.
+
+Law: what is modelled is what lies behind the ports: clock, links, journal, machines, and one client
+that plays the workload. Times are the broker's, so a record's run holds two ways of the network.
+Where `World` asks "what does the policy do", this asks "do the parts do it together".
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ..accounting.record import Fold
+from ..broker.driver import Broker
+from ..broker.satellites import SatelliteScripts
+from ..broker.settings import Settings
+from ..domain import event as ev
+from ..domain.allocation import AllocPolicy
+from ..domain.node import NodeSpec
+from ..domain.states import ActionState
+from ..errors import InfeasibleRequest, InvalidInput
+from ..protocol import message as ms
+from ..scheduler.placement.placers.base import Placer
+from ..scheduler.scheduler import Scheduler
+from ..worker.driver import WorkerDriver
+from .clock import Agenda
+from .log import Log
+from .machine import Machine
+from .model_slurm import ModelSlurm, Queue
+from .network import BEAT, FLUSH, AgendaTimer, MemoryJournal, Way
+from .player import CLIENT, Play, Player
+from .records import FORMAT, Run
+from .workload import Cluster, WorkAction, Workload, check_match, to_ns
+
+JOB = "1"  # a job id, as workers name their allocation by it
+
+
+class Failure(NamedTuple):
+    """A node dies, and joins again as a new one `back_ns` later (0: never)."""
+
+    node: str
+    at_ns: int
+    back_ns: int = 0
+
+
+class Growth(NamedTuple):
+    """Satellites may be asked for by this policy, of a Slurm that does so."""
+
+    policy: AllocPolicy
+    queue: Queue
+
+
+class WiredWorld:
+    """One run over modelled links whose one way takes `latency_ns` to twice that."""
+
+    def __init__(self, work: Workload, cluster: Cluster, placer: Placer, oracle: bool,
+                 latency_ns: int = 0, seed: int = 0, failures: Sequence[Failure] = (),
+                 check: bool = False, growth: Growth | None = None) -> None:
+        check_match(work, cluster)
+        self._work, self._cluster, self._check = work, cluster, check
+        self._latency_ns, self._rng = latency_ns, random.Random(seed)
+        self.agenda, self.scheduler = Agenda(), Scheduler(placer)
+        self.agenda.now = -8 * latency_ns  # all have joined when the step begins, at 0
+        self.player: Player | None = None
+        specs = cluster.node_specs(JOB)
+        settings = Settings(JOB, "", len(specs), services=tuple(cluster.service_specs(work)),
+                            endpoints=tuple(cluster.endpoint_specs()),
+                            policy=growth.policy if growth is not None else None)
+        self._log: Log | None = None
+        self.usage = Fold()
+        self.slurm, scripts = None, SatelliteScripts()
+        if growth is not None:
+            self.slurm = ModelSlurm(self.agenda, growth.queue, seed, self._join_worker, self._kill)
+            # the modelled Slurm takes the script for the component of the workers in it
+            scripts = SatelliteScripts({s.name: s.component for s in growth.policy.shapes})
+        self.broker = Broker(self.scheduler, MemoryJournal(self._note), self.agenda,
+                             AgendaTimer(self.agenda, BEAT), settings, lambda: None,
+                             slurm=self.slurm, scripts=scripts)
+        self._oracle, self._failures = oracle, failures
+        self._due: list[Play] = []
+        waits = [to_ns(t.start_s) for t in work.trajectories] + [
+            to_ns(turn.think_s) for t in work.trajectories for turn in t.turns]
+        self._busy_at = 0
+        self._patience_ns = 3600 * 10**9 + 2 * max(waits, default=0)
+        self.ways: list[Way] = []
+        self._alive: dict[str, Callable[[str], None]] = {}  # how to kill each node
+        self.broker.start()
+        for spec in specs:
+            self._join_worker(spec)
+        names = {spec.name: spec for spec in specs}
+        for failure in failures:
+            if failure.node not in names:
+                raise InvalidInput(f"failure of {failure.node!r}: the cluster has no such node")
+            self._plan_failure(failure, names[failure.node])
+        self._to_broker = self._converse(self._from_broker)
+        self._to_broker.send(ms.Hello(ms.PROTOCOL_VERSION, JOB, "step"))
+        self._to_broker.flush()
+
+    def run(self) -> Run:
+        """Plays the workload to its end.
+
+        Raises:
+            InvalidInput: the policy or the cluster can never finish this workload.
+        """
+        while self.player is None or self.player.left:
+            at = self.agenda.next_at()
+            assert at is not None, "the broker's own timers have stopped"
+            self.agenda.now = at
+            item = self.agenda.take()
+            if isinstance(item, Play):
+                if not self._due:
+                    self.agenda.put(at, FLUSH, self._submit_due)
+                self._due.append(item)
+            else:
+                item()
+                if self._check:
+                    self.scheduler.ledger.check()
+            if self.player is not None and self._stuck():
+                raise InfeasibleRequest(f"policy {self.scheduler.placer.name}: {self.player.left} "
+                                        "trajectories never end")
+        assert self._log is not None
+        head: dict[str, Any] = {"format": FORMAT, "workload": self._work.name,
+                "policy": self.scheduler.placer.name, "latency_ns": self._latency_ns}
+        if self._failures:
+            head["failures"] = [[*failure] for failure in self._failures]
+        self.usage.last_ns = self.agenda.now
+        self.usage.close()
+        return Run(head, self._log.ordered(), self.player.step_ns)
+
+    def _stuck(self) -> bool:
+        """Nothing runs and nothing has happened for longer than anybody thinks."""
+        assert self.player is not None
+        if self.scheduler.ledger.leases:
+            self._busy_at = self.agenda.now
+        return self.agenda.now - max(self.player.moved_at, self._busy_at) > self._patience_ns
+
+    # ---- the parts ---------------------------------------------------------------------------
+
+    def _way(self) -> Way:
+        way = Way(self.agenda, self._latency_ns, self._rng)
+        self.ways.append(way)
+        return way
+
+    def _join_worker(self, spec: NodeSpec) -> None:
+        down, up = self._way(), self._way()
+        worker = WorkerDriver(
+            JOB, spec, up, AgendaTimer(self.agenda, FLUSH),
+            lambda reports, welcome: Machine(self.agenda, reports, self._work_of),
+            lambda why: self._ended(spec.name, why))
+        down.receive = worker.receive
+        talk = self.broker.accept(down)
+        up.receive = lambda message, payload: self.broker.receive(talk, message, payload)
+        worker.start()
+
+        def die(why: str) -> None:
+            up.cut()
+            down.cut()
+            worker.lost(why)
+            self.broker.lost(talk, why)
+        self._alive[spec.name] = die
+
+    def _ended(self, name: str, why: str) -> None:
+        """A worker ended because it was told to: nothing of it is heard any more."""
+        if self.slurm is not None:
+            self._kill(name, why)
+            self.slurm.worker_ended(name)
+
+    def _kill(self, name: str, why: str) -> None:
+        die = self._alive.pop(name, None)
+        if die is not None:
+            die(why)
+
+    def _plan_failure(self, failure: Failure, spec: NodeSpec) -> None:
+        self.agenda.put(failure.at_ns, 0, lambda: self._kill(spec.name, "it failed"))
+        if failure.back_ns:
+            self.agenda.put(failure.at_ns + failure.back_ns, 0, lambda: self._join_worker(spec))
+
+    def _converse(self, receive: object) -> Way:
+        down, up = self._way(), self._way()
+        down.receive = receive  # type: ignore[assignment]
+        talk = self.broker.accept(down)
+        up.receive = lambda message, payload: self.broker.receive(talk, message, payload)
+        return up
+
+    def _work_of(self, action: int) -> WorkAction:
+        assert self.player is not None
+        return self.player.submission(action).work
+
+    def _note(self, event: ev.Event) -> None:
+        self.usage.add(event)
+        if self._log is not None:
+            self._log.note(event)
+
+    # ---- the client --------------------------------------------------------------------------
+
+    def _from_broker(self, message: ms.AnyMessage, payload: memoryview | None) -> None:
+        if isinstance(message, ms.Welcome):
+            assert message.client == CLIENT
+            self.player = Player(self._work, self.agenda, self._oracle,
+                                 self.scheduler.placer.reserve > 0)
+            self._log = Log(self.player, self.scheduler.ledger)
+            return
+        player = self.player
+        assert player is not None
+        if isinstance(message, ms.Result):
+            self._to_broker.send(ms.Ack((message.action,)))
+            if message.outcome.state is ActionState.COMPLETED:
+                session = player.ended(message.action)
+                if session:
+                    self._to_broker.send(ms.ReleaseSession(session))
+            else:
+                self._again(message.action, message.attempt)
+            self.agenda.put(self.agenda.now, FLUSH, self._to_broker.flush)
+        elif isinstance(message, ms.SessionUp):
+            player.admitted(message.session)
+        elif isinstance(message, ms.SessionDown):
+            player.lost(message.session)
+        elif isinstance(message, ms.Rejected) and message.lost:
+            self._again(message.id, 0)
+            self.agenda.put(self.agenda.now, FLUSH, self._to_broker.flush)
+        elif isinstance(message, ms.Rejected):
+            raise InfeasibleRequest(f"workload {self._work.name}: {message.text}")
+
+    def _again(self, action: int, leases: int) -> None:
+        assert self.player is not None
+        spec, again = self.player.failed(action, leases)
+        if spec is not None:
+            self._to_broker.send(ms.RequestSession(spec))
+        self._to_broker.send(ms.Submit(again), b"")
+
+    def _submit_due(self) -> None:
+        assert self.player is not None
+        due, self._due = sorted(self._due, key=lambda play: play.index), []
+        for play in due:
+            spec, actions = self.player.due(play)
+            if spec is not None:
+                self._to_broker.send(ms.RequestSession(spec))
+            for action in actions:
+                self._to_broker.send(ms.Submit(action), b"")
+        self._to_broker.flush()

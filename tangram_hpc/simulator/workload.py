@@ -1,0 +1,261 @@
+"""Reads what a person writes for the simulator: `tangram-workload/1` and cluster files.
+
+Law: every error is one line that names the file, the place in it and what is wrong. Nothing is
+defaulted that the format does not default; times become whole nanoseconds here, rounded once.
+"""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..domain.node import NodeSpec
+from ..domain.service import MICRO, EndpointSpec, ServiceSpec, endpoint_of, service_of
+from ..errors import InvalidInput
+from ..scheduler.state.gpu_blocks import GpuSet
+
+FORMAT = "tangram-workload/1"
+EXAMPLES = Path(__file__).resolve().parent / "examples"
+_SECOND = 10**9
+
+
+def to_ns(seconds: float) -> int:
+    """Seconds as whole nanoseconds."""
+    return round(seconds * _SECOND)
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class WorkAction(_Model):
+    """One action of a turn. `work_s` is its run time on one unit."""
+
+    name: str
+    resource: str = Field(pattern=r"^(cpu|service:.+|endpoint:.+)$")
+    work_s: float = Field(ge=0, allow_inf_nan=False)
+    degrees: tuple[int, ...] = Field(min_length=1)
+    serial: float = Field(0.0, ge=0, le=1)
+    mem_mib: int = Field(0, ge=0)
+    resize: bool = True
+
+    def run_ns(self, units: int) -> int:
+        """Run time on `units` units."""
+        return to_ns(self.work_s * (self.serial + (1.0 - self.serial) / units))
+
+
+class Turn(_Model):
+    """The policy thinks, then all actions become ready at once."""
+
+    think_s: float = Field(ge=0, allow_inf_nan=False)
+    actions: tuple[WorkAction, ...]
+
+
+class SessionNeed(_Model):
+    """What a trajectory's sandbox holds."""
+
+    mem_mib: int = Field(0, ge=0)
+
+
+class Trajectory(_Model):
+    """One trajectory of a step."""
+
+    trajectory: str
+    start_s: float = Field(ge=0, allow_inf_nan=False)
+    session: SessionNeed = SessionNeed(mem_mib=0)
+    turns: tuple[Turn, ...]
+
+
+class Workload(_Model):
+    """A whole file."""
+
+    name: str
+    trajectories: tuple[Trajectory, ...]
+
+
+class ClusterNode(_Model):
+    """One kind of node."""
+
+    name: str
+    count: int = Field(1, ge=1)
+    cpus: int = Field(ge=0)
+    mem_mib: int = Field(ge=0)
+    gpus: int = Field(0, ge=0)
+    sockets: int = Field(1, ge=1)
+
+
+class ClusterService(_Model):
+    """A GPU service of the cluster."""
+
+    name: str
+    restore_s: float = Field(0.0, ge=0)
+    weights_mib: int = Field(0, ge=0)
+
+
+class ClusterEndpoint(_Model):
+    """An external endpoint and its quota; the bucket holds one second's worth by default."""
+
+    name: str
+    concurrency: int = Field(ge=1)
+    rate_per_s: float | None = Field(None, ge=1 / MICRO)
+    burst: float | None = Field(None, ge=1)
+
+
+class Cluster(_Model):
+    """A whole cluster file."""
+
+    nodes: tuple[ClusterNode, ...] = Field(min_length=1)
+    services: tuple[ClusterService, ...] = ()
+    endpoints: tuple[ClusterEndpoint, ...] = ()
+
+    def node_specs(self, allocation: str = "") -> list[NodeSpec]:
+        """Each node by its full name, in order; all of one allocation."""
+        names = [(n.name if n.count == 1 else f"{n.name}{i}", n)
+                 for n in self.nodes for i in range(n.count)]
+        return [NodeSpec(name, name, tuple(range(n.cpus)), n.mem_mib, tuple(range(n.gpus)),
+                         backends=("model",), untrusted=("model",), allocation=allocation)
+                for name, n in names]
+
+    def service_specs(self, work: Workload) -> list[ServiceSpec]:
+        """Each service, with the calls that this workload makes of it."""
+        calls: dict[str, int] = {}
+        for action in all_actions(work):
+            name = service_of(action.resource)
+            calls[name] = calls.get(name, 0) + 1
+        return [ServiceSpec(s.name, to_ns(s.restore_s), s.weights_mib, calls.get(s.name, 0))
+                for s in self.services]
+
+    def endpoint_specs(self) -> list[EndpointSpec]:
+        """Each endpoint."""
+        return [_endpoint(e) for e in self.endpoints]
+
+
+def _endpoint(e: ClusterEndpoint) -> EndpointSpec:
+    burst = e.burst if e.burst is not None else max(1.0, e.rate_per_s or 1.0)
+    return EndpointSpec(e.name, e.concurrency, _micro(e.rate_per_s or 0), _micro(burst))
+
+
+def _micro(amount: float) -> int:
+    """Whole millionths, never more than was written."""
+    return int(Fraction(str(amount)) * MICRO)
+
+
+def all_actions(work: Workload) -> list[WorkAction]:
+    """Every action of a workload, in order."""
+    return [a for t in work.trajectories for turn in t.turns for a in turn.actions]
+
+
+def example(path: Path, kind: str) -> Path:
+    """The shipped file of this name, where a name without a suffix is given and no such file is
+    here: `coding-200` is a workload and its cluster. `kind` is the suffix, `.jsonl` or `.json`."""
+    if path.suffix or path.exists() or path.name != str(path):
+        return path
+    for name in (path.name, f"cluster-{path.name}"):
+        if (EXAMPLES / f"{name}{kind}").is_file():
+            return EXAMPLES / f"{name}{kind}"
+    there = ", ".join(sorted(p.stem.removeprefix("cluster-") for p in EXAMPLES.glob(f"*{kind}")))
+    raise InvalidInput(f"{path}: there is no such file, and no such example; the examples are "
+                       f"{there}")
+
+
+def read_workload(path: Path) -> Workload:
+    """A workload file, or a shipped one by its name without a suffix.
+
+    Raises:
+        InvalidInput: it cannot be read or breaks the format; one line.
+    """
+    path = example(path, ".jsonl")
+    lines = [(number, text) for number, text in enumerate(_text(path).splitlines(), 1)
+             if text.strip()]
+    head = _json(lines[0][1], f"{path} line {lines[0][0]}") if lines else None
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise InvalidInput(f"workload {path}: its first line must say "
+                           f'{{"format": "{FORMAT}", ...}}')
+    found: dict[str, Trajectory] = {}
+    for number, text in lines[1:]:
+        where = f"workload {path} line {number}"
+        try:
+            one = Trajectory.model_validate_json(text)
+        except ValidationError as error:
+            raise InvalidInput(f"{where}: {_first(error)}") from None
+        if one.trajectory in found:
+            raise InvalidInput(f"{where}: trajectory {one.trajectory!r} is there twice")
+        _check_degrees(one, where)
+        found[one.trajectory] = one
+    return Workload(name=str(head.get("name", path.stem)), trajectories=tuple(found.values()))
+
+
+def read_cluster(path: Path) -> Cluster:
+    """A cluster file, or a shipped one by its name without a suffix.
+
+    Raises:
+        InvalidInput: it cannot be read or is no cluster; one line.
+    """
+    path = example(path, ".json")
+    try:
+        cluster = Cluster.model_validate_json(_text(path))
+    except ValidationError as error:
+        raise InvalidInput(f"cluster {path}: {_first(error)}") from None
+    for what, names in (("node", [n.name for n in cluster.node_specs()]),
+                        ("service", [s.name for s in cluster.services]),
+                        ("endpoint", [e.name for e in cluster.endpoints])):
+        twice = next((n for n in names if names.count(n) > 1), None)
+        if twice is not None:
+            raise InvalidInput(f"cluster {path}: {what} {twice!r} is there twice")
+    return cluster
+
+
+def check_match(work: Workload, cluster: Cluster) -> None:
+    """Whether everything that the workload names is in the cluster.
+
+    Raises:
+        InvalidInput: it is not; the line names what is missing.
+    """
+    services = {s.name for s in cluster.services}
+    endpoints = {e.name for e in cluster.endpoints}
+    blocks = {size for n in cluster.node_specs()
+              for size, found in GpuSet(n.gpus).blocks.items() if found}
+    for action in all_actions(work):
+        service, endpoint = service_of(action.resource), endpoint_of(action.resource)
+        if service and service not in services:
+            raise InvalidInput(f"workload {work.name}: the cluster has no service {service!r}")
+        if service and action.degrees[0] not in blocks:
+            raise InvalidInput(f"workload {work.name}: {action.name} needs a block of "
+                               f"{action.degrees[0]} GPUs and no node of the cluster has one")
+        if endpoint and endpoint not in endpoints:
+            raise InvalidInput(f"workload {work.name}: the cluster has no endpoint {endpoint!r}")
+
+
+def _check_degrees(one: Trajectory, where: str) -> None:
+    for i, turn in enumerate(one.turns):
+        for k, action in enumerate(turn.actions):
+            degrees = list(action.degrees)
+            if degrees[0] < 1 or degrees != sorted(set(degrees)):
+                raise InvalidInput(f"{where}: turns.{i}.actions.{k}.degrees: {degrees} must be "
+                                   "ascending whole numbers from 1")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise InvalidInput(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{path}: not a text file") from None
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidInput(f"{where}: {error}") from None
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg']}" if place else str(first["msg"])

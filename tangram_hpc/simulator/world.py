@@ -1,0 +1,189 @@
+"""A simulated step: the real scheduler, modelled machines, and a clock that jumps.
+
+Law: all events of one instant are applied before anything starts, ends before all else; what starts
+is decided by `Scheduler.plan` alone. Sandboxes open and close in no time, orders travel in no time.
+The same input gives the same events, whatever the machine.
+"""
+
+from __future__ import annotations
+
+from ..domain import decision as de
+from ..domain import event as ev
+from ..domain.outcome import Outcome
+from ..domain.states import ActionState
+from ..errors import InfeasibleRequest, InvalidInput
+from ..scheduler.placement.placers.base import Placer
+from ..scheduler.placement.placers.static import Static, deal
+from ..scheduler.policy.admission import refusal, refusal_of_session
+from ..scheduler.scheduler import Scheduler
+from . import progress
+from .clock import Agenda
+from .log import Log
+from .player import CLIENT, Play, Player
+from .records import FORMAT, Run
+from .workload import Cluster, Workload, check_match
+
+_END = 0  # priority within an instant; trajectories are 1
+_IDLE_MAX = 100_000
+
+
+class World:
+    """One run. `check` proves the ledger's laws after every event (slow)."""
+
+    def __init__(self, work: Workload, cluster: Cluster, placer: Placer, oracle: bool,
+                 check: bool = False) -> None:
+        check_match(work, cluster)
+        self._work, self._cluster, self._check = work, cluster, check
+        self.scheduler = Scheduler(placer)
+        self.agenda = Agenda()
+        self.player = Player(work, self.agenda, oracle, placer.reserve > 0)
+        self._idle = 0  # instants since anything happened but that the placer was asked
+        self.events: list[ev.Event] | None = None  # set to a list to keep them all
+        self._runs: dict[int, progress.Run] = {}  # by lease
+        self._log = Log(self.player, self.scheduler.ledger)
+        self._opened: list[int] = []  # sessions whose sandbox is being built
+        self._ended: list[int] = []  # actions whose result is known
+
+    # ---- the loop ----------------------------------------------------------------------------
+
+    def run(self) -> Run:
+        """Plays the workload to its end.
+
+        Raises:
+            InvalidInput: the policy or the cluster can never finish this workload.
+        """
+        warm = self._set_up()
+        while (at := self._next_instant()) is not None and self._idle < _IDLE_MAX:
+            self.agenda.now = at
+            self._instant()
+        if self.player.left:
+            ready = len(self.scheduler.ledger.ready)
+            raise InfeasibleRequest(f"policy {self.scheduler.placer.name}: {self.player.left} "
+                                    f"trajectories never end; {ready} actions wait for ever")
+        head = {"format": FORMAT, "workload": self._work.name,
+                "policy": self.scheduler.placer.name}
+        return Run(head | ({"services_warm": True} if warm else {}), self._log.ordered(),
+                   self.player.step_ns)
+
+    def _next_instant(self) -> int | None:
+        at, deadline = self.agenda.next_at(), self.scheduler.next_deadline()
+        self._idle = self._idle + 1 if at is None else 0
+        if deadline and (at is None or deadline < at) and self.player.left:
+            return deadline
+        return at
+
+    def _instant(self) -> None:
+        """Everything of this instant, then whatever may start."""
+        while True:
+            due: list[Play] = []
+            while (item := self.agenda.take()) is not None:
+                if isinstance(item, Play):
+                    due.append(item)
+                else:
+                    self._finish(*item)
+            due.sort(key=lambda play: play.index)
+            for play in due:
+                self._submit(play)
+            if self.agenda.next_at() != self.agenda.now:
+                self._plan()
+                if self.agenda.next_at() != self.agenda.now:
+                    return
+
+    def _plan(self) -> None:
+        scheduler, now = self.scheduler, self.agenda.now
+        while events := scheduler.plan(now):
+            for event in events:
+                self._happen(event)
+            opened, self._opened = self._opened, []
+            for session in opened:
+                self._happen(ev.SessionReady(now, session))
+
+    # ---- facts and orders --------------------------------------------------------------------
+
+    def _happen(self, fact: ev.Event) -> None:
+        for event in self.scheduler.consequences(fact):
+            if self.events is not None:
+                self.events.append(event)
+            self._log.note(event)
+            for order in self.scheduler.handle(event):
+                self._perform(order)
+            if self._check:
+                self.scheduler.ledger.check()
+
+    def _perform(self, order: de.Decision) -> None:
+        match order:
+            case de.StartLease(lease=lease, restore_ns=restore_ns):
+                work = self.player.submission(order.action).work
+                units = self.scheduler.ledger.leases[lease].units
+                self._runs[lease] = progress.Run(work, units, self.agenda.now, restore_ns)
+                self._await(lease)
+            case de.ResizeLease(lease=lease, cores=cores):
+                self._runs[lease].resize(self.agenda.now, len(cores))
+                self._await(lease)
+            case de.OpenSession(spec=spec):
+                self._opened.append(spec.id)
+            case de.AnnounceSession(session=session):
+                self.player.admitted(session)
+            case de.Reply(action=action):
+                self._ended.append(action)
+
+    def _await(self, lease: int) -> None:
+        end_at = self._runs[lease].end_at
+        if end_at is not None:
+            self.agenda.put(end_at, _END, (lease, end_at))
+
+    def _finish(self, lease: int, end_at: int) -> None:
+        run = self._runs.get(lease)
+        if run is None or run.end_at != end_at:
+            return  # it was resized since
+        del self._runs[lease]
+        now = self.agenda.now
+        outcome = Outcome(ActionState.COMPLETED, exec_ns=now - run.start)
+        self._happen(ev.LeaseFinished(now, lease, outcome, True))
+        ended, self._ended = self._ended, []
+        for action in ended:
+            session = self.player.ended(action)
+            self._happen(ev.ActionAcknowledged(now, (action,)))
+            if session:
+                self._happen(ev.SessionClosing(now, session, ""))
+                self._happen(ev.SessionClosed(now, session, ""))
+
+    def _submit(self, play: Play) -> None:
+        spec, actions = self.player.due(play)
+        ledger, placer = self.scheduler.ledger, self.scheduler.placer
+        if spec is not None:
+            self._refuse(spec.name, refusal_of_session(ledger, placer, spec))
+            self._happen(ev.SessionRequested(self.agenda.now, spec))
+        for action in actions:
+            self._refuse(f"{play.spec.trajectory}.{play.turn} {action.name}",
+                         refusal(ledger, placer, action))
+            self._happen(ev.ActionSubmitted(self.agenda.now, action))
+
+    def _refuse(self, what: str, why: str) -> None:
+        if why:
+            raise InfeasibleRequest(f"workload {self._work.name}, {what}: {why}")
+
+    # ---- the beginning -----------------------------------------------------------------------
+
+    def _set_up(self) -> bool:
+        """Nodes, services and endpoints join; says whether services stand from the start."""
+        self._happen(ev.ClientJoined(0, CLIENT, "step", "step", 0, 1, "sim"))
+        specs = self._cluster.node_specs()
+        for number, node in enumerate(specs, 1):
+            self._happen(ev.NodeJoined(0, number, node))
+        services = self._cluster.service_specs(self._work)
+        for service in services:
+            self._happen(ev.ServiceDeclared(0, service))
+        for endpoint in self._cluster.endpoint_specs():
+            self._happen(ev.EndpointDeclared(0, endpoint))
+        self._happen(ev.NodesComplete(0, len(specs)))
+        if not services or not isinstance(self.scheduler.placer, Static):
+            return False
+        gpus = [(n, gpu) for n, node in enumerate(specs, 1) for gpu in node.gpus]
+        for name, dealt in deal(services, gpus).items():
+            if not dealt:
+                raise InvalidInput(f"policy {self.scheduler.placer.name}: {len(services)} services "
+                                   f"want a GPU each and the cluster has {len(gpus)}")
+            for number, gpu in dealt:
+                self._happen(ev.ServiceLoaded(0, name, number, (gpu,)))
+        return True

@@ -1,0 +1,174 @@
+"""The Slurm port filled by pyslurm, in a program of its own (`pyslurm_child`).
+
+Law: nothing here imports pyslurm. What it cannot do goes to Slurm's commands: het jobs, options
+that it has no word for, and the Comment of a job that the controller has forgotten.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..domain.slurm import JobOrder, JobRef, JobView, with_remark
+from ..errors import ProtocolError
+from ..ports import SlurmNever, SlurmNotNow
+from .child import Child, ChildGone, ChildLate
+from .commands import DEADLINE_S, Commands
+from .environ import for_commands
+from .filling import checked_comment, comment_of, failure, says_over, wanted
+from .hostlist import expand
+
+CHILD = "tangram_hpc.slurm.pyslurm_child"
+# sbatch's long options by what pyslurm calls them; any other goes to sbatch itself
+_WORDS = {
+    "job-name": "name", "partition": "partitions", "account": "account", "qos": "qos",
+    "nodes": "nodes", "ntasks": "ntasks", "cpus-per-task": "cpus_per_task",
+    "mem": "memory_per_node", "mem-per-cpu": "memory_per_cpu", "gres": "gres_per_node",
+    "time": "time_limit", "output": "standard_output", "error": "standard_error",
+    "comment": "comment", "chdir": "working_directory", "constraint": "constraints",
+    "reservation": "reservations", "exclude": "excluded_nodes", "nodelist": "required_nodes",
+}
+_NUMBERS = frozenset({"ntasks", "cpus_per_task", "time_limit"})
+_FLAGS = {"requeue": ("is_requeueable", True), "no-requeue": ("is_requeueable", False),
+          "hold": ("priority", 0)}
+_FIELDS = ("state", "reason", "name", "partition", "comment")
+
+
+class PyslurmUnusable(SlurmNotNow):
+    """It has never answered: not installed, or built for another release, or it finds no
+    configuration."""
+
+
+class Pyslurm:
+    """Fills `filling.Filling`. `argv`: how its child is started."""
+
+    def __init__(self, environ: Mapping[str, str], deadline_s: float = DEADLINE_S,
+                 argv: Sequence[str] = (sys.executable, "-m", CHILD)) -> None:
+        env = for_commands(environ)
+        package = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2))
+        paths = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
+        self._commands, self._conf = Commands(environ, deadline_s), env.get("SLURM_CONF", "")
+        self._submitters = dict(env)
+        self._child = Child(argv, {**env, "PYTHONPATH": os.pathsep.join([*paths, package])},
+                            deadline_s)
+        self._answered = False
+
+    @property
+    def name(self) -> str:
+        """See `filling.Filling.name`."""
+        return "pyslurm"
+
+    @property
+    def version(self) -> str:
+        """pyslurm's; empty before it has answered."""
+        return str(self._child.greeting.get("value", ""))
+
+    @property
+    def pid(self) -> int:
+        """The child's process; 0 while there is none."""
+        return self._child.pid
+
+    async def submit(self, order: JobOrder) -> int:
+        """See `filling.Filling.submit`."""
+        options = _translated(order)
+        if options is None:
+            return await self._commands.submit(order)
+        told = await self._ask({"do": "submit", "script": order.script, "options": options,
+                                "environ": {**self._submitters, **dict(order.environ)}})
+        return int(told)
+
+    async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
+        """See `filling.Filling.query`."""
+        told = await self._ask({"do": "query", "jobs": list(jobs), "names": list(names)})
+        return wanted([_view(row) for row in told], jobs, names)
+
+    async def cancel(self, jobs: Sequence[JobRef]) -> None:
+        """See `filling.Filling.cancel`."""
+        leaders = [each.job for each in jobs if each.component >= 0]
+        ids = await self._ask({"do": "components", "leaders": leaders}) if leaders else {}
+        numbers = [ids.get(each.show(), 0) if each.component >= 0 else each.job for each in jobs]
+        await self._ask({"do": "cancel", "jobs": [number for number in numbers if number]})
+
+    async def comment(self, job: int, text: str) -> None:
+        """See `filling.Filling.comment`."""
+        checked_comment(text)
+        old = comment_of(await self.query([job], ()))
+        if old is not None:
+            try:
+                await self._ask({"do": "comment", "job": job, "text": with_remark(old, text)})
+                return
+            except SlurmNever as never:
+                if not says_over(never):
+                    raise
+        await self._commands.comment(job, text)
+
+    async def close(self) -> None:
+        """See `filling.Filling.close`."""
+        await self._child.kill()
+        await self._commands.close()
+
+    async def _ask(self, order: Mapping[str, Any]) -> Any:
+        if self._conf and not os.path.exists(self._conf):  # it would try for a minute
+            raise SlurmNotNow(f"SLURM_CONF names {self._conf}, which is not there")
+        try:
+            told = await self._child.ask(order)
+        except ChildLate as late:
+            raise SlurmNotNow(f"pyslurm: {late}", unsure=True) from None
+        except ChildGone as gone:
+            if not self._answered:
+                raise PyslurmUnusable(f"pyslurm: {gone}") from None
+            raise SlurmNotNow(f"pyslurm: its process has ended: {gone}", unsure=True) from None
+        self._answered = True
+        if "error" in told:
+            raise failure(f"pyslurm: {told['error']}")
+        if "value" not in told:
+            raise ProtocolError(f"pyslurm's process answered {str(told)[:80]}")
+        return told["value"]
+
+
+def _translated(order: JobOrder) -> dict[str, Any] | None:
+    """The order's options in pyslurm's words, the command line's over the script's; None where it
+    has no word for one, or the job is a het job."""
+    asked: dict[str, Any] = {}
+    for name, value in [*_directives(order.script), *order.options]:
+        if name in _FLAGS and not value:
+            word, meaning = _FLAGS[name]
+            asked[word] = meaning
+        elif name in _WORDS and value:
+            word = _WORDS[name]
+            asked[word] = int(value) if word in _NUMBERS and value.isdigit() else value
+        else:
+            return None
+    return asked
+
+
+def _directives(script: str) -> list[tuple[str, str]]:
+    """What the `#SBATCH` lines before the first command say; one that is no `--NAME[=VALUE]` has no
+    name here."""
+    found = []
+    for line in script.splitlines():
+        if line.startswith("#SBATCH"):
+            for word in shlex.split(line[7:], comments=True):
+                match = re.fullmatch(r"--([a-z-]+)(?:=(.*))?", word)
+                found.append((match[1], match[2] or "") if match else ("", ""))
+        elif line.strip() and not line.startswith("#"):
+            break
+    return found
+
+
+def _view(row: Mapping[str, Any]) -> JobView:
+    """Words that are None are empty; times are seconds."""
+    words = {name: str(row[name] or "") for name in _FIELDS}
+    words["reason"] = "" if words["reason"] == "None" else words["reason"]
+    try:
+        nodes = expand(str(row["nodes"] or ""))
+    except ValueError as error:
+        raise SlurmNever(f"pyslurm: {error}") from None
+    return JobView(
+        int(row["job"]), int(row["component"]), nodes=nodes,
+        start_ns=int(row["start_s"] or 0) * 10**9, end_ns=int(row["end_s"] or 0) * 10**9,
+        restarts=int(row["restarts"] or 0), **words)

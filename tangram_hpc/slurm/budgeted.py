@@ -1,0 +1,211 @@
+"""Fills `ports.Slurm`: a filling of calls beneath one broker's budget.
+
+Law: one call at a time, made by one task; queries that wait for their turn become one; nothing else
+waits longer than for the call in front of it. Whoever asks is always answered, on the loop, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
+from ..ports import Clock, SlurmFailure, SlurmNever, SlurmNotNow
+from .budget import Budget
+from .filling import Filling, wanted
+
+_TEXT_MAX = 200  # characters of a failure that are kept for people
+
+
+@dataclass
+class _Call:
+    kind: str  # its counter
+    make: Callable[[], Awaitable[Any]]
+    then: Callable[[Any], None]
+
+
+@dataclass
+class _Question:
+    jobs: tuple[int, ...]
+    names: tuple[str, ...]
+    then: Callable[[tuple[JobView, ...] | SlurmFailure], None]
+
+
+class BudgetedSlurm:
+    """See `ports.Slurm`. For one thread, that of the running loop."""
+
+    def __init__(self, filling: Filling, budget: Budget, clock: Clock) -> None:
+        self._filling, self._budget, self._clock = filling, budget, clock
+        self._loop = asyncio.get_running_loop()
+        self._line: deque[_Call] = deque()
+        self._questions: list[_Question] = []
+        self._under_way: list[Callable[[Any], None]] = []  # who waits for the call that is made
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._calls = SlurmCalls()
+        self._closed = False
+
+    # ---- the port ----------------------------------------------------------------------------
+
+    def submit(self, order: JobOrder, then: Callable[[int | SlurmFailure], None]) -> None:
+        """See `ports.Slurm.submit`."""
+        self._act(_Call("submits", lambda: self._filling.submit(order), then))
+
+    def cancel(self, jobs: Sequence[JobRef],
+               then: Callable[[SlurmFailure | None], None]) -> None:
+        """See `ports.Slurm.cancel`."""
+        asked = tuple(jobs)
+        if not asked:
+            self._loop.call_soon(then, None)
+            return
+        self._act(_Call("cancels", lambda: self._filling.cancel(asked), then))
+
+    def comment(self, job: int, text: str, then: Callable[[SlurmFailure | None], None]) -> None:
+        """See `ports.Slurm.comment`."""
+        self._act(_Call("comments", lambda: self._filling.comment(job, text), then))
+
+    def query(self, jobs: Sequence[int],
+              then: Callable[[tuple[JobView, ...] | SlurmFailure], None],
+              names: Sequence[str] = ()) -> None:
+        """See `ports.Slurm.query`."""
+        if not jobs and not names:
+            self._loop.call_soon(then, ())
+        elif not self._refused(then, self._budget.closed_until):
+            self._questions.append(_Question(tuple(jobs), tuple(names), then))
+            self._go()
+
+    def calls(self) -> SlurmCalls:
+        """See `ports.Slurm.calls`."""
+        return msgspec.structs.replace(self._calls, filling=self._filling.name,
+                                       closed_until_ns=self._budget.closed_until)
+
+    def close(self) -> None:
+        """See `ports.Slurm.close`."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+        late = SlurmNotNow("the broker ends", unsure=True)
+        for then in self._under_way:
+            self._loop.call_soon(then, late)
+        self._under_way = []
+        self._drop(SlurmNotNow("the broker ends"))
+
+    async def closed(self) -> None:
+        """Returns when nothing of it is left; `close` is called where it was not."""
+        if not self._closed:
+            self.close()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        await self._filling.close()
+
+    # ---- one call at a time ------------------------------------------------------------------
+
+    def _act(self, call: _Call) -> None:
+        now = self._clock.now_ns()
+        if not self._refused(call.then, self._budget.may_act_at(now)):
+            self._budget.acted(now)
+            self._line.append(call)
+            self._go()
+
+    def _refused(self, then: Callable[[Any], None], until: int) -> bool:
+        """Answers at once when no call may be made before `until`; says whether."""
+        if not self._closed and until <= self._clock.now_ns():
+            return False
+        pause = self._budget.closed_until > self._clock.now_ns()
+        why = ("the broker ends" if self._closed else f"no answer before: {self._calls.last_error}"
+               if pause else "more calls of Slurm than a broker's budget has")
+        self._count("held_back")
+        self._loop.call_soon(then, SlurmNotNow(why, until))
+        return True
+
+    def _go(self) -> None:
+        self._news.set()
+        if self._task is None or self._task.done():
+            self._task = self._loop.create_task(self._work())
+            self._task.add_done_callback(self._look)
+
+    def _look(self, task: asyncio.Task[None]) -> None:
+        """A broken law is the loop's to judge, at once."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._loop.call_exception_handler({"message": "a call of Slurm", "exception": error})
+
+    async def _work(self) -> None:
+        """Makes calls until none is left to make."""
+        while self._line or self._questions:
+            if self._line:
+                call = self._line.popleft()
+                await self._make(call.kind, call.make, [call.then])
+                continue
+            now = self._clock.now_ns()
+            wait_ns = self._budget.may_query_at(now) - now
+            if wait_ns <= 0:
+                await self._ask()
+                continue
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), wait_ns / 1e9)
+            except asyncio.TimeoutError:
+                pass
+
+    async def _ask(self) -> None:
+        """All questions that wait, as one."""
+        asked, self._questions = self._questions, []
+        jobs = tuple(dict.fromkeys(job for each in asked for job in each.jobs))
+        names = tuple(dict.fromkeys(name for each in asked for name in each.names))
+        self._budget.queried(self._clock.now_ns())
+        await self._make("queries", lambda: self._filling.query(jobs, names),
+                         [_part(each) for each in asked])
+
+    async def _make(self, kind: str, make: Callable[[], Awaitable[Any]],
+                    thens: list[Callable[[Any], None]]) -> None:
+        self._count(kind)
+        self._under_way = thens
+        answer: Any
+        try:
+            answer = await make()
+        except SlurmNever as never:
+            self._fail("refused", never)
+            answer = never
+        except SlurmNotNow as late:
+            self._fail("failed", late)
+            self._budget.failed(self._clock.now_ns())
+            late.again_ns = self._budget.closed_until
+            answer = late
+            self._drop(late)
+        else:
+            self._budget.answered()
+        self._under_way = []
+        for then in thens:
+            self._loop.call_soon(then, answer)
+
+    def _fail(self, kind: str, failed: SlurmFailure) -> None:
+        self._count(kind)
+        self._calls = msgspec.structs.replace(self._calls, last_error=str(failed)[:_TEXT_MAX])
+        if isinstance(failed, SlurmNever):
+            self._budget.answered()
+
+    def _drop(self, why: SlurmNotNow) -> None:
+        """Who still waits for a call is told that it is not made."""
+        waiting = [call.then for call in self._line] + [each.then for each in self._questions]
+        self._line.clear()
+        self._questions = []
+        for then in waiting:
+            self._count("held_back")
+            self._loop.call_soon(then, SlurmNotNow(str(why), why.again_ns))
+
+    def _count(self, kind: str) -> None:
+        more = {kind: getattr(self._calls, kind) + 1}
+        self._calls = msgspec.structs.replace(self._calls, **more)
+
+
+def _part(asked: _Question) -> Callable[[Any], None]:
+    """Hands a question its part of the answer to all of them."""
+    def then(answer: tuple[JobView, ...] | SlurmFailure) -> None:
+        mine = wanted(answer, asked.jobs, asked.names) if isinstance(answer, tuple) else answer
+        asked.then(mine)
+    return then

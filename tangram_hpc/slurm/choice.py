@@ -1,0 +1,89 @@
+"""Which filling a broker uses: `cli`, `pyslurm`, or `auto`: pyslurm where it works, else commands.
+
+Law: looks for pyslurm without importing it; whether it works is known when it first answers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import zlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from ..domain.slurm import JobOrder, JobRef, JobView
+from ..errors import MissingExtra, how_to_install
+from ..ports import Clock
+from .binding import Pyslurm, PyslurmUnusable
+from .budget import Budget, Limits
+from .budgeted import BudgetedSlurm
+from .commands import DEADLINE_S, Commands
+from .filling import Filling
+
+_T = TypeVar("_T")
+
+
+def make_filling(choice: str, environ: Mapping[str, str], deadline_s: float = DEADLINE_S
+                 ) -> Filling:
+    """The filling of this name.
+
+    Raises:
+        MissingExtra: pyslurm was asked for and is not installed.
+    """
+    there = importlib.util.find_spec("pyslurm") is not None
+    if choice == "pyslurm" and not there:
+        raise MissingExtra("config field `slurm`: pyslurm is not installed: "
+                           f"{how_to_install('pyslurm')} with the site's release of it, or slurm = "
+                           "\"cli\"")
+    if choice == "pyslurm":
+        return Pyslurm(environ, deadline_s)
+    if choice == "auto" and there:
+        return Auto(Pyslurm(environ, deadline_s), Commands(environ, deadline_s))
+    return Commands(environ, deadline_s)
+
+
+def make_slurm(choice: str, environ: Mapping[str, str], job: str, query_s: float, clock: Clock
+               ) -> BudgetedSlurm:
+    """A broker's way to Slurm; `job` seeds the jitter of its pauses. Raises MissingExtra."""
+    limits = Limits(query_ns=int(query_s * 1e9))
+    return BudgetedSlurm(make_filling(choice, environ), Budget(zlib.crc32(job.encode()), limits),
+                         clock)
+
+
+class Auto:
+    """The first of two fillings until it turns out that it cannot be used here; then the second."""
+
+    def __init__(self, first: Filling, second: Filling) -> None:
+        self._now, self._second = first, second
+
+    @property
+    def name(self) -> str:
+        """Of the one that is used."""
+        return self._now.name
+
+    async def submit(self, order: JobOrder) -> int:
+        """See `filling.Filling.submit`."""
+        return await self._either(lambda filling: filling.submit(order))
+
+    async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
+        """See `filling.Filling.query`."""
+        return await self._either(lambda filling: filling.query(jobs, names))
+
+    async def cancel(self, jobs: Sequence[JobRef]) -> None:
+        """See `filling.Filling.cancel`."""
+        await self._either(lambda filling: filling.cancel(jobs))
+
+    async def comment(self, job: int, text: str) -> None:
+        """See `filling.Filling.comment`."""
+        await self._either(lambda filling: filling.comment(job, text))
+
+    async def close(self) -> None:
+        """See `filling.Filling.close`."""
+        await self._now.close()
+
+    async def _either(self, call: Callable[[Filling], Awaitable[_T]]) -> _T:
+        try:
+            return await call(self._now)
+        except PyslurmUnusable:
+            await self._now.close()
+            self._now = self._second
+            return await call(self._now)

@@ -1,0 +1,207 @@
+"""The Slurm port filled by Slurm's own commands: sbatch, squeue, scancel, scontrol, sacctmgr.
+
+Law: every command runs as a child with a deadline, in an environment without the caller's job
+(inside a job, `SLURM_*` and `SQUEUE_*` would change what a command means), and nothing of it is
+left when the call ends. Chosen fields of `squeue -O` instead of `--json`: every release has them,
+and they cost a tenth of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import calendar
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from ..domain.slurm import JobOrder, JobRef, JobView, with_remark
+from ..ports import SlurmNever, SlurmNotNow
+from .environ import for_commands
+from .filling import checked_comment, comment_of, failure, says_over, says_unknown, wanted
+from .hostlist import expand
+
+DEADLINE_S = 60.0  # Slurm's own MessageTimeout is 10 s by default, and sites raise it
+_FIELDS = ("JobID", "UserID", "HetJobID", "HetJobOffset", "State", "Reason", "Name", "Partition",
+           "NodeList", "StartTime", "EndTime", "RestartCnt", "Comment")
+_CUT, _END = "\x1f", "\x1e"  # in no name or comment
+_FORMAT = ",".join(f"{field}:0{_CUT}" for field in _FIELDS) + _END  # 0: never cut off
+_EPOCH = {"SLURM_TIME_FORMAT": "%s"}
+_NOTHING = ("", "(null)", "None", "N/A", "Unknown", "NONE")
+
+
+class Commands:
+    """Fills `filling.Filling`.
+
+    Args:
+        environ: the caller's; where the commands and their configuration are found.
+        deadline_s: how long one command may take; it is killed then.
+    """
+
+    def __init__(self, environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> None:
+        self._environ, self._deadline_s = for_commands(environ), deadline_s
+
+    @property
+    def name(self) -> str:
+        """See `filling.Filling.name`."""
+        return "cli"
+
+    async def submit(self, order: JobOrder) -> int:
+        """See `filling.Filling.submit`."""
+        words = [f"--{name}={value}" if value else f"--{name}" for name, value in order.options]
+        told = await self._run(["sbatch", "--parsable", *words], order.script.encode(),
+                               dict(order.environ))
+        number = told.strip().rpartition("\n")[2].partition(";")[0]
+        if not number.isdigit():
+            raise SlurmNotNow(f"sbatch: answered {told.strip()[:80]!r}, no job id", unsure=True)
+        return int(number)
+
+    async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
+        """See `filling.Filling.query`. The controller sends one job, or those of this user."""
+        one = len(jobs) == 1 and not names
+        which = ["-j", str(jobs[0])] if one else ["-u", str(os.geteuid())]
+        try:
+            told = await self._run(["squeue", "-h", "-a", "-t", "all", *which, "-O", _FORMAT], b"",
+                                   {"SLURM_TIME_FORMAT": "standard", "TZ": "UTC0"})
+        except SlurmNever as never:
+            if says_unknown(never):
+                return ()
+            raise
+        rows = [row.split(_CUT) for row in told.split(_END) if row.strip()]
+        return wanted([view for row in rows if (view := _view(row)) is not None], jobs, names)
+
+    async def cancel(self, jobs: Sequence[JobRef]) -> None:
+        """See `filling.Filling.cancel`."""
+        if jobs:
+            await self._run(["scancel", *(each.show() for each in jobs)])
+
+    async def comment(self, job: int, text: str) -> None:
+        """See `filling.Filling.comment`. The controller keeps it while the job runs; afterwards
+        only accounting has a job."""
+        checked_comment(text)
+        old = comment_of(await self.query([job], ()))
+        if old is not None:
+            try:
+                await self._run(["scontrol", "update", f"jobid={job}",
+                                 f"comment={with_remark(old, text)}"])
+                return
+            except SlurmNever as never:
+                if not says_over(never):
+                    raise
+        told = await self._run(["sacct", "-n", "-X", "-P", "-j", str(job), "-o", "Comment"])
+        new = with_remark(told.partition("\n")[0], text)
+        told = await self._run(["sacctmgr", "-i", "modify", "job", "where", f"jobid={job}", "set",
+                                f"comment={new}"])
+        if "nothing modified" in told.lower():
+            raise SlurmNever(f"comment: accounting has no job {job}, or not yet")
+
+    async def submitted(self, job: str) -> int:
+        """When a job of the queue was submitted, in epoch seconds; of one that was requeued, when
+        it was requeued last. 0: there is no such job."""
+        told = await self._run(["squeue", "-h", "-a", "-t", "all", "-j", job, "-O",
+                                f"JobID:0{_CUT},SubmitTime:0{_CUT}"], b"", _EPOCH)
+        rows = [line.split(_CUT) for line in told.split("\n")]
+        return max((_number(row[1].strip()) for row in rows if row[0].strip() == job), default=0)
+
+    async def accounted(self, job: str) -> list[int]:
+        """The submit times of all starts of all jobs that have, or had, this id, in epoch seconds;
+        empty where accounting does not say."""
+        try:
+            told = await self._run(["sacct", "-n", "-X", "-P", "--duplicates", "-j", job, "-S",
+                                    "1970-01-02", "-o", "JobIDRaw,Submit"], b"", _EPOCH)
+        except (SlurmNever, SlurmNotNow):
+            return []
+        rows = [line.split("|") for line in told.splitlines()]
+        return [_number(row[1]) for row in rows if len(row) == 2 and row[0] == job]
+
+    async def close(self) -> None:
+        """See `filling.Filling.close`: whoever is cancelled has ended its command."""
+
+    async def _run(self, argv: list[str], stdin: bytes = b"",
+                   more: Mapping[str, str] | None = None) -> str:
+        """What a command prints.
+
+        Raises:
+            SlurmNever, SlurmNotNow: it failed or was late.
+        """
+        conf = self._environ.get("SLURM_CONF", "")
+        if conf and not os.path.exists(conf):  # the commands would try for a minute
+            raise SlurmNotNow(f"SLURM_CONF names {conf}, which is not there")
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *argv, env={**self._environ, **(more or {})}, start_new_session=True,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE)
+        except FileNotFoundError:
+            raise SlurmNever(f"{argv[0]} is not on the PATH: load the site's Slurm module"
+                             ) from None
+        except OSError as error:
+            raise SlurmNotNow(f"{argv[0]}: {error.strerror}") from None
+        try:
+            out, err = await asyncio.wait_for(child.communicate(stdin), self._deadline_s)
+        except asyncio.TimeoutError:
+            raise SlurmNotNow(f"{argv[0]}: no answer in {self._deadline_s:g} s", unsure=True
+                              ) from None
+        finally:
+            await _end(child)
+        if child.returncode:
+            raise failure(_last(argv[0], err) or _last(argv[0], out)
+                          or f"{argv[0]}: exit status {child.returncode}")
+        return out.decode(errors="replace")
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    """Nothing of it is left; at once where it has ended by itself."""
+    if child.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        await asyncio.shield(child.wait())
+
+
+def _last(command: str, text: bytes) -> str:
+    """The last line that says something, by whom, without the word error."""
+    lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
+    if not lines:
+        return ""
+    said = lines[-1].removeprefix(f"{command}:").strip().removeprefix("error:").strip()
+    return f"{command}: {said}"
+
+
+# ---- what squeue writes --------------------------------------------------------------------------
+
+
+def _view(words: Sequence[str]) -> JobView | None:
+    """A row of squeue's; None for somebody else's job.
+
+    Raises:
+        SlurmNever: it has not the fields that were asked for.
+    """
+    told = dict(zip(_FIELDS, map(str.strip, words), strict=False))
+    try:
+        if int(told["UserID"]) != os.geteuid():
+            return None
+        leader = _number(told["HetJobID"])
+        nodes = expand(_text(told["NodeList"]))
+        return JobView(
+            leader or int(told["JobID"]), _number(told["HetJobOffset"]) if leader else -1,
+            told["State"], _text(told["Reason"]), told["Name"], told["Partition"], nodes,
+            _stamp(told["StartTime"]), _stamp(told["EndTime"]), _number(told["RestartCnt"]),
+            _text(told["Comment"]))
+    except (KeyError, ValueError) as error:
+        raise SlurmNever(f"squeue: a row that is not understood ({error}): {words[:3]}") from None
+
+
+def _text(word: str) -> str:
+    return "" if word in _NOTHING else word
+
+
+def _number(word: str) -> int:
+    return int(word) if word.isdigit() else 0
+
+
+def _stamp(word: str) -> int:
+    """Epoch ns of a time in UTC; 0 for none."""
+    if word in _NOTHING:
+        return 0
+    return calendar.timegm(time.strptime(word, "%Y-%m-%dT%H:%M:%S")) * 10**9

@@ -1,0 +1,107 @@
+"""What a filling of the Slurm port is, and what Slurm's words mean for whoever asked.
+
+Law: a filling carries one call out and knows nothing of budgets (`budgeted` does). Slurm's messages
+are the same text in every filling, so one table says which of them may pass by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..domain.slurm import COMMENT_MAX, JobOrder, JobRef, JobView
+from ..ports import SlurmFailure, SlurmNever, SlurmNotNow
+
+# parts of Slurm's messages (lower case): the call has not been carried out, and may be later
+_AWAY = ("unable to contact slurm controller (connect failure)", "unable to contact slurm "
+         "controller (send failure)", "standby", "rate limit", "try again", "temporarily",
+         "authentication", "munge", "connection refused", "communication connection failure",
+         "connect to database", "database connection", "resource temporarily unavailable",
+         "unable to establish configuration source", "failed to connect", "cannot allocate memory",
+         "too many requests", "controller not responding")
+# nobody knows whether it has been carried out
+_LATE = ("timed out", "timeout", "receive failure", "zero bytes", "shutdown failure",
+         "unable to contact slurm controller", "unexpected message", "incomplete packet")
+_UNKNOWN_JOB = ("invalid job id",)
+_OVER = ("already completing or completed", "already finished", "job/step already")
+
+
+class Filling(Protocol):
+    """One way to talk to Slurm; each call raises SlurmNever or SlurmNotNow (without `again_ns`) and
+    ends by itself within the filling's deadline. See `ports.Slurm` for what they do."""
+
+    @property
+    def name(self) -> str:
+        """Of the filling: `cli` or `pyslurm`."""
+        ...
+
+    async def submit(self, order: JobOrder) -> int:
+        """The new job's id."""
+        ...
+
+    async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
+        """Own jobs with these ids or names, by id and component."""
+        ...
+
+    async def cancel(self, jobs: Sequence[JobRef]) -> None:
+        """Ends each of them; what is over or unknown is no failure. All are tried."""
+        ...
+
+    async def comment(self, job: int, text: str) -> None:
+        """Puts our line into an own job's Comment; two calls, as what is there must stay."""
+        ...
+
+    async def close(self) -> None:
+        """Leaves no process behind."""
+        ...
+
+
+def failure(text: str) -> SlurmFailure:
+    """What a message of Slurm's means. What is not known to pass is taken for a refusal: a refusal
+    is shown to a person, and a call is never repeated in vain."""
+    low = text.lower()
+    if any(part in low for part in _AWAY):
+        return SlurmNotNow(text)
+    if any(part in low for part in _LATE):
+        return SlurmNotNow(text, unsure=True)
+    return SlurmNever(text)
+
+
+def says_unknown(failed: SlurmFailure) -> bool:
+    """Whether Slurm said that there is no such job."""
+    return isinstance(failed, SlurmNever) and _any(failed, _UNKNOWN_JOB)
+
+
+def says_over(failed: SlurmFailure) -> bool:
+    """Whether Slurm said that the job has ended."""
+    return isinstance(failed, SlurmNever) and _any(failed, _OVER)
+
+
+def _any(failed: SlurmFailure, parts: tuple[str, ...]) -> bool:
+    return any(part in str(failed).lower() for part in parts)
+
+
+def checked_comment(text: str) -> str:
+    """The text, if it can be our line of a Comment.
+
+    Raises:
+        SlurmNever: it has control characters, or is too long.
+    """
+    if not text.isprintable():
+        raise SlurmNever("comment: only printable characters on one line")
+    if len(text) > COMMENT_MAX:
+        raise SlurmNever(f"comment: {len(text)} characters, at most {COMMENT_MAX}")
+    return text
+
+
+def comment_of(rows: Sequence[JobView]) -> str | None:
+    """The Comment of a job, of a het job its leader's; None where there is no row of it."""
+    return next((row.comment for row in rows if row.component <= 0), None)
+
+
+def wanted(rows: Sequence[JobView], jobs: Sequence[int], names: Sequence[str]
+           ) -> tuple[JobView, ...]:
+    """Those that were asked for, by id and component."""
+    ids, called = frozenset(jobs), frozenset(names)
+    return tuple(sorted((row for row in rows if row.job in ids or row.name in called),
+                        key=lambda row: (row.job, row.component)))

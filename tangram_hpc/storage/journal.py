@@ -1,0 +1,187 @@
+"""The journal's file: events in commit order, written in groups, readable after any crash.
+
+Law: append-only. Layout: 8 bytes magic, then records (see `records`), each a msgpack list of
+events. A torn end is ignored by readers, as the crash came before its commit; a record that is not
+as it was written is an error that names the file, the offset and the remedy. Modes: `none` hands
+the data to the kernel (survives the broker's death, not the machine's), `batch` replies only after
+an fdatasync that many commits share, `always` syncs each commit before going on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from ..domain.event import JOURNAL_VERSION, AnyEvent, Event
+from ..errors import InvalidInput
+from ..protocol.reading import reader
+from .records import framed, read_records, read_unguarded
+
+MAGIC = b"TGJRNL" + bytes([JOURNAL_VERSION, 0])
+_READ_TOO = 5  # the version before: its records had no checksum over their length
+MODES = ("none", "batch", "always")
+_encoder = msgspec.msgpack.Encoder()
+_read = reader(list[AnyEvent])
+
+
+class FileJournal:
+    """One writer's journal. `wake` runs a callable on the driver's loop, from any thread; `first`
+    is called before each sync: what must be on the disk before this is. `superseded` says whether
+    another writer has taken this one's place."""
+
+    def __init__(self, path: Path, mode: str, wake: Callable[[Callable[[], None]], object],
+                 first: Callable[[], None] = lambda: None,
+                 superseded: Callable[[], bool] = lambda: False) -> None:
+        assert mode in MODES, mode
+        self.superseded = superseded
+        self.mode = mode
+        self._wake, self._first = wake, first
+        self._pending: list[Event] = []
+        self._count = 0
+        self._waiting: list[Callable[[], None]] = []
+        self._syncing = False
+        self._thread = ThreadPoolExecutor(1)  # kept: starting one a sync costs more than a sync
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if os.fstat(self._fd).st_size == 0:
+            os.write(self._fd, MAGIC)
+
+    def append(self, events: Iterable[Event]) -> int:
+        """See `ports.Journal.append`."""
+        before = len(self._pending)
+        self._pending.extend(events)
+        self._count += len(self._pending) - before
+        return self._count
+
+    def commit(self, then: Callable[[], None]) -> None:
+        """See `ports.Journal.commit`."""
+        if self._pending:
+            body = _encoder.encode(self._pending)
+            self._pending = []
+            _write_all(self._fd, framed(body))
+        if self.mode == "batch":
+            self._waiting.append(then)
+            self._start_sync()
+            return
+        if self.mode == "always":
+            self._first()
+            os.fdatasync(self._fd)
+        then()
+
+    def close(self) -> None:
+        """See `ports.Journal.close`."""
+        if self._fd < 0:
+            return
+        mode, self.mode = self.mode, "always" if self.mode == "batch" else self.mode
+        self.commit(lambda: None)
+        self.mode = mode
+        waiting, self._waiting = self._waiting, []
+        for then in waiting:
+            then()
+        self._thread.shutdown()
+        os.close(self._fd)
+        self._fd = -1
+
+    def _start_sync(self) -> None:
+        if self._syncing or not self._waiting:
+            return
+        self._syncing = True
+        covered, self._waiting = self._waiting, []
+        self._thread.submit(self._sync, covered)
+
+    def _sync(self, covered: list[Callable[[], None]]) -> None:
+        try:
+            self._first()
+            os.fdatasync(self._fd)
+        except OSError as error:  # a quota on a shared file system is often told only here
+            failed = error
+            self._wake(lambda: self._failed(failed))
+        else:
+            self._wake(lambda: self._synced(covered))
+
+    def _failed(self, error: OSError) -> None:
+        """On the loop, which ends the process: nothing that waits for this sync may be promised."""
+        raise error
+
+    def _synced(self, covered: list[Callable[[], None]]) -> None:
+        self._syncing = False
+        for then in covered:
+            then()
+        self._start_sync()
+
+
+def journals(folder: Path) -> list[Path]:
+    """The journals of a job, one for each start of its broker, oldest first: `journal`,
+    `journal-1`, and so on."""
+    found = [(int(p.name[8:] or 0), p) for p in folder.glob("journal*")
+             if p.name == "journal" or p.name[8:].isdigit()]
+    return [path for _, path in sorted(found)]
+
+
+def next_journal(folder: Path) -> Path:
+    """Where the next broker of this job writes; never behind what an earlier one wrote, whose last
+    record may be torn, and which may not have noticed yet that it is dead."""
+    earlier = journals(folder)
+    if not earlier:
+        return folder / "journal"
+    return folder / f"journal-{int(earlier[-1].name[8:] or 0) + 1}"
+
+
+def read_journals(folder: Path) -> Iterator[Event]:
+    """The events of all starts of a job's broker, oldest first.
+
+    Raises:
+        InvalidInput: there is none, or one cannot be read; see `read_journal`.
+    """
+    try:
+        found = journals(folder)
+    except PermissionError:
+        found = []  # somebody else's: the reader says so
+    for path in found or [folder / "journal"]:
+        yield from read_journal(path)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view):]
+
+
+def read_journal(path: Path) -> Iterator[Event]:
+    """The events of a journal, oldest first.
+
+    Raises:
+        InvalidInput: it is missing, of another version or release, or damaged before its end.
+    """
+    try:
+        data = memoryview(path.read_bytes())
+    except FileNotFoundError as error:
+        raise InvalidInput(f"journal {path}: {error.strerror}; nothing ran under this name here, "
+                           "name another with -j or set TANGRAM_HOME") from None
+    except OSError as error:
+        raise InvalidInput(f"journal {path}: {error.strerror}") from None
+    magic = bytes(data[:8])
+    if len(magic) < 8 and MAGIC.startswith(magic):
+        return  # its writer died before its first word
+    older = magic == MAGIC[:6] + bytes([_READ_TOO, 0])
+    if magic != MAGIC and not older:
+        raise InvalidInput(f"journal {path}: not a journal of version {JOURNAL_VERSION} or "
+                           f"{_READ_TOO}, by its first 8 bytes. {_remedy(path)}")
+    read = read_unguarded if older else read_records
+    for _, body in read(data, 8, f"journal {path}", _remedy(path)):
+        try:
+            yield from _read(body)
+        except msgspec.DecodeError as error:
+            raise InvalidInput(f"journal {path}: this release cannot read it ({error}); use the "
+                               "one that wrote it") from None
+
+
+def _remedy(path: Path) -> str:
+    """What a person can do about a journal that is damaged."""
+    folder = path.parent
+    return (f"Put back a copy of the file; or begin anew without the job's journals: `mkdir "
+            f"{folder}/damaged && mv {folder}/journal* {folder}/damaged/` (results that are kept "
+            "for `once` names stay)")

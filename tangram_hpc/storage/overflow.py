@@ -1,0 +1,86 @@
+"""Files for what clients do not read: one for each such client, in the job's folder.
+
+A file is written at its end and read anywhere; when nothing in it is needed any more it is cut to
+nothing, and when its client is gone it is removed. Nothing in it outlives the broker: what a client
+must find after the broker's death is in the spool. Fills `ports.Overflow`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from ..protocol.frame import Buffer
+
+
+class _File:
+    __slots__ = ("end", "fd", "needed", "path")
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.end, self.needed = path, 0, 0
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        self.fd = os.open(path, flags, 0o600)
+
+
+class FileOverflow:
+    """Overflow files in a folder, which is made when the first is needed. What an earlier broker
+    left there is removed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[int, _File] = {}
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def put(self, client: int, data: Buffer) -> int:
+        """Writes a payload; its offset, or -1 where the disk takes no more."""
+        try:
+            file = self._files.get(client)
+            if file is None:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                file = self._files[client] = _File(self._folder / str(client))
+            at = file.end
+            view = memoryview(data)
+            while view:
+                done = os.pwrite(file.fd, view, at)
+                at, view = at + done, view[done:]
+        except OSError:
+            return -1
+        offset, file.end = file.end, at
+        file.needed += 1
+        return offset
+
+    def get(self, client: int, offset: int, size: int) -> bytes:
+        """Reads a payload.
+
+        Raises:
+            OSError: the disk failed; the job goes on from its journal.
+        """
+        data = os.pread(self._files[client].fd, size, offset)
+        if len(data) != size:
+            raise OSError(5, f"{self._files[client].path}: {size} bytes at {offset} are not there")
+        return data
+
+    def free(self, client: int) -> None:
+        """One payload of a client's is not needed any more."""
+        file = self._files.get(client)
+        if file is not None:
+            file.needed -= 1
+            if not file.needed:
+                os.ftruncate(file.fd, 0)
+                file.end = 0
+
+    def drop(self, client: int) -> None:
+        """Nothing of a client's is needed any more."""
+        file = self._files.pop(client, None)
+        if file is not None:
+            os.close(file.fd)
+            with contextlib.suppress(OSError):
+                file.path.unlink()
+
+    def close(self) -> None:
+        """Removes everything."""
+        for client in list(self._files):
+            self.drop(client)
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,212 @@
+"""Where a job's files lie: one private folder a job, below `$TANGRAM_HOME` (default `~/.tangram`).
+
+Law: a job's folder holds `access.json`, `journal` (one a start), `once/`, `store/` and logs, mode
+0700; sockets and sandboxes lie in a node-local scratch folder instead, since a shared file system
+carries neither well. The folder of a job that has ended keeps its journal, so that accounting
+outlives it.
+
+The folder of a Slurm job is `jobs/JOB@CLUSTER`, since clusters that share a home number their jobs
+alike; the link `jobs/JOB` leads to the one that started last, for scripts. The folder of any other
+run is `jobs/NAME`. What belonged to a stranger with the same id is moved to `...~1`, `...~2`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ..drafts import replace_link
+from ..errors import InvalidInput
+from ..sandbox.files import scratch
+from ..slurm.environ import slurm_place
+from .claim import Lock
+
+KEPT_LOCAL_RUNS = 50
+_OURS = ("tangram-worker-", "tangram-broker-")
+_NODES = "tangram-node-"  # made by the templates around a worker's, and removed by their epilog
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """The folder of all jobs of this user."""
+    named = environ.get("TANGRAM_HOME")
+    if named:
+        return Path(named)
+    return Path(environ.get("HOME") or os.path.expanduser("~")) / ".tangram"
+
+
+def own_dir(environ: Mapping[str, str], job: str) -> Path:
+    """The folder in which a broker of this job writes, as its environment says who it is."""
+    if not job or "/" in job or job.startswith("."):
+        raise InvalidInput(f"job: {job!r} is not a job id")
+    place = slurm_place(environ)
+    cluster = place.cluster if place is not None and place.job == job else ""
+    return home(environ) / "jobs" / (f"{job}@{cluster.replace('/', '_')}" if cluster else job)
+
+
+def job_dir(environ: Mapping[str, str], job: str) -> Path:
+    """The folder of a job given as `ID` or `ID@CLUSTER`. For a bare id it takes, in this order:
+    this cluster's folder, the folder whose broker runs, the folder that was started last. It need
+    not exist."""
+    named = own_dir(environ, job)
+    here = named.with_name(f"{job}@{environ.get('SLURM_CLUSTER_NAME', '')}")
+    for folder in (named, here):
+        if os.path.isdir(folder) and not os.path.islink(folder):  # no error where one may not look
+            return folder
+    link = named.with_name(job)
+    last = Path(os.path.realpath(link)) if os.path.islink(link) else link
+    if os.path.isdir(last) and _listens(last):
+        return last
+    found = map(Path, glob.glob(f"{glob.escape(str(named.parent / job))}@*"))
+    others = [p for p in found if "~" not in p.name]
+    alive = [p for p in others if _listens(p)]
+    if len(alive) > 1:
+        raise InvalidInput(f"job: {job} runs on several clusters; name one of "
+                           f"{', '.join(sorted(p.name for p in alive))}")
+    return alive[0] if alive else last if os.path.isdir(last) or len(others) != 1 else others[0]
+
+
+def _listens(folder: Path) -> bool:
+    """Whether a broker serves there and has not said that it ended."""
+    try:
+        return '"ended": ""' in (folder / "access.json").read_text()
+    except (OSError, ValueError):
+        return False
+
+
+def make_job_dir(environ: Mapping[str, str], job: str) -> Path:
+    """The folder in which a broker of this job writes, made with mode 0700."""
+    folder = own_dir(environ, job)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.chmod(folder, 0o700)
+        _prune(folder.parent)
+    except OSError as error:
+        raise InvalidInput(f"TANGRAM_HOME {home(environ)}: cannot make {folder} "
+                           f"({error.strerror})") from None
+    return folder
+
+
+def move_away(folder: Path) -> Path:
+    """Renames a folder to the first free of `...~1`, `...~2`; returns where it is now."""
+    number = 1
+    while (there := folder.with_name(f"{folder.name}~{number}")).exists():
+        number += 1
+    folder.rename(there)
+    return there
+
+
+def link_last(folder: Path, job: str) -> Path | None:
+    """Points the link `jobs/JOB` at this folder. A real folder of that name, from an earlier
+    release, is moved away first. Returns its new path, or None if there was none."""
+    link, moved = folder.with_name(job), None
+    if link == folder:
+        return None
+    if link.is_dir() and not link.is_symlink():
+        moved = move_away(link)
+    replace_link(link, folder.name)
+    return moved
+
+
+def last_job(environ: Mapping[str, str]) -> str:
+    """The job whose journal was written to last.
+
+    Raises:
+        InvalidInput: there is none.
+    """
+    begun = max((home(environ) / "jobs").glob("*/journal*"), default=None,
+                key=lambda path: path.stat().st_mtime_ns)
+    if begun is None:
+        raise InvalidInput(f"TANGRAM_HOME {home(environ)}: no job has run here; name one with -j "
+                           "or set TANGRAM_HOME")
+    folder = begun.parent
+    link = folder.with_name(folder.name.partition("@")[0])
+    return link.name if link.is_symlink() and link.samefile(folder) else folder.name
+
+
+def local_job_name() -> str:
+    """A fresh name for a run without Slurm."""
+    import secrets
+
+    return f"local-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def _prune(jobs: Path) -> None:
+    """Drops the oldest runs without Slurm; jobs of Slurm are the user's to remove."""
+    local = sorted(jobs.glob("local-*"), key=lambda p: p.stat().st_mtime_ns)
+    for old in local[: max(0, len(local) - KEPT_LOCAL_RUNS)]:
+        with suppress(InvalidInput):  # another process has just removed it
+            lock = Lock(old)
+            if lock.held:  # else its broker still runs
+                shutil.rmtree(old, ignore_errors=True)
+            lock.release()
+
+
+_ALIVE = ".alive"  # locked by who made the folder, for as long as that process lives
+_YOUNG_S = 60.0  # a folder may be on its way to its lock
+_STARTS_S = 3600.0  # a worker may be on its way to the folder that a template made for it
+_locks: list[int] = []
+
+
+def make_scratch(environ: Mapping[str, str], named: str, what: str) -> Path:
+    """A fresh private node-local folder; its maker removes it. Those of this user whose makers are
+    dead go first. The job's id is in its name, for the site's epilog."""
+    base = named or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or tempfile.gettempdir()
+    job = environ.get("SLURM_JOB_ID", "")
+    try:
+        scratch.own(base)
+        sweep_scratch(Path(base))
+        if Path(base).name.startswith(_NODES):
+            sweep_scratch(Path(base).parent)
+        folder = tempfile.mkdtemp(prefix=f"tangram-{what}-{f'job{job}-' if job else ''}", dir=base)
+        lock = os.open(f"{folder}/{_ALIVE}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _locks.append(lock)
+        return Path(folder)
+    except OSError as error:
+        raise InvalidInput(f"scratch {base}: cannot make a folder there ({error.strerror}); set "
+                           "`scratch` to a node-local folder") from None
+
+
+def sweep_scratch(base: Path) -> list[Path]:
+    """Removes what dead processes of this user left in a scratch folder; returns what is gone."""
+    gone = []
+    for folder in base.glob("tangram-*-*"):
+        try:
+            about = folder.lstat()
+            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+                continue
+            scratch.own(folder)  # else one whose mode was taken away would stay for ever
+            age_s = time.time() - about.st_mtime
+            if folder.name.startswith(_NODES):
+                gone += sweep_scratch(folder)
+                if age_s < _STARTS_S or any(folder.iterdir()):
+                    continue
+            elif not _abandoned(folder, age_s):
+                continue
+        except OSError:
+            continue  # another one sweeps too
+        if scratch.remove(str(folder)):
+            gone.append(folder)
+    return gone
+
+
+def _abandoned(folder: Path, age_s: float) -> bool:
+    try:
+        lock = os.open(folder / _ALIVE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return age_s > _YOUNG_S and folder.name.startswith(_OURS)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)

@@ -1,0 +1,233 @@
+"""The spool: what actions with a name of their own are to do, and what came of them.
+
+Law: append-only segments, a new one for each start of a broker, so that a torn end is never written
+behind. A segment is 8 bytes magic, then records (see `records`), each a msgpack array. A torn end
+of a segment is ignored, as its commit was not over; a record that is not as it was written is an
+error that names the file, the offset and the remedy, at the start as well as when it is read later.
+Segments go, oldest first, when nothing in them counts any more. What is committed here is committed
+before the journal says that it happened. Bounded: full means no new names.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from ..errors import InvalidInput
+from ..protocol.frame import Buffer
+from ..protocol.message import Result
+from ..protocol.reading import reader
+from .records import HEAD, Damaged, framed, read_records, read_unguarded
+
+MAGIC = b"TGSPOL\x01\0"
+# A segment of the format before begins with the length of a record, which was less than this.
+_LENGTH_MAX = 1 << 28
+SEGMENT = 64 << 20
+CALL, RESULT, GONE = 1, 2, 3
+
+
+class _Record(msgspec.Struct, array_like=True, frozen=True):
+    kind: int
+    once: str
+    result: Result | None = None
+    payload: bytes | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_read = reader(_Record)
+_Place = tuple[int, int, int, int, int]  # segment; of the body: offset, size, crc32; kind
+
+
+class FileSpool:
+    """A job's spool in a folder of its own; see `ports.Spool`.
+
+    Args:
+        limit: bytes of all segments beyond which no new name is taken.
+        segment: bytes beyond which a new segment is begun.
+
+    Raises:
+        InvalidInput: the folder cannot be written or read, or is of a release that wrote another
+            format.
+    """
+
+    def __init__(self, folder: Path, limit: int, segment: int = SEGMENT) -> None:
+        self._folder, self._limit, self._segment = folder, limit, min(segment, limit // 8)
+        self._places: dict[str, _Place] = {}
+        self._live: dict[int, int] = {}  # by segment, oldest first
+        self._sizes: dict[int, int] = {}
+        self._pending: list[bytes] = []
+        self._fresh: dict[str, _Record] = {}  # not yet committed
+        self._fd, self._lock = -1, threading.Lock()  # a sync may be under way in a thread
+        self._readers: dict[int, int] = {}  # segment -> open file
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            old = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+            for number in old:
+                self._index(number)
+            self._begin(old[-1] + 1 if old else 0)
+        except OSError as error:
+            raise InvalidInput(f"spool {folder}: {error.strerror}") from None
+        except msgspec.DecodeError as error:
+            raise InvalidInput(f"spool {folder}: this release cannot read it ({error}); move the "
+                               "folder away to begin anew") from None
+
+    # ---- what the broker asks --------------------------------------------------------------------
+
+    def keep_call(self, once: str, payload: Buffer) -> bool:
+        """See `ports.Spool.keep_call`."""
+        if sum(self._sizes.values()) + len(payload) > self._limit:
+            return False
+        self._add(_Record(CALL, once, None, bytes(payload)))
+        return True
+
+    def keep_result(self, once: str, result: Result, payload: Buffer | None) -> None:
+        """See `ports.Spool.keep_result`."""
+        self._add(_Record(RESULT, once, result, None if payload is None else bytes(payload)))
+
+    def call(self, once: str) -> bytes | None:
+        """See `ports.Spool.call`."""
+        found = self._find(once, CALL)
+        return found.payload if found is not None else None
+
+    def result(self, once: str) -> tuple[Result, bytes | None] | None:
+        """See `ports.Spool.result`."""
+        found = self._find(once, RESULT)
+        if found is None or found.result is None:
+            return None
+        return found.result, found.payload
+
+    def has_result(self, once: str) -> bool:
+        """See `ports.Spool.has_result`."""
+        return self._places.get(once, (0, 0, 0, 0, 0))[4] == RESULT
+
+    def names(self) -> list[str]:
+        """See `ports.Spool.names`."""
+        return list(self._places)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """See `ports.Spool.drop`."""
+        for once in names:
+            if once in self._places:
+                self._add(_Record(GONE, once))
+        self._sweep()
+
+    def commit(self) -> None:
+        """See `ports.Spool.commit`."""
+        if not self._pending:
+            return
+        data = b"".join(self._pending)
+        self._pending, self._fresh = [], {}
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view):]
+        size, live = self._sizes[self._number], self._live[self._number]
+        if size > self._segment or (not live and 8 * size > self._segment):
+            self._begin(self._number + 1)
+
+    def sync(self) -> None:
+        """Puts what was committed onto the disk; from any thread."""
+        with self._lock:
+            if self._fd >= 0:
+                os.fdatasync(self._fd)
+
+    def close(self, remove: bool) -> None:
+        """Commits and closes; with `remove` nothing of it stays."""
+        self.commit()
+        with self._lock:
+            os.close(self._fd)
+            self._fd = -1
+        while self._readers:
+            os.close(self._readers.popitem()[1])
+        if remove or not self._places:
+            for number in list(self._sizes):
+                self._path(number).unlink(missing_ok=True)
+            with suppress(OSError):  # somebody put a file there
+                self._folder.rmdir()
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    def _path(self, number: int) -> Path:
+        return self._folder / str(number)
+
+    def _begin(self, number: int) -> None:
+        with self._lock:
+            if self._fd >= 0:
+                os.fdatasync(self._fd)
+                os.close(self._fd)
+            self._fd = os.open(self._path(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL
+                               | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.write(self._fd, MAGIC)
+        self._number = number
+        self._live[number], self._sizes[number] = 0, len(MAGIC)
+        self._sweep()
+
+    def _add(self, record: _Record) -> None:
+        body = _encoder.encode(record)
+        frame = framed(body)
+        self._pending.append(frame)
+        at = self._sizes[self._number]
+        self._sizes[self._number] = at + len(frame)
+        self._fresh[record.once] = record
+        self._settle(record, (self._number, at + HEAD, len(body), zlib.crc32(body), record.kind))
+
+    def _settle(self, record: _Record, place: _Place) -> None:
+        old = self._places.pop(record.once, None)
+        if old is not None:
+            self._live[old[0]] -= 1
+        if record.kind != GONE:
+            self._places[record.once] = place
+            self._live[place[0]] += 1
+
+    def _find(self, once: str, kind: int) -> _Record | None:
+        place = self._places.get(once)
+        if place is None or place[4] != kind:
+            return None
+        if once in self._fresh:
+            return self._fresh[once]
+        number, at, size, check, _ = place
+        if number not in self._readers:
+            self._readers[number] = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
+        body = os.pread(self._readers[number], size, at)
+        if zlib.crc32(body) != check:
+            raise Damaged(f"spool {self._path(number)}: damaged at byte {at}: what was kept for "
+                          f"{once!r} is not as it was written. {self._remedy()}")
+        record: _Record = _read(body)
+        return record
+
+    def _sweep(self) -> None:
+        """Oldest first, so that a name's end never goes before what it ended."""
+        for number in list(self._live):
+            if self._live[number] or number == self._number:
+                return
+            self._path(number).unlink(missing_ok=True)
+            del self._live[number], self._sizes[number]
+            if number in self._readers:
+                os.close(self._readers.pop(number))
+
+    def _index(self, number: int) -> None:
+        data = self._path(number).read_bytes()
+        self._live[number], self._sizes[number] = 0, len(data)
+        where = f"spool {self._path(number)}"
+        if len(data) < len(MAGIC) and MAGIC.startswith(data):
+            return  # its writer died before its first word
+        if data.startswith(MAGIC):
+            found = read_records(data, len(MAGIC), where, self._remedy())
+        elif int.from_bytes(data[:4], "little") < _LENGTH_MAX:
+            found = read_unguarded(data, 0, where, self._remedy())
+        else:
+            raise Damaged(f"{where}: damaged at byte 0: it does not begin as a segment does. "
+                          f"{self._remedy()}")
+        for at, body in found:
+            record: _Record = _read(body)
+            self._settle(record, (number, at, len(body), zlib.crc32(body), record.kind))
+
+    def _remedy(self) -> str:
+        """What a person can do about a spool that is damaged."""
+        return (f"Put back a copy of the file; or begin anew without what was kept: `mv "
+                f"{self._folder} {self._folder}.damaged` (`once` names then run again)")

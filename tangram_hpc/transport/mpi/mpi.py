@@ -1,0 +1,465 @@
+"""The one door to mpi4py: one world of trainers and a gateway, met, split, and left in order.
+
+Law: mpi4py is imported inside functions, since importing it starts MPI. Our traffic has its own
+communicator and never blocks inside MPI; after the meeting one thread of a rank calls MPI for us.
+Where a rank died or the gateway is silent, nobody finalises: MPI_Finalize waits for the dead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import time
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any
+
+from ...errors import (
+    AccessError,
+    BrokerUnreachable,
+    InvalidInput,
+    MissingExtra,
+    ProtocolError,
+    TangramError,
+    WrongWorld,
+    how_to_install,
+)
+from ...ports import ChannelLost
+from ...protocol import relay
+from ...protocol.frame import Buffer
+from ...protocol.liveness import Patience
+from .mpi_channel import MpiChannel
+from .mpi_crowd import crowded, shares_fate, waiting
+from .mpi_guard import bring_up
+from .mpi_launch import REMEDY, Launch, launch_of, launch_rank
+from .mpi_shm import forget_names
+from .naps import sharpen
+
+_SLOT = 8192  # bytes of a rank's card in the meeting
+
+
+@dataclass(frozen=True)
+class Card:
+    """What each rank says of itself at the meeting. `job`, `access` (the path, never the key) and
+    `problem` (why it cannot serve) are the gateway's to say; `size` is what was launched."""
+
+    role: str
+    version: str
+    job: str = ""
+    access: str = ""
+    problem: str = ""
+    size: int = 0
+    source: str = ""
+    threads: bool = True
+    library: str = ""
+
+
+class World:
+    """The world after the meeting, as one rank sees it.
+
+    Attributes:
+        job, access: of the gateway's broker.
+        members: world ranks of the trainers, in order; `rank` and `size` are ours among them.
+        usable: whether MPI can carry our traffic (every rank has MPI_THREAD_MULTIPLE).
+        trainers: the trainers' own communicator (the gateway's is of itself).
+        wire: the traffic between all ranks of the world.
+        shares_fate: whether the launcher ends all ranks when one exits without finalising MPI.
+    """
+
+    def __init__(self, MPI: Any, cards: list[Card], own_finalize: bool, is_crowded: bool,
+                 fate_is_shared: bool) -> None:
+        world = MPI.COMM_WORLD
+        roles = [card.role for card in cards]
+        self.gateway = roles.index("gateway")
+        self.job, self.access = cards[self.gateway].job, cards[self.gateway].access
+        self.members = tuple(r for r, role in enumerate(roles) if role == "trainer")
+        self.usable = all(card.threads for card in cards)
+        self.trainers = world.Split(roles[world.rank] == "trainer", world.rank)
+        self.rank, self.size = self.trainers.rank, self.trainers.size
+        self.shares_fate = fate_is_shared
+        self._parting = self.trainers.Dup()  # for the trainers' last word to each other
+        self._parting.Set_errhandler(MPI.ERRORS_RETURN)
+        traffic = world.Dup()
+        traffic.Set_errhandler(MPI.ERRORS_RETURN)
+        self.wire = MpiWire(MPI, traffic)
+        self.dead = ""  # why nothing may be sent to the gateway any more
+        self._crowded = is_crowded  # ranks of this node share its cores
+        self._mpi, self._own_finalize = MPI, own_finalize
+        self._opened, self._owner = 0, os.getpid()
+        self._ending = False  # the handlers of this process's exit run, ours among them
+        self._channel: MpiChannel | None = None
+
+    def dial(self, spin_us: int) -> MpiChannel:
+        """A new conversation with the broker (fills `ports.Dial`).
+
+        Raises:
+            BrokerUnreachable: the gateway was lost, or another client uses it.
+        """
+        if self.dead:
+            raise BrokerUnreachable(f"job {self.job}: the MPI gateway is lost ({self.dead})")
+        if self._channel is not None and not self._channel.closed:
+            raise BrokerUnreachable(f"job {self.job}: another client of this process uses MPI")
+        sharpen()  # the client's own thread dials
+        self._opened += 1
+        spin_ns = self.spin_us(spin_us) * 1000
+        self._channel = MpiChannel(self.wire, self.gateway, self._opened, spin_ns, self.lose)
+        return self._channel
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a copy in the child of a fork."""
+        return os.getpid() != self._owner
+
+    def spin_us(self, at_most: int) -> int:
+        """How long a wait of ours spins before it sleeps: not at all where ranks share cores."""
+        return 0 if self._crowded else at_most
+
+    def lose(self, why: str) -> None:
+        """Nothing is sent to the gateway any more."""
+        self.dead = self.dead or why
+
+    def leave(self) -> None:
+        """At a trainer's end: tells the gateway, waits for its word (asleep, as long as it beats),
+        and finalises MPI when all can. The client must be closed.
+
+        Where ranks share their fate, a gateway that is silent is not dead, or we would be too: it
+        is told all the same, and no trainer ends before all of them leave.
+        """
+        if self.forked:  # in the child of a fork MPI is not to be touched
+            return self._leave_child()
+        failed = hasattr(sys, "last_value")  # an exception ends this program
+        if self._mpi.Is_finalized():
+            return
+        can = (not self.dead or self.shares_fate) and self._may_finalize(b"!" if failed else b"")
+        if self.shares_fate and not failed:
+            can = self._all_can(can)
+        if not can:
+            self.lose("it did not let us finalise")
+        self.finalize(can)
+
+    def _all_can(self, can: bool) -> bool:
+        """Waits, asleep, until all trainers leave; whether each of them may finalise MPI."""
+        mine, least, pause = array("i", [can]), array("i", [0]), 50e-6
+        try:
+            told = self._parting.Iallreduce([mine, self._mpi.INT], [least, self._mpi.INT],
+                                            self._mpi.MIN)
+            while not told.Test():
+                time.sleep(pause)
+                pause = min(0.02, pause * 1.5)
+        except self._mpi.Exception:
+            return False
+        return bool(least[0])
+
+    def _leave_child(self) -> None:
+        """mpi4py would finalise MPI at this process's exit too, where it was to do so itself."""
+        if not self._own_finalize:
+            self.finalize(False)
+
+    def finalize(self, can: bool) -> None:
+        """Finalises MPI, or makes sure that nothing does."""
+        if can and not self._mpi.Is_finalized():
+            self._mpi.Finalize()
+        elif not self._own_finalize and not self._ending:
+            self._ending = True  # mpi4py would, and hang: end now, after the other handlers
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_exit_status())
+
+    def _may_finalize(self, word: bytes) -> bool:
+        wire, pause = self.wire, 50e-6
+        patience = _patience()
+        try:
+            wire.send(self.gateway, relay.LEAVE, word)
+            while not patience.over(time.monotonic()):
+                wire.sweep()
+                while (message := wire.take()) is not None:
+                    patience = _patience()
+                    if message[1] in (relay.PART, relay.END):
+                        return message[1] == relay.PART
+                if word and not wire.sending(self.gateway):
+                    return False
+                time.sleep(pause)
+                pause = min(0.02, pause * 1.5)
+        except ChannelLost:
+            pass
+        return False
+
+
+def _patience() -> Patience:
+    """A rank's patience with its gateway from now on."""
+    return Patience(time.monotonic(), relay.SILENCE_S, 1.0)
+
+
+class MpiWire:
+    """Tagged messages between ranks without blocking (fills `mpi_channel.Wire` and the gateway's
+    `Ranks`)."""
+
+    def __init__(self, MPI: Any, comm: Any) -> None:
+        self._mpi, self._comm, self._byte = MPI, comm, MPI.BYTE
+        self._status = MPI.Status()
+        self._requests: list[Any] = []
+        self._kept: list[tuple[int, Buffer]] = []  # beside the requests: their rank and buffer
+        self._on_way: dict[int, int] = {}
+        self._arriving: dict[int, deque[tuple[Any, int, bytearray]]] = {}
+
+    def send(self, rank: int, tag: int, data: Buffer) -> None:
+        """Begins to send; the buffer is kept until it is gone.
+
+        Raises:
+            ChannelLost: MPI says no.
+        """
+        try:
+            request = self._comm.Isend([data, len(data), self._byte], rank, tag)
+            if request.Test():
+                return
+        except self._mpi.Exception as error:
+            raise ChannelLost(f"MPI: {error}") from None
+        self._requests.append(request)
+        self._kept.append((rank, data))
+        self._on_way[rank] = self._on_way.get(rank, 0) + len(data) + 1
+
+    def sending(self, rank: int) -> int:
+        """Bytes on their way to this rank (each message counts one more)."""
+        return self._on_way.get(rank, 0)
+
+    def sweep(self) -> None:
+        """Lets go of what has been sent.
+
+        Raises:
+            ChannelLost: MPI says no.
+        """
+        if not self._requests:
+            return
+        try:
+            done = self._mpi.Request.Testsome(self._requests)
+        except self._mpi.Exception as error:
+            raise ChannelLost(f"MPI: {error}") from None
+        for index in sorted(done or (), reverse=True):
+            rank, data = self._kept.pop(index)
+            del self._requests[index]
+            self._on_way[rank] -= len(data) + 1
+
+    def take(self) -> tuple[int, int, bytearray] | None:
+        """The next whole message as (rank, tag, bytes), in each rank's order; None for none.
+
+        Raises:
+            ChannelLost: MPI says no.
+        """
+        status = self._status
+        try:
+            message = self._probe(status)
+            if message is None:
+                message = self._probe(status)  # MPICH: the first look fetches, the second finds
+            if message is not None:
+                rank, tag = status.Get_source(), status.Get_tag()
+                data = bytearray(status.Get_count(self._byte))
+                request = message.Irecv([data, len(data), self._byte])
+                if not self._arriving.get(rank) and request.Test():
+                    return rank, tag, data
+                self._arriving.setdefault(rank, deque()).append((request, tag, data))
+            for rank, queue in self._arriving.items():
+                if queue and queue[0][0].Test():
+                    _, tag, data = queue.popleft()
+                    return rank, tag, data
+        except self._mpi.Exception as error:
+            raise ChannelLost(f"MPI: {error}") from None
+        return None
+
+
+    def _probe(self, status: Any) -> Any:
+        return self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)
+
+
+# ---- the meeting -------------------------------------------------------------------------------
+
+_met: World | None = None
+
+
+def trainers() -> Any:
+    """The trainers' own communicator (`tangram_hpc.comm`).
+
+    Raises:
+        WrongWorld: `connect()` has not met a gateway in this process.
+    """
+    if _met is not None and _met.forked:
+        raise WrongWorld("tangram_hpc.comm: this process is a fork of an MPI rank, and MPI is that "
+                         "rank's alone")
+    if _met is None:
+        raise WrongWorld("tangram_hpc.comm: there is none before connect() has met a gateway; "
+                         "in a world without one use mpi4py.MPI.COMM_WORLD")
+    return _met.trainers
+
+
+def launched(environ: Mapping[str, str]) -> Launch:
+    """What the launcher says of our world, without touching MPI; see `mpi_launch.launch_of`."""
+    return launch_of(environ)
+
+
+def meet(environ: Mapping[str, str], card: Card) -> World:
+    """Brings MPI up and meets all ranks; collective over the world, once a process.
+
+    Raises:
+        WrongWorld: the world is not the one that was launched, or has not exactly one gateway.
+        AccessError, ProtocolError: the gateway cannot serve, or is of another version.
+        MissingExtra: mpi4py is not installed.
+    """
+    if _met is not None:
+        return _met
+    sys.excepthook = _one_line(sys.excepthook, speaks(environ))
+    try:
+        return _bring_together(environ, card)
+    except TangramError as error:
+        _refusals.append(error)
+        raise
+
+
+def speaks(environ: Mapping[str, str]) -> bool:
+    """Whether this rank is the one that tells a person what is wrong with all of them."""
+    return launch_rank(environ) == 0
+
+
+def _bring_together(environ: Mapping[str, str], card: Card) -> World:
+    global _met
+    launch = launch_of(environ)
+    is_crowded = crowded(environ, len(os.sched_getaffinity(0)), os.cpu_count() or 1)
+    os.environ.update(waiting(environ, is_crowded))  # MPI reads it when it starts
+    with bring_up(os.getpid(), launch.rank, launch.timeout_s, REMEDY):
+        MPI, own_finalize = _start()
+        full = {**asdict(card), "size": launch.size, "source": launch.source,
+                "threads": MPI.Query_thread() == MPI.THREAD_MULTIPLE, "library": _library(MPI)}
+        cards = _exchange(MPI, Card(**full))
+        forget_names()  # all ranks have told: all have left MPI_Init
+        problem = complaint(cards)
+        if problem is None:
+            _met = World(MPI, cards, own_finalize, is_crowded, shares_fate(environ))
+    if problem is not None:
+        if own_finalize:
+            MPI.Finalize()  # nobody is missing: all refuse alike, and the launcher sees order
+        raise problem
+    assert _met is not None
+    if card.role == "trainer":
+        atexit.register(_met.leave)
+        if not own_finalize:
+            _note_exit_status()
+    return _met
+
+
+def leave_after(client: Any) -> None:
+    """Sees to it that this client is closed before its rank leaves the world."""
+    ref = weakref.ref(client)
+
+    def close() -> None:
+        left = ref()
+        if left is not None:
+            left.close()
+
+    atexit.register(close)
+
+
+def complaint(cards: list[Card]) -> TangramError | None:
+    """What is wrong with a world of these ranks; the same on each of them."""
+    first, real = cards[0], len(cards)
+    wrong = next((card for card in cards if card.size and card.size != real), None)
+    if wrong is not None:
+        return WrongWorld(f"the MPI world has {_ranks(real)}, but {wrong.size} were launched "
+                          f"({wrong.source}); the library is {wrong.library}; {REMEDY}")
+    gateways = [card for card in cards if card.role == "gateway"]
+    if len(gateways) != 1:
+        return WrongWorld(f"the MPI world of {_ranks(real)} has {len(gateways)} gateways, not one: "
+                          "start `tangram gateway` as exactly one of its ranks, or unset "
+                          "TANGRAM_GATEWAY to use the socket")
+    for card in cards:
+        if card.version != first.version:
+            return ProtocolError(f"the ranks have tangram_hpc {first.version} and {card.version}: "
+                                 "install the same on all nodes")
+    if gateways[0].problem:
+        return AccessError(f"the gateway: {gateways[0].problem}")
+    return None
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" if count == 1 else f"{count} ranks"
+
+
+def _start() -> tuple[Any, bool]:
+    """mpi4py's module with MPI up, and whether finalising is up to us."""
+    ours = "mpi4py.MPI" not in sys.modules
+    try:
+        import mpi4py
+
+        if ours:
+            mpi4py.rc.initialize = False
+            mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise MissingExtra(f"TANGRAM_GATEWAY is set, but mpi4py cannot be used ({error}); "
+                           f"{how_to_install('mpi')}, or unset it to use the socket") from None
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    return MPI, ours or mpi4py.rc.finalize is False
+
+
+def _library(MPI: Any) -> str:
+    name, version = MPI.get_vendor()
+    return f"{name} {'.'.join(map(str, version))}"
+
+
+def _exchange(MPI: Any, card: Card) -> list[Card]:
+    text = json.dumps(asdict(card)).encode()
+    if len(text) > _SLOT:
+        raise InvalidInput(f"the path of the access file is too long for MPI: {card.access[:80]}…")
+    world = MPI.COMM_WORLD
+    told = bytearray(_SLOT * world.size)
+    world.Allgather([bytearray(text.ljust(_SLOT)), MPI.BYTE], [told, MPI.BYTE])
+    slots = (told[at : at + _SLOT] for at in range(0, len(told), _SLOT))
+    return [Card(**json.loads(slot)) for slot in slots]
+
+
+# ---- how a program ends ------------------------------------------------------------------------
+
+
+_refusals: list[TangramError] = []  # what `meet` raised, once at most
+
+
+def _one_line(before: Any, aloud: bool) -> Any:
+    """An excepthook: a world that nobody can use is one line from rank 0 and status 2, not a
+    traceback from every rank. It can still be caught."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, TangramError) or error not in _refusals:
+            before(kind, error, trace)
+            return
+        if aloud:
+            print(f"tangram: error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_status)
+
+    return hook
+
+
+_noted: list[Any] = []
+
+
+def _note_exit_status() -> None:
+    """Where mpi4py would finalise by itself and must not, we end the process and need its status,
+    which Python tells nobody: `sys.exit` is heard instead."""
+    real = sys.exit
+
+    def heard(status: Any = None, /) -> None:
+        _noted[:] = [status]
+        real(status)
+
+    sys.exit = heard  # type: ignore[assignment]
+
+
+def _exit_status() -> int:
+    if hasattr(sys, "last_value"):
+        return 1
+    status = _noted[0] if _noted else 0
+    return status if isinstance(status, int) else int(status is not None)

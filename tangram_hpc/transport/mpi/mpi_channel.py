@@ -1,0 +1,187 @@
+"""The client's way over MPI (fills `ports.Channel`): a stream of bytes through the gateway rank.
+
+Law: only the client's thread calls anything but `wake`, and no call blocks inside MPI. MPI gives no
+word of a death, so silence decides (`protocol/relay.py`); after that nothing is sent any more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Protocol, cast
+
+from ...errors import ProtocolError
+from ...ports import ChannelLost
+from ...protocol import relay
+from ...protocol.frame import Buffer, Inbox, Parcel
+from ...protocol.liveness import Patience, Stalls
+
+_BUSY_S = 0.001  # longest sleep while answers are awaited
+_IDLE_S = 0.05
+_STALLED_S = 1.0  # we did not look for so long: what we did not hear is no silence
+_CLOSING_S = 0.5
+
+
+class Wire(Protocol):
+    """Tagged messages between ranks, without blocking."""
+
+    def send(self, rank: int, tag: int, data: Buffer) -> None:
+        """Begins to send; raises ChannelLost."""
+        ...
+
+    def sending(self, rank: int) -> int:
+        """Bytes on their way to this rank."""
+        ...
+
+    def sweep(self) -> None:
+        """Lets go of what has been sent; raises ChannelLost."""
+        ...
+
+    def take(self) -> tuple[int, int, bytearray] | None:
+        """The next (rank, tag, bytes), or None; raises ChannelLost."""
+        ...
+
+
+class MpiChannel:
+    """One conversation with the broker through the gateway.
+
+    Args:
+        wire: the traffic between ranks; nobody else uses it meanwhile.
+        gateway: the gateway's rank on it.
+        number: this conversation's, never used before.
+        on_dead: called once when the gateway is taken for dead.
+    """
+
+    via = "mpi"
+
+    def __init__(self, wire: Wire, gateway: int, number: int, spin_ns: int,
+                 on_dead: Callable[[str], None]) -> None:
+        self._wire, self._gateway, self._on_dead = wire, gateway, on_dead
+        self._number = number.to_bytes(4, "little")
+        self._begun = False
+        self._inbox = Inbox()
+        self._unsent: deque[tuple[int, Buffer]] = deque([(relay.OPEN, self._number)])
+        self._bell = threading.Lock()  # held = nobody rang; a lock wakes within microseconds
+        self._bell.acquire()
+        self._rung = False
+        self._pace = relay.Pace(spin_ns)
+        self._heard = time.monotonic()
+        self._stalls = Stalls(self._heard, _STALLED_S)
+        self.closed = self._lost = False
+
+    def send(self, frame: list[Buffer]) -> None:
+        """See `Channel.send`."""
+        data = memoryview(b"".join(frame)) if len(frame) > 1 else memoryview(frame[0])
+        for at in range(0, len(data), relay.PIECE):
+            self._unsent.append((relay.DATA, data[at : at + relay.PIECE]))
+        self._push()
+        self._pace.moved(time.monotonic_ns())
+
+    def wait(self, timeout_s: float, busy: bool) -> Iterator[Parcel]:
+        """See `Channel.wait`."""
+        until = time.monotonic() + timeout_s
+        while True:
+            self._push()
+            came = False
+            while (message := self._wire.take()) is not None:
+                came = True
+                yield from self._receive(*message)
+            now = time.monotonic()
+            self._judge(now, came)
+            if self._rung:
+                self._rung = False
+                self._bell.acquire(False)
+                return
+            if (came and self._begun) or now >= until:
+                return
+            moving = busy or bool(self._unsent) or self._wire.sending(self._gateway) > 0
+            most_s = min(_BUSY_S if moving else _IDLE_S, until - now)
+            pause = self._pace.pause_s(time.monotonic_ns(), most_s)
+            if pause <= 0:
+                os.sched_yield()
+            else:
+                self._bell.acquire(timeout=pause)
+
+    def wake(self) -> None:
+        """See `Channel.wake`."""
+        self._rung = True
+        try:
+            self._bell.release()
+        except RuntimeError:
+            pass  # rung already
+
+    def close(self) -> None:
+        """See `Channel.close`; what is on its way gets half a second, then it goes on alone."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._lost:
+            return
+        self._unsent.append((relay.CLOSE, b""))
+        patience = Patience(time.monotonic(), _CLOSING_S, _CLOSING_S / 10)
+        try:
+            while not patience.over(time.monotonic()) and (
+                    self._unsent or self._wire.sending(self._gateway)):
+                self._push()
+                if self._wire.take() is not None:  # both sides may be sending
+                    self._heard = time.monotonic()
+                time.sleep(50e-6)
+            if self._stalls.look(time.monotonic()):
+                self._heard = time.monotonic()
+            if self._unsent and self._in_doubt():
+                self._die("silent")
+            while self._unsent and not self._lost:  # it must hear that we close
+                self._wire.send(self._gateway, *self._unsent.popleft())
+        except ChannelLost as error:
+            self._die(str(error))
+
+    def abandon(self) -> None:
+        """See `Channel.abandon`: MPI is the parent's alone."""
+        self.closed = self._lost = True
+
+    def _in_doubt(self) -> bool:
+        return time.monotonic() - self._heard > relay.DOUBT_S
+
+    def _receive(self, _: int, tag: int, data: bytearray) -> Iterator[Parcel]:
+        if tag == relay.OPEN:
+            self._begun = data == self._number
+        elif tag == relay.END:
+            self._die("the gateway ended")
+            raise ChannelLost("the gateway ended")
+        elif not self._begun:
+            return  # of an older conversation
+        elif tag == relay.GONE:
+            raise ChannelLost(data.decode(errors="replace"))
+        elif tag == relay.DATA:
+            self._pace.moved(time.monotonic_ns())
+            try:
+                yield from self._inbox.feed(cast(bytes, data))  # read only, never kept
+            except ProtocolError as error:
+                raise ChannelLost(str(error)) from None
+
+    def _push(self) -> None:
+        """Hands on what the window allows; nothing while the gateway's life is in doubt."""
+        self._wire.sweep()
+        if not self._unsent or self._in_doubt():
+            return
+        while self._unsent and self._wire.sending(self._gateway) < relay.WINDOW:
+            tag, data = self._unsent.popleft()
+            self._wire.send(self._gateway, tag, data)
+
+    def _judge(self, now: float, came: bool) -> None:
+        if self._stalls.look(now) or came:
+            self._heard = now
+        if now - self._heard > relay.SILENCE_S:
+            self._die(f"silent for {relay.SILENCE_S:.0f} s")
+            raise ChannelLost("the gateway is silent")
+
+    def _die(self, why: str) -> None:
+        if not self._lost:
+            self._lost = True
+            self._on_dead(why)
+
+
+

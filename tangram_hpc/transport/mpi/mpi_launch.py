@@ -1,0 +1,81 @@
+"""What the environment says about the MPI world that was launched, without touching MPI.
+
+Law: reads only the mapping it is given. `TANGRAM_WORLD_SIZE` outranks the process manager's word,
+which outranks Slurm's: under `mpiexec` in a job, Slurm's task counts are those of the daemons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...errors import InvalidInput, WrongWorld
+from ...slurm.environ import slurm_place
+
+REMEDY = ("start it with `mpiexec` or `srun --mpi=pmi2` (MPICH; an mpi4py built on Open MPI needs "
+          "--mpi=pmix), or unset TANGRAM_GATEWAY to use the socket")
+_MANAGERS = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_")
+_SIZES = ("TANGRAM_WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+_RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What was launched: the size of the world (0 for unknown), who says so, our number in it
+    (0 for unknown), and how long its start may take."""
+
+    size: int
+    source: str
+    rank: int
+    timeout_s: float
+
+
+def launch_of(environ: Mapping[str, str]) -> Launch:
+    """The launch that the environment describes.
+
+    Raises:
+        InvalidInput: a variable of ours is no number.
+        WrongWorld: no process manager is there, so MPI would make N worlds of one.
+    """
+    size, source = 0, ""
+    for name in _SIZES:
+        if environ.get(name):
+            size, source = _number(environ, name), name
+            break
+    place = slurm_place(environ)
+    tasks = place.ntasks if place is not None else 0
+    if not managed(environ) and (tasks > 1 or not size):
+        told = f"srun started {tasks} tasks with --mpi=none" if tasks > 1 else (
+            "no launcher started this process")
+        raise WrongWorld(f"the MPI world would have 1 rank: TANGRAM_GATEWAY is set, but {told}; "
+                         f"{REMEDY}")
+    if not size and tasks:
+        size, source = tasks, "SLURM_STEP_NUM_TASKS"
+    patience_s = _seconds(environ.get("TANGRAM_MPI_TIMEOUT_S", "60"))
+    return Launch(size, source, launch_rank(environ), patience_s)
+
+
+def managed(environ: Mapping[str, str]) -> bool:
+    """Whether a process manager of MPI started this process."""
+    return any(name.startswith(_MANAGERS) for name in environ)
+
+
+def launch_rank(environ: Mapping[str, str]) -> int:
+    """Our number among the tasks that were launched, whatever MPI makes of it; 0 for unknown."""
+    return next((int(environ[n]) for n in _RANKS if environ.get(n, "").isdigit()), 0)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    if not environ[name].isdigit() or not int(environ[name]):
+        raise InvalidInput(f"{name}: {environ[name]!r} is no number of ranks")
+    return int(environ[name])
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 86400:
+        raise InvalidInput(f"TANGRAM_MPI_TIMEOUT_S: {text!r} is not between 0.1 and 86400 seconds")
+    return value

@@ -1,0 +1,188 @@
+"""The gateway's sockets to the broker, one for each rank (fills the gateway's `Pipes`).
+
+Law: bytes pass unread. One thread calls everything; dialling, which blocks, has a thread of its
+own for each try and speaks only through a queue. What is written before the socket stands waits.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from ..errors import TangramError
+from ..protocol.frame import RECEIVE, Buffer
+from .socket.asyncsock import consume
+
+_IOV = 512
+_ENDED = select.EPOLLHUP | select.EPOLLERR
+
+
+class _Pipe:
+    __slots__ = ("backlog", "held", "name", "sock", "watched")
+
+    def __init__(self, name: int) -> None:
+        self.name = name
+        self.sock: socket.socket | None = None  # None while it is dialled
+        self.backlog: deque[Buffer] = deque()
+        self.held = False
+        self.watched = 0
+
+
+class SocketPipes:
+    """Sockets by rank.
+
+    Args:
+        dial: returns a connected, authenticated socket; raises a TangramError.
+    """
+
+    def __init__(self, dial: Callable[[], socket.socket]) -> None:
+        self._dial = dial
+        self._epoll = select.epoll()  # its own descriptor is low enough for select
+        self._pipes: dict[int, _Pipe] = {}
+        self._by_fd: dict[int, _Pipe] = {}
+        self._dialled: deque[tuple[_Pipe, socket.socket | str]] = deque()
+        self._bell_out, self._bell_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._epoll.register(self._bell_out, select.EPOLLIN)
+
+    def open(self, name: int) -> None:
+        """Begins to dial for this rank."""
+        self.close(name)
+        pipe = self._pipes[name] = _Pipe(name)
+        threading.Thread(target=self._try, args=(pipe,), daemon=True).start()
+
+    def write(self, name: int, data: Buffer) -> None:
+        """Sends bytes; ignored when the pipe is closed."""
+        pipe = self._pipes.get(name)
+        if pipe is None:
+            return
+        waiting = bool(pipe.backlog)
+        pipe.backlog.append(data)
+        if pipe.sock is not None and not waiting:
+            self._drain(pipe)
+
+    def unsent(self) -> int:
+        """Bytes that wait for the broker."""
+        return sum(len(b) for p in self._pipes.values() for b in p.backlog)
+
+    def hold(self, name: int, held: bool) -> None:
+        """Stops or goes on reading what the broker says to this rank."""
+        pipe = self._pipes.get(name)
+        if pipe is not None and pipe.held != held:
+            pipe.held = held
+            self._watch(pipe)
+
+    def close(self, name: int) -> None:
+        """Ends the pipe after what was written (for half a second at most)."""
+        pipe = self._pipes.pop(name, None)
+        if pipe is None:
+            return
+        if pipe.sock is not None:
+            if pipe.backlog:
+                try:
+                    pipe.sock.settimeout(0.5)
+                    pipe.sock.sendall(b"".join(pipe.backlog))
+                except OSError:
+                    pass  # the broker is gone
+            self._shut(pipe)
+
+    def wait(self, timeout_s: float) -> list[tuple[int, bytes, str]]:
+        """What came within `timeout_s` seconds (microseconds count) as (rank, bytes, ""), or
+        (rank, b"", reason) where a pipe ended."""
+        if timeout_s > 0:
+            select.select([self._epoll], [], [], timeout_s)
+        events: list[tuple[int, bytes, str]] = []
+        for fd, what in self._epoll.poll(0):
+            pipe = self._by_fd.get(fd)
+            if fd == self._bell_out:
+                os.read(fd, 4096)
+            elif pipe is not None:
+                if what & select.EPOLLOUT:
+                    self._drain(pipe)
+                if what & _ENDED or (what & select.EPOLLIN and not pipe.held):
+                    self._read(pipe, events)
+        while self._dialled:
+            self._settle(*self._dialled.popleft(), events)
+        return events
+
+    def _try(self, pipe: _Pipe) -> None:
+        try:
+            told: socket.socket | str = self._dial()
+        except (TangramError, OSError) as error:
+            told = str(error)
+        self._dialled.append((pipe, told))
+        try:
+            os.write(self._bell_in, b"\0")
+        except BlockingIOError:
+            pass  # it rings already
+
+    def _settle(self, pipe: _Pipe, told: socket.socket | str,
+                events: list[tuple[int, bytes, str]]) -> None:
+        current = self._pipes.get(pipe.name) is pipe
+        if isinstance(told, str):
+            if current:
+                del self._pipes[pipe.name]
+                events.append((pipe.name, b"", told))
+        elif not current:
+            self._farewell(pipe, told)
+        else:
+            told.setblocking(False)
+            pipe.sock = told
+            self._by_fd[told.fileno()] = pipe
+            self._epoll.register(told, select.EPOLLIN)
+            pipe.watched = select.EPOLLIN
+            self._drain(pipe)
+
+    @staticmethod
+    def _farewell(pipe: _Pipe, sock: socket.socket) -> None:
+        """The rank closed before its socket stood: what it said may still matter (its Bye)."""
+        try:
+            sock.settimeout(0.5)
+            sock.sendall(b"".join(pipe.backlog))
+        except OSError:
+            pass
+        sock.close()
+
+    def _read(self, pipe: _Pipe, events: list[tuple[int, bytes, str]]) -> None:
+        assert pipe.sock is not None
+        try:
+            data = pipe.sock.recv(RECEIVE)
+            reason = "" if data else "the broker closed the connection"
+        except BlockingIOError:
+            return
+        except OSError as error:
+            data, reason = b"", f"connection failed: {error.strerror}"
+        if reason:
+            del self._pipes[pipe.name]
+            self._shut(pipe)
+        events.append((pipe.name, data, reason))
+
+    def _drain(self, pipe: _Pipe) -> None:
+        assert pipe.sock is not None
+        try:
+            while pipe.backlog:
+                some = [pipe.backlog[i] for i in range(min(len(pipe.backlog), _IOV))]
+                consume(pipe.backlog, pipe.sock.sendmsg(some))
+        except BlockingIOError:
+            pass
+        except OSError:
+            pipe.backlog.clear()  # reading tells the reason
+        self._watch(pipe)
+
+    def _watch(self, pipe: _Pipe) -> None:
+        if pipe.sock is None:
+            return
+        want = (0 if pipe.held else select.EPOLLIN) | (select.EPOLLOUT if pipe.backlog else 0)
+        if want != pipe.watched:
+            pipe.watched = want
+            self._epoll.modify(pipe.sock, want)
+
+    def _shut(self, pipe: _Pipe) -> None:
+        assert pipe.sock is not None
+        self._epoll.unregister(pipe.sock)
+        del self._by_fd[pipe.sock.fileno()]
+        pipe.sock.close()
+        pipe.sock = None

@@ -1,0 +1,116 @@
+"""Dialling a broker: try its addresses in order, then the mutual challenge. Blocking calls.
+
+Law: an address is `unix:PATH` or `tcp:HOST:PORT`. Nothing is sent before the broker has proven the
+key except our nonce and proof; every failure is one line that names the address.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import AccessError, BrokerUnreachable, InvalidInput
+from ...protocol import auth
+from ...storage.access import read_access
+from .asyncsock import HANDSHAKE_S, tune
+
+
+def dial(addresses: Sequence[str], key: bytes, job: str) -> socket.socket:
+    """A connected, mutually authenticated, blocking socket to the first address that answers.
+
+    Raises:
+        AccessError: a broker answers but does not accept the key, or is another job's.
+        BrokerUnreachable: no address answers.
+    """
+    problems, refused = [], bool(addresses)
+    for address in addresses:
+        try:
+            sock = _connect(address)
+        except OSError as error:
+            problems.append(f"{address}: {error.strerror or error}")
+            refused &= isinstance(error, ConnectionRefusedError | FileNotFoundError)
+            continue
+        try:
+            sock.settimeout(HANDSHAKE_S)
+            prove(sock, key, job)
+            sock.settimeout(None)
+        except (OSError, AccessError) as error:
+            sock.close()
+            if isinstance(error, AccessError):
+                raise
+            problems.append(f"{address}: {error.strerror or error}")
+            refused = False
+            continue
+        tune(sock)
+        return sock
+    nobody = BrokerUnreachable(f"job {job}: no broker answers "
+                               f"({'; '.join(problems) or 'no address'})")
+    nobody.refused = refused
+    raise nobody
+
+
+def way_to(access: Path, patience_s: float) -> str:
+    """After `patience_s` at most: "open", "shut", or "" where no broker is any more."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        try:
+            known = read_access(access)
+            dial(known.addresses, known.key, known.job).close()
+            return "open"
+        except AccessError:
+            return ""
+        except BrokerUnreachable as error:
+            if error.refused:
+                return ""
+            time.sleep(1)
+    return "shut"
+
+
+def _connect(address: str) -> socket.socket:
+    scheme, _, rest = address.partition(":")
+    if scheme == "unix" and rest:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(HANDSHAKE_S)
+        try:
+            sock.connect(rest)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not port.isdigit():
+        raise InvalidInput(f"address {address!r}: write unix:PATH or tcp:HOST:PORT")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=HANDSHAKE_S)
+
+
+def prove(sock: socket.socket, key: bytes, job: str) -> None:
+    """The peer's half of the handshake (`protocol/auth.py`) on a connected socket.
+
+    Raises:
+        AccessError: the other side is no broker of this job with this key.
+        OSError: the connection broke or timed out.
+    """
+    greeting = _exactly(sock, auth.GREETING, "it is not a tangram broker")
+    if greeting[: len(auth.MAGIC)] != auth.MAGIC:
+        raise AccessError("what listens there is not a tangram broker of this version")
+    theirs, ours = greeting[len(auth.MAGIC) :], os.urandom(auth.NONCE)
+    sock.sendall(ours + auth.proof(key, "peer", theirs, ours, job))
+    given = _exactly(sock, auth.PROOF, f"the key is wrong for job {job}")
+    if not auth.proven(given, key, "broker", theirs, ours, job):
+        raise AccessError(f"the broker of job {job} does not hold our key: not answering it")
+
+
+def _exactly(sock: socket.socket, size: int, refused: str) -> bytes:
+    data = b""
+    while len(data) < size:
+        try:
+            more = sock.recv(size - len(data))
+        except ConnectionResetError:
+            more = b""
+        if not more:
+            raise AccessError(f"the broker closed the connection: {refused}")
+        data += more
+    return data

@@ -1,0 +1,200 @@
+"""Blocking, authenticated sockets for few and large messages: the hybrid pool's desk and lanes.
+
+Law: as everywhere, no frame before both sides have proven the key (`protocol/auth.py`); a peer that
+has not within `HANDSHAKE_S` is dropped without a word, and of too many that have not yet the
+oldest. A payload is read straight into an array of its size, and only after its message said whose
+it is.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from ...errors import AccessError, ProtocolError
+from ...protocol import auth
+from ...protocol.frame import Buffer
+from ...protocol.lane import HEAD, AnyLaneMessage, LaneMessage, pack, sizes, unpack
+from .address import addresses
+from .asyncsock import HANDSHAKE_S, listen_tcp, tune, unproven_max
+from .dial import dial
+
+_CHUNK = 16 << 20  # bytes that one system call reads at most
+
+
+class LaneLink:
+    """One conversation. One thread receives; any thread sends.
+
+    Attributes:
+        most: bytes of the longest payload that is taken.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.most = 0
+        self._sending = threading.Lock()
+        self._closed = False
+
+    def send(self, message: LaneMessage, *payload: Buffer) -> None:
+        """Sends a message and the payload that these pieces make.
+
+        Raises:
+            OSError: the peer is gone.
+        """
+        views = [memoryview(piece).cast("B") for piece in payload]
+        with self._sending:
+            self._sock.sendall(pack(message, sum(map(len, views))))
+            for view in views:
+                self._sock.sendall(view)
+
+    def receive(self) -> tuple[AnyLaneMessage, bytearray] | None:
+        """The next message and its payload; None when the peer is gone.
+
+        Raises:
+            ProtocolError: it sent what is not in the protocol, or a payload beyond `most`.
+        """
+        head = self._exactly(HEAD.size)
+        if head is None:
+            return None
+        message_size, payload_size = sizes(bytes(head))
+        if payload_size > self.most:
+            raise ProtocolError(f"a payload of {payload_size} bytes, and {self.most} are the most")
+        body = self._exactly(message_size)
+        if body is None:
+            return None
+        message = unpack(bytes(body))
+        payload = self._exactly(payload_size)
+        return None if payload is None else (message, payload)
+
+    def close(self) -> None:
+        """Ends the conversation; wakes whoever receives. Twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            hang_up(self._sock)
+            self._sock.close()
+
+    def _exactly(self, size: int) -> bytearray | None:
+        data = bytearray(size)
+        view, at = memoryview(data), 0
+        while at < size:
+            try:
+                got = self._sock.recv_into(view[at:], min(size - at, _CHUNK))
+            except OSError:
+                return None
+            if not got:
+                return None
+            at += got
+        return data
+
+
+class LaneListener:
+    """Accepts members; a thread of its own greets each, then runs `serve` for as long as its
+    conversation lasts.
+
+    Args:
+        host: the address of the interface to listen on, with a port of the kernel's choice.
+    """
+
+    def __init__(self, host: str, key: bytes, job: str, serve: Callable[[LaneLink], None]) -> None:
+        self._key, self._job, self._serve = key, job, serve
+        listen, address = addresses(host)
+        self._sock = listen_tcp(listen)
+        port = self._sock.getsockname()[1]
+        self.address = f"tcp:[{address}]:{port}" if ":" in address else f"tcp:{address}:{port}"
+        self._closed = False
+        self._links: dict[int, LaneLink] = {}
+        self._unproven: dict[int, socket.socket] = {}  # the oldest first
+        self._unproven_max = unproven_max()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, name="lane-accept", daemon=True).start()
+
+    def close(self) -> None:
+        """Stops accepting and ends every conversation."""
+        with self._lock:
+            self._closed = True
+            links = list(self._links.values())
+        hang_up(self._sock)  # wakes the thread that accepts
+        self._sock.close()
+        for link in links:
+            link.close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                peer, _ = self._sock.accept()
+            except OSError:
+                if self._closed:
+                    return
+                time.sleep(0.05)  # that peer gave up before we came, or we have no descriptor left
+                continue
+            with self._lock:
+                self._unproven[id(peer)] = peer
+                if len(self._unproven) > self._unproven_max:
+                    hang_up(self._unproven.pop(next(iter(self._unproven))))
+            threading.Thread(target=self._greet, args=(peer,), name="lane", daemon=True).start()
+
+    def _greet(self, peer: socket.socket) -> None:
+        try:
+            welcome(peer, self._key, self._job)
+            peer.settimeout(None)
+            tune(peer)
+        except (OSError, AccessError):
+            peer.close()  # unproven: not a word
+            return
+        finally:
+            with self._lock:
+                self._unproven.pop(id(peer), None)
+        link = LaneLink(peer)
+        with self._lock:
+            if self._closed:
+                link.close()
+                return
+            self._links[id(link)] = link
+        try:
+            self._serve(link)
+        except (OSError, ProtocolError):
+            pass  # whoever serves has said what this means; the link ends either way
+        finally:
+            link.close()
+            with self._lock:
+                self._links.pop(id(link), None)
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Ends a conversation; wakes whoever receives."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # it was gone already
+
+
+def welcome(sock: socket.socket, key: bytes, job: str) -> None:
+    """The listener's half of the handshake (`protocol/auth.py`), `HANDSHAKE_S` at most in all.
+
+    Raises:
+        AccessError: the peer does not hold the key.
+        OSError: the connection broke or timed out.
+    """
+    deadline = time.monotonic() + HANDSHAKE_S
+    sock.settimeout(HANDSHAKE_S)
+    nonce = os.urandom(auth.NONCE)
+    sock.sendall(auth.MAGIC + nonce)
+    answer = b""
+    while len(answer) < auth.ANSWER:
+        sock.settimeout(max(0.001, deadline - time.monotonic()))  # a byte now and then is no proof
+        more = sock.recv(auth.ANSWER - len(answer))
+        if not more:
+            raise AccessError("the peer left during the handshake")
+        answer += more
+    theirs, given = answer[: auth.NONCE], answer[auth.NONCE :]
+    if not auth.proven(given, key, "peer", nonce, theirs, job):
+        raise AccessError("the peer does not hold the key")
+    sock.sendall(auth.proof(key, "broker", nonce, theirs, job))
+
+
+def dial_lane(addresses: tuple[str, ...], key: bytes, job: str) -> LaneLink:
+    """A conversation with the first of these addresses that answers; errors as of `dial`."""
+    return LaneLink(dial(addresses, key, job))
