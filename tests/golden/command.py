@@ -286,9 +286,10 @@ def _fill(client: Any) -> tuple[str, str, str]:
         client.register_service(name, {"backend": "fake"})
     client.register_rollouts("pool", {"buckets": [{"services": "roll", "context_max": 9000}]})
     first, last = (client.session(mem=1500, trusted=True) for _ in range(2))
-    first.exec(["true"])
+    first.exec(["true"]).result(60)
     running = client.submit(["sleep", "60"], cpus=2, trusted=True)
     _await(lambda: client.ask("explain", running.id).get("state") == "RUNNING")
+    client.submit(["true"], cpus=2, trusted=True)  # is ahead of the next one
     waits = client.submit(["true"], cpus=1, trusted=True)
     return waits.id, running.id, last.id
 
