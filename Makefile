@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := .venv-torch
-TORCH_TESTS := $(wildcard tests/test_service*.py tests/test_demo_mixed.py tests/test_reference*.py)
+TORCH_TESTS := $(wildcard tests/services/test_*.py tests/client/test_services_client.py \
+  tests/demo/test_demo_mixed.py tests/hooks/test_reference*.py)
 
 # The tests start thousands of Python processes. Where this variable forbids to keep bytecode each of
 # them compiles the package anew: a broker's imports take 1.6 s of CPU then, and 0.5 s without it.

@@ -1,0 +1,408 @@
+"""`tangram template`, and the rendered script itself under a pretended srun: no Slurm is needed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tangram_hpc.cli.template import left_open, load, render
+from tangram_hpc.errors import InvalidInput
+
+REPO = Path(__file__).resolve().parents[2]
+NAMES = ("hetjob", "homogeneous", "replay", "satellite", "satellites", "single-node")
+FULL = {"partition_cpu": "c", "partition_gpu": "g", "partition_trainer": "t",
+        "trainer": "python train.py --lr 1"}
+COMPUTED = {"tasks_trainer", "tasks_node", "ranks_node", "cpus_node"}  # from ranks, nodes, CPUs
+
+
+def directives(text: str) -> list[str]:
+    """The script's `#SBATCH` lines as sbatch takes them: without what follows a #."""
+    return [line[8:].partition("#")[0].strip() for line in text.splitlines()
+            if line.startswith("#SBATCH ")]
+
+
+def tangram(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "tangram_hpc", "template", *words],
+                          capture_output=True, text=True, check=False, timeout=60)
+
+
+# ---- rendering ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_placeholder_has_a_key_and_every_key_is_used(name: str) -> None:
+    template = load(name)
+    used = {p[1:-1].lower() for p in left_open(template.text)} - COMPUTED
+    assert used == set(template.keys) - {"ranks", "nodes_trainer"} | (used & {"nodes_trainer"})
+    assert template.about and "#+" not in template.text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_directive_says_whether_it_is_needed(name: str) -> None:
+    lines = [line for line in load(name).text.splitlines() if line.startswith("#SBATCH ")]
+    said = [line for line in lines if "# required" in line or "# optional" in line]
+    assert len(lines) > 10 and set(lines) - set(said) <= {"#SBATCH hetjob"}
+    for key, about in load(name).keys.items():  # what says optional can be dropped, and only it
+        mine = [line for line in lines if f"<{key.upper()}>" in line]
+        if about.optional and mine:
+            assert all("# optional" in line for line in mine), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_renders_into_a_whole_script(name: str, tmp_path: Path) -> None:
+    """Optional keys left empty as well as given; bash can read it; it asks for a warning."""
+    keys = load(name).keys
+    least = {k: "" if v.optional else v.default or "9" for k, v in keys.items()}
+    for given in (least, {k: least[k] or "7" for k in keys}):
+        text = render(load(name), given)
+        assert left_open(text) == []
+        script = tmp_path / "job.sbatch"
+        script.write_text(text)
+        assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+        told = directives(text)
+        assert {"--output=%x-%j.out", "--open-mode=append", "--requeue"} <= set(told)
+        assert f"--signal=B:USR1@{least['warn']}" in told
+    assert not any("=" in word and not word.partition("=")[2] for word in told)
+
+
+def test_what_follows_from_other_keys() -> None:
+    """A gateway is one rank more; ranks are as many on each node, and the gateway comes after."""
+    values = load("homogeneous").values
+    got = values({"nodes": "2", "ranks": "16", "cpus_per_rank": "3", "cpus_lent": "10"})
+    assert [got[k] for k in ("tasks_trainer", "tasks_node", "ranks_node", "cpus_node")] == [
+        "17", "9", "8", "37"]
+    got = values({"nodes": "2", "ranks": "16", "gateway": "off"})
+    assert [got[k] for k in ("tasks_trainer", "tasks_node", "cpus_node")] == ["16", "8", "16"]
+    assert load("hetjob").values({"nodes_trainer": "4", "ranks": "32"})["ranks_node"] == "8"
+
+
+def test_render_fills_in_and_drops(tmp_path: Path) -> None:
+    text = render(load("hetjob"), {**FULL, "account": "mine", "ranks": "8", "gres_gpu": "",
+                                   "partition_gpu": ""})
+    assert left_open(text) == []
+    told = directives(text)
+    assert told.count("hetjob") == 2 and "--output=%x-%j.out" in told
+    cpu, gpu = told[: told.index("hetjob")], told[told.index("hetjob") + 1 :]
+    assert "--account=mine" in cpu and "--partition=c" in cpu and "--no-kill" in cpu
+    assert not any(word.startswith(("--qos", "--mem", "--gres", "--partition=g")) for word in told)
+    assert "--partition=t" in gpu and "--ntasks=9" in gpu and "TANGRAM_WORLD_SIZE=9" in text
+    assert "--ntasks-per-node=9" in gpu and "--distribution=plane=8" in text
+    script = tmp_path / "job.sbatch"
+    script.write_text(text)
+    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+    assert left_open(render(load("hetjob"), {})) == [
+        "<PARTITION_CPU>", "<PARTITION_GPU>", "<PARTITION_TRAINER>", "<TRAINER>"]
+
+
+@pytest.mark.parametrize(("given", "told"), [
+    ({"partition_cpus": "x"}, "did you mean 'partition_cpu'"),
+    ({"zzz": "1"}, "tangram template show hetjob"),
+    ({"ranks": "0"}, "ranks='0' is not a whole number"),
+    ({"nodes_cpu": "two"}, "nodes_cpu='two' is not a whole number"),
+    ({"cpus_per_rank": ""}, "cpus_per_rank is not optional"),
+    ({"trainer": " "}, "trainer is not optional"),
+    ({"gateway": "maybe"}, "gateway='maybe' is not on or off"),
+    ({"requeues": "-1"}, "requeues='-1' is not a whole number"),
+    ({"partition_cpu": "a b"}, "partition_cpu='a b': ' ' cannot be in it"),
+    ({"job_name": "x\nreboot"}, "cannot be in it"),
+    ({"scratch": "/it's"}, "cannot be in it")])
+def test_wrong_keys_are_told(given: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        render(load("hetjob"), given)
+
+
+def test_what_is_shell_text_stays_as_it_is() -> None:
+    given = {"trainer": "a 'b' \"$C\" | d; e", "setup": "x && y", "broker_options": "--max-nodes 8",
+             "scratch": "${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/$USER x"}
+    text = render(load("hetjob"), given)
+    assert all(value in text for value in given.values())
+
+
+def test_the_command(tmp_path: Path) -> None:
+    assert [line.split()[0] for line in tangram("list").stdout.splitlines()] == list(NAMES)
+    assert tangram("show", "hetjob").stdout == load("hetjob").text
+    job = tmp_path / "job.sbatch"
+    for words, said in ((("show", "nope"), "there is hetjob, homogeneous"),
+                        (("show", "../setup"), "there is hetjob, homogeneous"),
+                        (("render", "hetjob", "--strict"), "<TRAINER>"),
+                        (("render", "hetjob", "-o", "ranks"), "KEY=VALUE"),
+                        (("render", "hetjob", "-o", "rank=1"), "did you mean 'ranks'"),
+                        (("render", "hetjob", "--output", str(tmp_path / "no" / "file")),
+                         "No such file"),
+                        (("check", str(tmp_path / "none")), "No such file")):
+        told = tangram(*words)
+        assert (told.returncode, told.stderr.count("\n")) == (2, 1) and said in told.stderr
+    options = [word for key, value in FULL.items() for word in ("-o", f"{key}={value}")]
+    told = tangram("render", "hetjob", *options[2:], "--output", str(job))
+    assert told.returncode == 0 and told.stdout == ""
+    assert told.stderr.count("\n") == 1 and "warning" in told.stderr
+    assert "<PARTITION_CPU>" in told.stderr
+    told = tangram("check", str(job))
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1) and str(job) in told.stderr
+    told = tangram("render", "hetjob", *options, "--strict", "--output", str(job))
+    assert (told.returncode, told.stderr) == (0, "")
+    assert tangram("check", str(job)).returncode == 0
+
+
+def test_one_node_in_component_0_is_told() -> None:
+    """It is allowed, and what it means is said."""
+    options = [word for key, value in FULL.items() for word in ("-o", f"{key}={value}")]
+    told = tangram("render", "hetjob", *options, "--strict", "-o", "nodes_cpu=1")
+    assert told.returncode == 0 and "#SBATCH --nodes=1" in told.stdout
+    assert told.stderr.count("\n") == 1 and "warning" in told.stderr
+    assert "nodes_cpu=1" in told.stderr and "ends the whole job" in told.stderr
+
+
+@pytest.mark.timeout(300)
+def test_a_wheel_brings_the_templates(tmp_path: Path) -> None:
+    tree, venv = tmp_path / "tree", tmp_path / "venv"
+    tree.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(REPO / name, tree)
+    for name in ("tangram_hpc", "sbatch_templates"):
+        shutil.copytree(REPO / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "-q"]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path, tree], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert any(n.endswith("demo/data/mutants.json") for n in names)
+    assert not any(n.startswith("tests/") for n in names)
+    shutil.rmtree(tree)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    subprocess.run([*pip, "--python", venv / "bin" / "python", "install", "--no-deps", wheel],
+                   check=True)
+    told = subprocess.run([venv / "bin" / "tangram", "template", "show", "hetjob"], cwd=tmp_path,
+                          capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout == load("hetjob").text
+
+
+# ---- the script under a pretended srun -----------------------------------------------------------
+
+TANGRAM = """\
+#!/bin/bash
+echo "tangram $*" >> "$LOG"
+job="$TANGRAM_HOME/jobs/$SLURM_JOB_ID"
+case "$1" in
+  broker)
+    [ -z "${BROKER_FAILS:-}" ] || { echo "tangram: error: config field" >&2; exit 2; }
+    trap 'echo "broker ended" >> "$LOG"; touch "$job/ended"; exit 0' TERM
+    trap 'echo "broker drained" >> "$LOG"' USR1
+    mkdir -p "$job"; echo key > "$job/access.json"
+    while :; do sleep 0.05; done ;;
+  worker) touch "$TANGRAM_SCRATCH/left"; until [ -e "$job/ended" ]; do sleep 0.05; done ;;
+  rank)
+    while [ "$1" != -- ]; do [[ $1 != --step-file=* ]] || file="${1#*=}"; shift; done
+    if [ "$SLURM_PROCID" -eq "$((TANGRAM_WORLD_SIZE - 1))" ]; then
+        echo "gateway of $TANGRAM_WORLD_SIZE" >> "$LOG"; exit
+    fi
+    echo "$SLURM_STEP_ID" > "$file"; shift; exec "$@" ;;
+esac
+"""
+SRUN = """\
+#!/bin/bash
+export SLURMD_NODENAME="node$1" SLURM_STEP_ID=5 SLURM_PROCID=0
+words=("$@")
+for word; do [[ $word != --task-epilog=* ]] || epilog="${word#*=}"; done
+while [ "${words[0]#-}" != "${words[0]}" ]; do words=("${words[@]:1}"); done
+[ "$1" != --het-group=2 ] || SLURM_PROCID=2 "${words[@]}"        # the gateway, then a rank
+"${words[@]}" &
+task=$!
+[ "$1" != --het-group=2 ] || echo "$task" > "$LOG.pid"
+trap 'echo "srun ended" >> "$LOG"; kill -9 "$task"; wait "$task"; ${epilog:-:}; exit 143' TERM
+status=0
+wait "$task" || status=$?
+${epilog:-:}
+exit "$status"
+"""
+SCANCEL = """\
+#!/bin/bash
+echo "scancel $*" >> "$LOG"
+kill -TERM "$(cat "$LOG.pid")"
+"""
+SCONTROL = """\
+#!/bin/bash
+echo "scontrol $*" >> "$LOG"
+"""
+
+
+class Pretence:
+    """A rendered script, and commands of its own instead of Slurm's and tangram's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.log, self.scratch = folder, folder / "log", folder / "scratch"
+        (folder / "bin").mkdir()
+        for name, text in (("tangram", TANGRAM), ("srun", SRUN), ("scancel", SCANCEL),
+                           ("scontrol", SCONTROL)):
+            (folder / "bin" / name).write_text(text)
+            (folder / "bin" / name).chmod(0o755)
+
+    def start(self, trainer: str, text: str = "", stdout: Any = subprocess.PIPE, **env: str
+              ) -> subprocess.Popen[str]:
+        """Starts the script as Slurm would."""
+        script = self.folder / "job.sbatch"
+        script.write_text(text or render(load("hetjob"), {**FULL, "trainer": trainer}))
+        self.scratch.mkdir(exist_ok=True)
+        environ = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "HOME": str(self.folder),
+                   "LOG": str(self.log), "TMPDIR": str(self.scratch), "SLURM_JOB_ID": "7",
+                   "SLURM_HET_SIZE": "3", "SLURM_JOB_ID_HET_GROUP_2": "9",
+                   "SLURM_JOB_NUM_NODES_HET_GROUP_0": "2", "SLURM_JOB_NUM_NODES_HET_GROUP_1": "1",
+                   "SLURM_JOB_END_TIME": "4000000000",
+                   **env}
+        return subprocess.Popen(["bash", str(script)], env=environ, stdout=stdout,
+                                stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+
+    def run(self, trainer: str, text: str = "", **env: str) -> tuple[int, str, str]:
+        """Runs it to its end: status, stdout, stderr."""
+        child = self.start(trainer, text, **env)
+        out, err = child.communicate(timeout=60)
+        return child.returncode, out, err
+
+    def logged(self) -> list[str]:
+        """What was called, in order."""
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    def ends(self) -> list[str]:
+        """What ended or was told to, in order."""
+        return [line for line in self.logged() if line.endswith("ended") or "scancel" in line]
+
+
+@pytest.fixture
+def pretence(tmp_path: Path) -> Pretence:
+    return Pretence(tmp_path)
+
+
+def test_the_script_starts_all_and_ends_all(pretence: Pretence) -> None:
+    trainer = """python3 -c 'import sys; print("it'"'"'s", "$5 & more"); sys.exit(7)'"""
+    status, out, err = pretence.run(trainer)
+    assert (status, out, err) == (7, "it's $5 & more\n", "")  # its quotes are its own
+    told = pretence.logged()
+    assert told[0] == "tangram broker --placer elastic --nodes 3"
+    assert set(told[1:-1]) == {
+        "tangram worker --component cpu --het-group 0",
+        "tangram worker --component gpu --het-group 1", "gateway of 3",
+        *(t for t in told if t.startswith("tangram rank"))}
+    assert sum(t.startswith("tangram rank --gateway=on --step-file=") for t in told) == 2
+    assert told[-1] == "broker ended"
+    assert list(pretence.scratch.iterdir()) == []  # the epilog was there
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_trainer_then_broker(pretence: Pretence, number: int) -> None:
+    child = pretence.start("""trap 'echo "trainer ended" >> "$LOG"; exit 4' TERM
+        echo up; while :; do sleep 0.05; done""")
+    assert child.stdout is not None and child.stdout.readline() == "up\n"
+    child.send_signal(number)
+    _, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (4, "")  # the trainer's own status
+    assert pretence.ends() == [
+        "scancel --quiet --signal=TERM 9.5", "trainer ended", "broker ended"]
+
+
+def test_a_trainer_that_does_not_listen_is_killed(pretence: Pretence) -> None:
+    trainer = "trap '' TERM; echo up; while :; do sleep 0.05; done"
+    text = render(load("hetjob"), {**FULL, "trainer": trainer, "warn": "2"})
+    child = pretence.start("", text)
+    assert child.stdout is not None and child.stdout.readline() == "up\n"
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=60)
+    assert child.returncode == 143
+    assert pretence.ends()[1:] == ["srun ended", "broker ended"]
+    assert "broker drained" not in pretence.logged() and "tangram shutdown" not in pretence.logged()
+
+
+def test_a_broker_that_does_not_start_ends_it(pretence: Pretence) -> None:
+    status, _, err = pretence.run("true", BROKER_FAILS="1")
+    assert status == 2 and err.count("\n") == 2 and "the broker did not start" in err
+    assert len(pretence.logged()) == 1
+
+
+def test_a_killed_broker_does_not_hang_the_end(pretence: Pretence) -> None:
+    child = pretence.start("echo up; sleep 1; touch $TANGRAM_HOME/jobs/7/ended")
+    assert child.stdout is not None and child.stdout.readline() == "up\n"
+    broker = subprocess.run(["pgrep", "-P", str(child.pid), "-f", "tangram broker"],
+                            capture_output=True, text=True, check=True).stdout.split()
+    os.kill(int(broker[0]), signal.SIGKILL)
+    child.communicate(timeout=60)
+    assert child.returncode == 0
+
+
+@pytest.mark.parametrize("key", sorted({*load("hetjob").keys} - {"ranks"}))
+def test_any_placeholder_left_stops_it(pretence: Pretence, key: str) -> None:
+    text = load("hetjob").text
+    for other in {*load("hetjob").keys, *COMPUTED} - {key}:
+        text = text.replace(f"<{other.upper()}>", "1")
+    status, _, err = pretence.run("", text)
+    assert (status, err.count("\n")) == (2, 1) and f": <{key.upper()}>;" in err
+    assert pretence.logged() == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_raw_template_begins(pretence: Pretence, name: str) -> None:
+    status, _, err = pretence.run("", load(name).text)
+    assert (status, err.count("\n")) == (2, 1) and f"template render {name}" in err
+    assert pretence.logged() == []
+
+
+@pytest.mark.parametrize(("requeues", "start", "again"),
+                         [("0", "", 0), ("2", "1", 1), ("2", "2", 0)])
+def test_near_the_limit_it_starts_again_so_often(pretence: Pretence, requeues: str, start: str,
+                                                 again: int) -> None:
+    """What `--signal=B:USR1@...` sends, while the trainer has work left; SIGTERM never does so."""
+    trainer = "trap 'exit 4' TERM; echo up; while :; do sleep 0.05; done"
+    text = render(load("hetjob"), {**FULL, "trainer": trainer, "requeues": requeues})
+    child = pretence.start("", text, SLURM_RESTART_COUNT=start)
+    assert child.stdout is not None and child.stdout.readline() == "up\n"
+    child.send_signal(signal.SIGUSR1)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, err, out.count("the time limit is near")) == (4, "", again)
+    assert [line for line in pretence.ends() if line.startswith("scontrol")] == []
+    assert pretence.logged().count("scontrol requeue 7") == again
+    assert pretence.logged().count("broker drained") == 1
+    if again:
+        assert pretence.logged()[-2:] == ["broker ended", "scontrol requeue 7"]
+
+
+def test_a_requeued_job_writes_a_file_of_its_own(pretence: Pretence) -> None:
+    """Each start has its own log; the first one's stays."""
+    out = pretence.folder / "tangram-7.out"
+    text = render(load("hetjob"), {**FULL, "trainer": "echo start ${SLURM_RESTART_COUNT:-0}"})
+    for start in ("", "1", "2"):
+        with open(out, "a") as file:
+            pretence.start("", text, stdout=file, SLURM_RESTART_COUNT=start).communicate(timeout=60)
+    logs = [out, out.with_name("tangram-7.1.out"), out.with_name("tangram-7.2.out")]
+    assert [log.read_text() for log in logs] == [f"start {n}\n" for n in range(3)]
+
+
+def test_the_raw_template_and_a_wrong_place_are_one_line(pretence: Pretence) -> None:
+    began = time.monotonic()
+    status, _, err = pretence.run("", load("hetjob").text)
+    assert (status, err.count("\n")) == (2, 1) and "<PARTITION_CPU>" in err and "<TRAINER>" in err
+    status, _, err = pretence.run("true", SLURM_HET_SIZE="")
+    assert (status, err.count("\n")) == (2, 1) and "sbatch" in err
+    (pretence.folder / "bin" / "tangram").unlink()
+    status, _, err = pretence.run("true", PATH=f"{pretence.folder}/bin:/usr/bin:/bin")
+    assert (status, err.count("\n")) == (2, 1) and "`setup`" in err
+    assert time.monotonic() - began < 30 and pretence.logged() == []
+
+
+@pytest.mark.parametrize("name", ["hetjob", "single-node", "satellite"])
+def test_a_setup_that_fails_is_named(name: str, tmp_path: Path) -> None:
+    """`set -e` alone ended the job without a word, where the command itself says none."""
+    keys = load(name).keys
+    least = {k: "" if v.optional else v.default or "9" for k, v in keys.items()}
+    script = tmp_path / "job.sbatch"
+    script.write_text(render(load(name), {**least, "setup": "[ a = b ]"}))
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False,
+                          cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "tangram: error: setup: `[ a = b ]` ended with status 1\n"

@@ -1,0 +1,471 @@
+"""The MPI way: real worlds under mpiexec, what a wrong world says, and the gateway's driver alone.
+
+Law: no absolute times are asserted; a world that hangs fails by its timeout.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tangram_hpc import LocalCluster
+from tangram_hpc.errors import AccessError, InvalidInput, ProtocolError, WrongWorld
+from tangram_hpc.gateway import driver
+from tangram_hpc.gateway.driver import KEEL, Gateway
+from tangram_hpc.gateway.watchdog import STATUS
+from tangram_hpc.ports import ChannelLost
+from tangram_hpc.protocol import message as ms
+from tangram_hpc.protocol import relay
+from tangram_hpc.protocol.frame import Outbox
+from tangram_hpc.transport.mpi.mpi import Card, complaint
+from tangram_hpc.transport.mpi.mpi_channel import MpiChannel
+from tangram_hpc.transport.mpi.mpi_crowd import crowded, waiting
+from tangram_hpc.transport.mpi.mpi_launch import launch_of
+
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+GATEWAY = """
+import os, sys
+from tangram_hpc.app.gateway import serve_gateway
+from tangram_hpc.config.settings import load_config
+from tangram_hpc.errors import TangramError
+try:
+    sys.exit(serve_gateway(load_config(os.environ), os.environ))
+except TangramError as error:
+    print("tangram: error:", error, file=sys.stderr)
+    sys.exit(error.exit_status)
+"""
+PARENT = "import tangram_hpc\nwith tangram_hpc.connect() as c:\n    comm = tangram_hpc.comm\n"
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_TASKS_PER_NODE": "3(x2),1", "SLURM_NODEID": "0"}
+_HEAVY = "MPIR_CVAR_ENABLE_HEAVY_YIELD"
+mpi = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    if importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed")
+    if not MPIEXEC.exists() and not shutil.which("mpiexec"):
+        pytest.skip("no mpiexec on this machine")
+    with LocalCluster(cpus=2, home=tmp_path_factory.mktemp("mpi")) as running:
+        yield running
+
+
+def world(cluster: LocalCluster, trainer: str, ranks: int = 2, gateways: int = 1,
+          **env: str) -> subprocess.CompletedProcess[str]:
+    """Trainers that run this text and gateways, as one world."""
+    exe = str(MPIEXEC) if MPIEXEC.exists() else "mpiexec"
+    words = [exe, "-n", str(ranks), sys.executable, "-c", trainer]
+    if gateways:
+        words += [":", "-n", str(gateways), sys.executable, "-c", GATEWAY]
+    environ = {**os.environ, "TANGRAM_GATEWAY": "1", "TANGRAM_ACCESS": str(cluster.access), **env}
+    environ.setdefault("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=120,
+                          stdin=subprocess.DEVNULL, check=False)
+
+
+def lines_of_ours(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert "Traceback" not in done.stderr, done.stderr
+    return [line for line in done.stderr.splitlines() if line.startswith("tangram:")]
+
+
+# ---- real worlds -------------------------------------------------------------------------------
+
+
+@mpi
+def test_actions_of_two_ranks_come_back_right(cluster: LocalCluster) -> None:
+    done = world(cluster, PARENT + """
+    def square(i):
+        return i * i
+    fs = [c.submit(square, i) for i in range(200)]
+    ts = [c.submit(["/bin/true"]) for _ in range(200)]
+    assert [f.result(60) for f in fs] == [i * i for i in range(200)]
+    assert all(t.result(60).exit_code == 0 for t in ts)
+    assert c.via == "mpi" and c.size == comm.size == 2 and c.rank == comm.rank
+    assert comm.allreduce(comm.rank) == 1
+    print("fine")
+""")
+    assert (done.returncode, done.stdout.count("fine")) == (0, 2), done.stderr
+    assert lines_of_ours(done) == []
+
+
+@mpi
+def test_ranks_share_an_endpoint(cluster: LocalCluster) -> None:
+    done = world(cluster, PARENT + """
+    import asyncio
+    e = c.register_endpoint("search", concurrency=1, rate=1000, burst=1000)
+    async def attempt():
+        held = [x for x in c.ask("info")["endpoints"] if x["name"] == "search"][0]["inside"]
+        return held
+    async def calls():
+        return await asyncio.gather(*(e.request(attempt) for _ in range(20)))
+    assert asyncio.run(calls()) == [1] * 20 and c.via == "mpi"
+    print("fine")
+""")
+    assert (done.returncode, done.stdout.count("fine")) == (0, 2), done.stderr
+
+
+@mpi
+def test_large_payloads_both_ways_do_not_block(cluster: LocalCluster) -> None:
+    done = world(cluster, PARENT + """
+    import os
+    def turn(b):
+        return b[::-1]
+    sent = [os.urandom(64000) for _ in range(300)]
+    fs = [c.submit(turn, b) for b in sent]
+    assert all(f.result(100) == b[::-1] for f, b in zip(fs, sent))
+    assert c.via == "mpi"
+    print("fine")
+""", ranks=3)
+    assert (done.returncode, done.stdout.count("fine")) == (0, 3), done.stderr
+
+
+@mpi
+def test_a_second_client_after_the_first(cluster: LocalCluster) -> None:
+    done = world(cluster, PARENT + """
+    assert c.submit(["echo", "1"]).result(60).text == "1\\n"
+    other = tangram_hpc.connect()  # one client owns MPI: another goes by the socket
+    assert other.via == "socket" and other.submit(["true"]).result(60).exit_code == 0
+    other.close()
+with tangram_hpc.connect() as c:
+    assert c.via == "mpi" and c.submit(["echo", "2"]).result(60).text == "2\\n"
+    print("fine")
+""")
+    assert (done.returncode, done.stdout.count("fine")) == (0, 2), done.stderr
+
+
+@mpi
+def test_a_client_left_open_at_the_end_hurts_nobody(cluster: LocalCluster) -> None:
+    done = world(cluster, "import sys, tangram_hpc\nc = tangram_hpc.connect()\n"
+                 "assert c.submit(['true']).result(60).exit_code == 0\nsys.exit(3)\n")
+    assert done.returncode == 3, done.stderr
+    assert lines_of_ours(done) == []
+
+
+@mpi
+@pytest.mark.parametrize("first", ["", "from mpi4py import MPI\n"], ids=["ours", "mpi4pys"])
+def test_processes_that_a_rank_starts_use_the_socket(cluster: LocalCluster, first: str) -> None:
+    """A child of a fork must not touch MPI, at its exit either, whoever finalises MPI; a program
+    that a rank starts is no rank."""
+    done = world(cluster, first + PARENT + """
+    import os, subprocess, sys
+    def own():
+        with tangram_hpc.connect() as mine:
+            return mine.via, mine.submit(["echo", "own"]).result(60).text
+    pid = os.fork()
+    if not pid:
+        try:
+            c.submit(["true"])
+        except tangram_hpc.BrokerUnreachable as error:
+            assert "was forked" in str(error)
+        assert own() == ("socket", "own\\n")
+        sys.exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    told = subprocess.run([sys.executable, "-c", "import tangram_hpc\\n"
+        "with tangram_hpc.connect() as c: print(c.via)"], capture_output=True, text=True)
+    assert told.stdout == "socket\\n", told.stderr
+    assert c.via == "mpi" and c.submit(["echo", "1"]).result(60).text == "1\\n"
+    assert comm.allreduce(1) == 2
+    print("fine")
+""")
+    assert (done.returncode, done.stdout.count("fine")) == (0, 2), done.stderr
+    assert lines_of_ours(done) == []
+
+
+@mpi
+@pytest.mark.parametrize(("ranks", "gateways", "env", "said"), [
+    (2, 1, {"TANGRAM_WORLD_SIZE": "5"}, "has 3 ranks, but 5 were launched (TANGRAM_WORLD_SIZE)"),
+    (2, 0, {}, "of 2 ranks has 0 gateways"),
+    (1, 2, {}, "of 3 ranks has 2 gateways"),
+    (2, 1, {"TANGRAM_ACCESS": "/nowhere/access.json", "TANGRAM_MPI_TIMEOUT_S": "10"},
+     "the gateway: access file /nowhere/access.json"),
+])
+def test_a_wrong_world_is_one_line(cluster: LocalCluster, ranks: int, gateways: int,
+                                   env: dict[str, str], said: str) -> None:
+    done = world(cluster, PARENT + "    pass\n", ranks, gateways, **env)
+    told = lines_of_ours(done)
+    assert done.returncode == 2 and len(told) == 1 and said in told[0], done.stderr
+
+
+@mpi
+@pytest.mark.parametrize("asked", ["", "0"])
+def test_ranks_that_share_a_core_sleep_while_they_wait(cluster: LocalCluster, asked: str) -> None:
+    """Two trainers and the gateway on one core; what the user has set for MPI stays."""
+    env = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": asked} if asked else {}
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        done = world(cluster, f"""
+import os, resource, time, tangram_hpc
+with tangram_hpc.connect() as c:
+    assert c.via == "mpi"
+    assert os.environ["MPIR_CVAR_ENABLE_HEAVY_YIELD"] == {asked or "1"!r}
+    assert c.submit(pow, 2, 3).result(60) == 8
+    tangram_hpc.comm.barrier()
+    begin = resource.getrusage(resource.RUSAGE_THREAD)
+    if tangram_hpc.comm.rank == 0:
+        time.sleep(1)
+    tangram_hpc.comm.barrier()  # the other waits in MPI
+    end = resource.getrusage(resource.RUSAGE_THREAD)
+    if tangram_hpc.comm.rank == 1:  # a yield gives the core up involuntarily, a sleep does not
+        slept = end.ru_nvcsw - begin.ru_nvcsw > end.ru_nivcsw - begin.ru_nivcsw
+        print("asleep" if slept else "busy", flush=True)
+""", **env)
+    finally:
+        os.sched_setaffinity(0, before)
+    assert done.returncode == 0 and lines_of_ours(done) == [], done.stderr
+    assert done.stdout.split() == ["busy" if asked else "asleep"]
+
+
+@mpi
+def test_a_rank_that_never_comes_is_one_line(cluster: LocalCluster) -> None:
+    trainer = ("import os, time\nif os.environ['PMI_RANK'] == '1': time.sleep(60)\n"
+               "import tangram_hpc; tangram_hpc.connect()\n")
+    done = world(cluster, trainer, TANGRAM_MPI_TIMEOUT_S="2")
+    told = lines_of_ours(done)
+    assert done.returncode != 0 and any("did not come up within 2 s" in line for line in told)
+    assert all("TANGRAM_MPI_TIMEOUT_S says" in line for line in told), told
+
+
+def test_without_a_launcher_it_says_so() -> None:
+    alone = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "SLURM", "OMPI"))}
+    done = subprocess.run([sys.executable, "-c", PARENT + "    pass\n"], capture_output=True,
+                          text=True, env={**alone, "TANGRAM_GATEWAY": "1"}, timeout=60, check=False)
+    assert done.returncode == 2
+    assert len(lines_of_ours(done)) == 1 and "no launcher" in done.stderr
+
+
+# ---- what the environment and the ranks say ----------------------------------------------------
+
+
+def test_the_launchers_word_on_the_size() -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "9", "SLURM_PROCID": "4"}
+    with pytest.raises(WrongWorld, match="srun started 9 tasks with --mpi=none"):
+        launch_of(slurm)
+    assert launch_of({**slurm, "PMIX_RANK": "3"}).size == 9
+    under_hydra = launch_of({**slurm, "PMI_SIZE": "3", "PMI_RANK": "1"})
+    assert (under_hydra.size, under_hydra.source, under_hydra.rank) == (3, "PMI_SIZE", 1)
+    assert launch_of({"TANGRAM_WORLD_SIZE": "4", "PMI_SIZE": "1"}).size == 4
+    with pytest.raises(InvalidInput, match="TANGRAM_WORLD_SIZE: 'two'"):
+        launch_of({"TANGRAM_WORLD_SIZE": "two", "PMI_SIZE": "1"})
+
+
+@pytest.mark.parametrize(("environ", "usable", "is_crowded"), [
+    ({}, 1, False),  # nobody says how many we are
+    ({"MPI_LOCALNRANKS": "4"}, 4, False), ({"MPI_LOCALNRANKS": "5"}, 4, True),
+    ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 2, True),
+    ({**STEP, "SLURM_NODEID": "1"}, 8, False), ({**STEP, "SLURM_NODEID": "1"}, 2, True),
+    ({**STEP, "SLURM_NODEID": "2"}, 1, False), ({**STEP, "SLURM_NODEID": "3"}, 1, False),
+    ({**STEP, "SLURM_CPU_BIND_TYPE": "mask_cpu:"}, 1, False),  # each task has a CPU of its own
+    ({**STEP, "SLURM_CPU_BIND_TYPE": "none"}, 1, True),
+    ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "9", "SLURM_CPU_BIND_TYPE": "mask_cpu:"}, 1, True),
+    ({**STEP, "SLURM_NODEID": "0", "MPI_LOCALNRANKS": "1"}, 1, False)])  # mpiexec in the step
+def test_a_crowded_node(environ: dict[str, str], usable: int, is_crowded: bool) -> None:
+    assert crowded(environ, usable, 8) is is_crowded
+    assert waiting(environ, is_crowded) == ({_HEAVY: "1"} if is_crowded else {})
+    assert waiting({_HEAVY: "0"}, True) == {}
+
+
+def test_what_ranks_complain_of() -> None:
+    trainer, gateway = Card("trainer", "1"), Card("gateway", "1")
+    assert complaint([trainer, trainer, gateway]) is None
+    assert isinstance(complaint([trainer, gateway, gateway]), WrongWorld)
+    assert isinstance(complaint([Card("trainer", "1", size=3, source="PMI_SIZE")]), WrongWorld)
+    assert isinstance(complaint([Card("trainer", "2"), gateway]), ProtocolError)
+    assert isinstance(complaint([trainer, Card("gateway", "1", problem="no")]), AccessError)
+
+
+# ---- the driver and the channel alone ----------------------------------------------------------
+
+
+class Ranks:
+    """Messages by hand; those to `stuck` ranks never leave."""
+
+    def __init__(self) -> None:
+        self.come: deque[tuple[int, int, bytearray]] = deque()
+        self.said: list[tuple[int, int, bytes]] = []
+        self.stuck: dict[int, int] = {}
+
+    def send(self, rank: int, tag: int, data: object) -> None:
+        self.said.append((rank, tag, bytes(data)))  # type: ignore[call-overload]
+        if rank in self.stuck:
+            self.stuck[rank] += len(self.said[-1][2]) + 1
+
+    def sending(self, rank: int) -> int:
+        return self.stuck.get(rank, 0)
+
+    def sweep(self) -> None:
+        pass
+
+    def take(self) -> tuple[int, int, bytearray] | None:
+        return self.come.popleft() if self.come else None
+
+
+class Pipes:
+    """A broker by hand."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.come: list[tuple[int, bytes, str]] = []
+        self.waited_s = 0.0
+
+    def open(self, name: int) -> None:
+        self.calls.append(("open", name))
+
+    def write(self, name: int, data: object) -> None:
+        self.calls.append(("write", name, bytes(data)))  # type: ignore[call-overload]
+
+    def unsent(self) -> int:
+        return 0
+
+    def hold(self, name: int, held: bool) -> None:
+        self.calls.append(("hold", name, held))
+
+    def close(self, name: int) -> None:
+        self.calls.append(("close", name))
+
+    def wait(self, timeout_s: float) -> list[tuple[int, bytes, str]]:
+        self.waited_s += timeout_s
+        came, self.come = self.come, []
+        return came
+
+
+class Rig:
+    """A gateway whose time moves only while it waits, and by `later`."""
+
+    def __init__(self, members: tuple[int, ...] = (0, 1)) -> None:
+        self.ns = 10**9
+        self.ranks, self.pipes = Ranks(), Pipes()
+        self.gateway = Gateway(self.ranks, self.pipes, members, self.now, 200, lambda: None)
+
+    def now(self) -> int:
+        self.ns += 1000
+        return self.ns + int(self.pipes.waited_s * 1e9)
+
+    def hear(self, rank: int, tag: int, data: bytes = b"") -> None:
+        self.ranks.come.append((rank, tag, bytearray(data)))
+        self.gateway.turn()
+
+    def later(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.5)):
+            self.ns += 500_000_000
+            self.gateway.turn()
+
+    def to(self, rank: int) -> list[int]:
+        return [tag for to, tag, _ in self.ranks.said if to == rank]
+
+
+def test_bytes_pass_both_ways_unread() -> None:
+    rig = Rig()
+    rig.hear(0, relay.OPEN, b"\1\0\0\0")
+    rig.hear(0, relay.DATA, b"abc")
+    rig.pipes.come = [(0, b"xyz", "")]
+    rig.gateway.turn()
+    assert ("open", 0) in rig.pipes.calls and ("write", 0, b"abc") in rig.pipes.calls
+    assert rig.ranks.said == [(0, relay.OPEN, b"\1\0\0\0"), (0, relay.DATA, b"xyz")]
+
+
+def test_the_brokers_end_reaches_only_its_rank() -> None:
+    rig = Rig()
+    for rank in (0, 1):
+        rig.hear(rank, relay.OPEN, b"\1\0\0\0")
+    rig.pipes.come = [(0, b"", "closed")]
+    rig.gateway.turn()
+    assert rig.ranks.said[-1] == (0, relay.GONE, b"closed") and relay.GONE not in rig.to(1)
+
+
+def test_a_silent_rank_is_sent_nothing_and_may_come_back() -> None:
+    rig = Rig()
+    rig.hear(0, relay.OPEN, b"\1\0\0\0")
+    rig.later(relay.DEAF_S + 1)
+    assert ("close", 0) in rig.pipes.calls
+    said = len(rig.ranks.said)
+    rig.pipes.come = [(0, b"late", "")]
+    rig.later(3)
+    assert len(rig.ranks.said) == said
+    rig.hear(0, relay.DATA, b"?")
+    assert rig.ranks.said[-1][1] == relay.GONE
+
+
+def test_a_gateway_that_was_stopped_blames_nobody() -> None:
+    rig = Rig()
+    rig.hear(0, relay.OPEN, b"\1\0\0\0")
+    rig.ns += int(100e9)
+    rig.gateway.turn()
+    assert ("close", 0) not in rig.pipes.calls[2:]
+
+
+def test_a_rank_that_does_not_take_is_held() -> None:
+    rig = Rig()
+    rig.hear(0, relay.OPEN, b"\1\0\0\0")
+    rig.ranks.stuck[0] = driver._HOLD
+    rig.pipes.come = [(0, b"more", "")]
+    rig.gateway.turn()
+    assert rig.pipes.calls[-1] == ("hold", 0, True)
+    rig.ranks.stuck[0] = 0
+    rig.gateway.turn()
+    assert rig.pipes.calls[-1] == ("hold", 0, False)
+
+
+@pytest.mark.parametrize(("word", "orderly", "last"), [(b"", True, relay.PART),
+                                                        (b"!", False, relay.END)])
+def test_all_leave(word: bytes, orderly: bool, last: int) -> None:
+    rig = Rig()
+    rig.ranks.come += [(0, relay.LEAVE, bytearray()), (1, relay.LEAVE, bytearray(word))]
+    assert rig.gateway.run() is orderly
+    assert rig.to(0)[-1] == last
+
+
+def test_without_a_broker_it_ends() -> None:
+    rig = Rig()
+    rig.pipes.come = [(KEEL, b"", "the broker closed the connection")]
+    assert rig.gateway.run() is False
+    assert rig.gateway.orphaned and rig.to(0)[-1] == relay.END
+    assert rig.pipes.waited_s > 30  # its ranks had time to see it for themselves
+
+
+def test_a_channel_drops_what_is_of_an_older_conversation() -> None:
+    ranks, box = Ranks(), Outbox()
+    box.put(ms.Pong(7))
+    frame = b"".join(box.take())
+    channel = MpiChannel(ranks, 2, 5, 0, lambda why: None)
+    ranks.come += [(2, relay.DATA, bytearray(b"old rubbish")), (2, relay.GONE, bytearray(b"old")),
+                   (2, relay.OPEN, bytearray(b"\5\0\0\0")),
+                   (2, relay.DATA, bytearray(frame[:5])), (2, relay.DATA, bytearray(frame[5:]))]
+    assert [m for m, _ in channel.wait(1.0, True)] == [ms.Pong(7)]
+    ranks.come.append((2, relay.GONE, bytearray(b"why")))
+    with pytest.raises(ChannelLost, match="why"):
+        list(channel.wait(1.0, True))
+
+
+def test_silence_is_death_and_ends_all_sending(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, dead = Ranks(), []
+    monkeypatch.setattr(relay, "SILENCE_S", 0.05)
+    channel = MpiChannel(ranks, 2, 1, 0, dead.append)
+    with pytest.raises(ChannelLost, match="silent"):
+        list(channel.wait(10.0, True))
+    said = len(ranks.said)
+    channel.close()
+    assert dead and len(ranks.said) == said
+
+
+def test_a_wake_ends_a_wait() -> None:
+    channel = MpiChannel(Ranks(), 2, 1, 0, lambda why: None)
+    threading.Timer(0.05, channel.wake).start()
+    assert list(channel.wait(4.0, False)) == []
+
+
+def test_a_stuck_gateway_is_ended() -> None:
+    text = ("import time; from tangram_hpc.gateway.watchdog import watch\n"
+            "watch(lambda: 1, 0.2); time.sleep(30)")
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == STATUS and len(lines_of_ours(done)) == 1

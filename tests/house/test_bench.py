@@ -1,0 +1,39 @@
+"""Every bench runs tiny here, so that none rots; no figure is judged, so they run side by side."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+BENCHES = sorted((Path(__file__).resolve().parents[2] / "bench").glob("bench_*.py"))
+Told = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+            ) -> Iterator[dict[Path, Future[Told]]]:
+    """Those that were asked for, three at a time: most of what they do is to start and to wait."""
+    def run(path: Path) -> Told:
+        return subprocess.run([sys.executable, str(path), "--tiny"], capture_output=True, text=True,
+                              timeout=150, cwd=tmp_path_factory.mktemp(path.stem), check=False)
+
+    here = [item.callspec.params["path"] for item in request.session.items
+            if item.path == request.path]
+    with ThreadPoolExecutor(3) as pool:
+        yield {path: pool.submit(run, path) for path in here}
+
+
+@pytest.mark.parametrize("path", BENCHES, ids=lambda p: p.stem)
+def test_bench_runs_tiny_and_prints_one_json_line(path: Path, running: dict[Path, Future[Told]]
+                                                  ) -> None:
+    told = running[path].result()
+    assert told.returncode == 0, told.stderr[-2000:]
+    line = json.loads(told.stdout)
+    assert {"bench", "parameters", "figures", "versions", "commit"} <= set(line)
+    assert line["figures"]

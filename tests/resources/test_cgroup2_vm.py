@@ -1,0 +1,74 @@
+"""What needs cgroup v2 alone, on a Debian kernel under qemu: the enforcement suite, as root in the
+machine's first cgroup and as another user in one that was delegated; and Slurm with its plugin."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from devcluster_fixture import devcluster, reason_to_skip
+from vm import boot
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+SUITE = "tests/resources/test_enforce.py"
+RAN = re.compile(r"^(\S+::\S+?)(?:\[(\S+)\])? (PASSED|FAILED|ERROR|SKIPPED)", re.MULTILINE)
+NOT_AS_USER = {"test_another_user_gets_what_needs_no_root"}
+
+
+def in_vm(*, user: bool) -> list[tuple[str, str, str]]:
+    """Runs the suite; returns (test, parameters, word) of each."""
+    argv = [sys.executable, "-m", "pytest", "-v", "-rs", "--tb=short", "-p", "no:cacheprovider",
+            "--color=no", "--basetemp=/run/home/pytest", SUITE]
+    try:
+        ended = boot.run(argv, user=user, seconds=1500)
+    except boot.Unavailable as error:
+        pytest.skip(str(error))
+    print(ended.console)
+    assert ended.status == 0
+    assert "TANGRAM-VM LEFT" not in ended.console
+    ran: list[tuple[str, str, str]] = RAN.findall(ended.console)
+    assert ran
+    return ran
+
+
+@pytest.mark.parametrize("user", [False, True], ids=["root", "delegated"])
+def test_the_enforcement_suite_passes_on_cgroup_v2(user: bool) -> None:
+    ran = in_vm(user=user)
+    on_v2 = [(test, word) for test, parameters, word in ran if parameters.startswith("cgroup2")]
+    assert len(on_v2) >= 18
+    assert {word for _, word in on_v2} == {"PASSED"}
+    assert all(word == "SKIPPED" for _, parameters, word in ran
+               if parameters.startswith("cgroup1"))
+
+
+def test_slurm_and_its_plugin_on_cgroup_v2(tmp_path: Path) -> None:
+    """A user's step has cgroups with the plugin and none without; Slurm ends what was moved."""
+    if reason := reason_to_skip():
+        pytest.skip(reason)
+    assert devcluster("install", timeout=900).returncode == 0
+    subprocess.run(["make", "-C", str(boot.REPO / "slurm/spank"), f"OUT={tmp_path}"], check=True)
+    script = boot.REPO / "tests/vm/spank.sh"
+    try:
+        ended = boot.run(["/bin/bash", str(script), str(tmp_path / "tangram.so")])
+    except boot.Unavailable as error:
+        pytest.skip(str(error))
+    print(ended.console)
+    assert ended.status == 0
+    assert re.findall(r"^SAW (.*?)\r?$", ended.console, re.MULTILINE) == [
+        "cgroup2 cores memory quota True", "affinity True", "bound True 2", "child", "ended",
+        "again", "left 0 idle"]
+
+
+def test_a_command_that_fails_is_told() -> None:
+    try:
+        boot.install()
+    except boot.Unavailable as error:
+        pytest.skip(str(error))
+    false = shutil.which("false")
+    assert false is not None
+    assert boot.run([false]).status == 1

@@ -1,0 +1,626 @@
+"""Each kind of enforcement that this machine has keeps the same promises, or says that it cannot.
+
+A host here is what it is in a worker: a process that starts others and adopts their orphans.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tangram_hpc.errors import InvalidInput
+from tangram_hpc.resources import tree
+from tangram_hpc.resources.cpu import affinity, cgroupfs, enforce
+from tangram_hpc.resources.cpu.cgroup import CgroupGroup
+from tangram_hpc.resources.cpu.enforce import Enforcer, Group
+
+REPO = Path(__file__).resolve().parents[2]
+CORES = affinity.usable()
+NOBODY = 65534
+MIB = 1 << 20
+two_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+
+HOST = """
+import ctypes, json, os, signal, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+print(json.dumps(0), flush=True)
+for line in sys.stdin:
+    order = json.loads(line)
+    if order["wait"]:
+        done = subprocess.run(order["argv"], capture_output=True, text=True)
+        print(json.dumps([done.returncode, done.stdout]), flush=True)
+    else:
+        child = subprocess.Popen(order["argv"], stdout=subprocess.DEVNULL)
+        print(json.dumps(child.pid), flush=True)
+"""
+BUSY = "while True: pass"
+# a child with a thread, a grandchild, and a daemon in a session of its own
+TREE = """
+import os, subprocess, threading, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(100)
+    os._exit(0)
+os.wait()
+threading.Thread(target=time.sleep, args=(100,)).start()
+subprocess.Popen(["sh", "-c", "sleep 100 & wait"])
+time.sleep(100)
+"""
+TREE_TASKS = 5  # itself and its thread, sh, sleep, the daemon
+# always one process, never for long the same one; it ends itself, but later than a test waits
+RUNAWAY = """
+import os, time
+end = time.monotonic() + 60
+while time.monotonic() < end:
+    if os.fork():
+        os._exit(0)
+"""
+# so many that whoever kills them one by one takes longer than a runaway needs
+CROWD = """
+import os, time
+for _ in range(200):
+    if os.fork() == 0:
+        break
+time.sleep(100)
+"""
+
+
+def python(text: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", text]
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.005)
+
+
+class Host:
+    """A host, and a line to it."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(python(HOST), stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
+        self._answer()
+        self.pid = self.process.pid
+
+    def _answer(self) -> object:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def _order(self, argv: list[str], wait: bool) -> object:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"argv": argv, "wait": wait}) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def start(self, argv: list[str]) -> int:
+        pid = self._order(argv, False)
+        assert isinstance(pid, int)
+        return pid
+
+    def run(self, argv: list[str]) -> tuple[int, str]:
+        code, output = self._order(argv, True)  # type: ignore[misc]
+        return code, output
+
+    def beneath(self) -> list[int]:
+        """The living ones."""
+        return [pid for pid in tree.descendants(self.pid) if cgroupfs.started(pid)]
+
+    def tasks(self) -> list[int]:
+        return [t for p in self.beneath() for t in tree.threads(p)]
+
+    def end(self) -> None:
+        deadline = time.monotonic() + 20
+        while (beneath := self.beneath()) and time.monotonic() < deadline:  # some may fork away
+            for pid in beneath:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+        for file in (self.process.stdin, self.process.stdout):
+            assert file is not None
+            with contextlib.suppress(OSError):
+                file.close()
+
+
+def cgroups_of(pid: int) -> set[str]:
+    """Every cgroup that a worker has, with those beneath, and every leaf to step aside into."""
+    paths = (f"{here}/{name}" for mount in cgroupfs.mounts()
+             for here, folders, _ in os.walk(mount.point) for name in folders)
+    return {path for path in paths if f"/tangram-{pid}-" in path or path.endswith(cgroupfs.LEAF)}
+
+
+def own_cgroups() -> set[str]:
+    return cgroups_of(os.getpid())
+
+
+def some(name: str) -> Enforcer:
+    try:
+        return enforce.probe(True, name)
+    except InvalidInput as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(params=["cgroup2", "cgroup1", "affinity"])
+def enforcer(request: pytest.FixtureRequest) -> Iterator[Enforcer]:
+    before = own_cgroups()
+    one = some(request.param)
+    yield one
+    one.close()
+    assert own_cgroups() <= before
+
+
+@pytest.fixture
+def hosts() -> Iterator[Callable[[], Host]]:
+    made: list[Host] = []
+
+    def make() -> Host:
+        made.append(Host())
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+@pytest.fixture
+def host(hosts: Callable[[], Host]) -> Host:
+    return hosts()
+
+
+@pytest.fixture
+def group(enforcer: Enforcer, host: Host) -> Group:
+    return enter(enforcer, 1, host)
+
+
+def enter(enforcer: Enforcer, number: int, host: Host) -> Group:
+    """As a host does by itself."""
+    group = enforcer.group(number, host.pid)
+    for path in group.joins:
+        cgroupfs.write(path, str(host.pid))
+    return group
+
+
+def needs(enforcer: Enforcer, limit: str) -> None:
+    if limit not in enforcer.limits:
+        pytest.skip(f"{enforcer.name} does not enforce {limit} here")
+
+
+# ---- cores ----
+
+SEEN = "import os; print(sorted(os.sched_getaffinity(0)))"
+
+
+@two_cores
+def test_a_command_sees_the_cores_that_were_bound(group: Group, host: Host) -> None:
+    for cores in (CORES[:1], CORES[1:2], CORES[:2], CORES[:1]):
+        assert group.bind(cores, len(cores))
+        assert host.run(python(SEEN)) == (0, f"{sorted(cores)}\n")
+
+
+@two_cores
+def test_a_running_tree_is_moved_whole_both_ways(group: Group, host: Host) -> None:
+    group.bind(CORES[:1], 1)
+    host.start(python(TREE))
+    until(lambda: len(host.tasks()) == TREE_TASKS, "the tree stands")
+    for cores in (CORES[:2], CORES[1:2], CORES[:1], CORES[:2]):
+        assert group.rebind(cores, len(cores))
+        tasks = host.tasks()
+        assert len(tasks) == TREE_TASKS
+        assert [os.sched_getaffinity(t) for t in tasks] == [set(cores)] * TREE_TASKS
+        assert host.run(python(SEEN)) == (0, f"{sorted(cores)}\n")
+
+
+@two_cores
+def test_a_program_cannot_widen_its_cores(enforcer: Enforcer, group: Group, host: Host) -> None:
+    needs(enforcer, "cores")
+    group.bind(CORES[:1], 1)
+    widen = f"import os; os.sched_setaffinity(0, {set(CORES)}); {SEEN}"
+    assert host.run(python(widen)) == (0, f"{list(CORES[:1])}\n")
+
+
+@two_cores
+def test_a_core_that_is_not_there_is_not_bound(group: Group, host: Host) -> None:
+    assert not group.bind((4000,), 1)
+    assert group.bind(CORES[:1], 1)
+    assert host.run(python(SEEN)) == (0, f"{list(CORES[:1])}\n")
+
+
+@two_cores
+def test_without_cores_a_cgroup_gives_back_all(enforcer: Enforcer, group: Group,
+                                               host: Host) -> None:
+    needs(enforcer, "cores")
+    group.bind(CORES[:1], 1)
+    assert group.bind((), 0)
+    assert host.run(python(SEEN)) == (0, f"{sorted(CORES)}\n")
+
+
+@two_cores
+def test_cpu_time_is_limited_where_cores_are_not(enforcer: Enforcer, group: Group,
+                                                 host: Host) -> None:
+    needs(enforcer, "quota")
+    before_others(group)
+    for _ in range(2):
+        host.start(python(BUSY))
+
+    def round_of(units: int) -> tuple[float, int]:
+        """Cores' worth of CPU time in a third of a second or more; how often it was held back."""
+        assert group.rebind((), units)
+        time.sleep(0.1)  # the period in which it changed
+        held, before, began = throttled(group), group.usage().cpu_ns, time.monotonic_ns()
+        time.sleep(0.35)
+        after, ended = group.usage().cpu_ns, time.monotonic_ns()
+        assert before is not None and after is not None
+        return (after - before) / (ended - began), throttled(group) - held
+
+    one = two = held = 0.0
+    for _ in range(40):  # others may have the cores for a while
+        now, times = round_of(1)
+        one, held = max(one, now), held + times
+        two = max(two, round_of(2)[0])
+        assert one < 1.35  # a period's worth may fall on either side
+        if held and two > 1.5:
+            return
+    raise AssertionError(f"it got {one:.2f} of one core, {two:.2f} of two, held back {held} times")
+
+
+def before_others(group: Group) -> None:
+    """Gives it nearly all of the machine, however busy that is: what is limited shows then."""
+    assert isinstance(group, CgroupGroup)
+    for folder in map(os.path.dirname, group.folders):
+        for name, most in (("cpu.shares", "262144"), ("cpu.weight", "10000")):
+            if os.path.exists(f"{folder}/{name}"):
+                cgroupfs.write(f"{folder}/{name}", most)
+
+
+def throttled(group: Group) -> int:
+    """How often the kernel says that it has held a group back."""
+    assert isinstance(group, CgroupGroup)
+    told = [cgroupfs.flat_keyed(f"{folder}/cpu.stat", "nr_throttled") for folder in group.folders]
+    return next(n for n in told if n is not None)
+
+
+def test_what_has_not_changed_costs_little(enforcer: Enforcer, group: Group) -> None:
+    needs(enforcer, "cores")
+
+    def median_ns(cores: list[tuple[int, ...]]) -> float:
+        spent = []
+        for n in range(200):
+            began = time.perf_counter_ns()
+            group.bind(cores[n % 2], 1)
+            spent.append(time.perf_counter_ns() - began)
+        return statistics.median(spent)
+
+    one, other = CORES[:1], CORES[-1:] if len(CORES) > 1 else ()
+    same, new = median_ns([one, one]), median_ns([one, other])
+    assert same * 3 < new
+
+
+def test_a_binding_of_a_dead_host_is_refused(enforcer: Enforcer, hosts: Callable[[], Host]) -> None:
+    dead = hosts()
+    dead.end()
+    with pytest.raises(OSError):
+        enter(enforcer, 1, dead)
+
+
+def test_a_process_joins_by_itself(enforcer: Enforcer) -> None:
+    group = enforcer.group(1, os.getpid())
+    folders = {os.path.dirname(path) for path in group.joins}
+    pid = os.fork()
+    if pid == 0:
+        try:
+            cgroupfs.join(group.joins)
+            os._exit(0 if all(os.getpid() in cgroupfs.members(f) for f in folders) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert bool(folders) == (enforcer.name != "affinity")
+
+
+# ---- memory and processes ----
+
+HOG = "x = bytearray({} << 20); import time; time.sleep({})"
+
+
+def test_memory_kills_the_offender_alone(enforcer: Enforcer, hosts: Callable[[], Host]) -> None:
+    needs(enforcer, "memory")
+    bad, good = hosts(), hosts()
+    groups = [enter(enforcer, n, one) for n, one in enumerate((bad, good))]
+    groups[0].limit(64, 0)
+    groups[1].limit(256, 0)
+    beside = bad.start(["sleep", "100"])
+    innocent = good.start(python(HOG.format(100, 100)))
+    for n in (1, 2):
+        assert bad.run(python(HOG.format(200, 0)))[0] == -signal.SIGKILL
+        assert groups[0].oom_kills() == n
+    assert groups[1].oom_kills() == 0
+    assert bad.beneath() == [beside] and good.beneath() == [innocent]
+    groups[0].limit(300, 0)
+    assert bad.run(python(HOG.format(200, 0)))[0] == 0
+    groups[0].limit(0, 0)
+    assert bad.run(python(HOG.format(400, 0)))[0] == 0
+
+
+def test_less_memory_than_is_in_use_is_no_error(enforcer: Enforcer, group: Group, host: Host
+                                                ) -> None:
+    """Version 1 refuses such a limit. Then nothing more is given, until it can be set; version 2
+    ends who holds it."""
+    needs(enforcer, "memory")
+    holder = host.start(python("x = bytearray(100 << 20); import os; os.kill(os.getpid(), 19)"))
+    until(lambda: cgroupfs.read(f"/proc/{holder}/stat").split()[2] == "T", "it holds 100 MiB")
+    group.limit(64, 0)
+    assert host.run(python(HOG.format(200, 0)))[0] == -signal.SIGKILL
+    assert group.oom_kills() > 0
+    if holder in host.beneath():
+        os.kill(holder, signal.SIGKILL)
+    until(lambda: not host.beneath(), "it is gone")
+    group.limit(64, 0)
+    assert host.run(python(HOG.format(90, 0)))[0] == -signal.SIGKILL
+    assert host.run(python(HOG.format(30, 0)))[0] == 0
+
+
+def test_a_tmpfs_file_counts_as_memory(enforcer: Enforcer, group: Group, host: Host,
+                                       tmp_path: Path) -> None:
+    needs(enforcer, "memory")
+    group.limit(64, 0)
+    fill = ("import mmap; m = mmap.mmap(-1, 200 << 20)\n"
+            "for at in range(0, 200 << 20, 4096): m[at] = 1")
+    assert host.run(python(fill))[0] == -signal.SIGKILL
+    assert group.oom_kills() == 1
+
+
+FORKS = """
+import os, time
+n = 0
+try:
+    while n < 50:
+        if os.fork() == 0:
+            time.sleep(2)
+            os._exit(0)
+        n += 1
+except BlockingIOError:
+    pass
+print(n)
+"""
+
+
+def test_processes_are_limited_in_one_group_only(enforcer: Enforcer,
+                                                 hosts: Callable[[], Host]) -> None:
+    needs(enforcer, "pids")
+    bad, good = hosts(), hosts()
+    groups = [enter(enforcer, n, one) for n, one in enumerate((bad, good))]
+    groups[0].limit(0, 20)
+    assert bad.run(python(FORKS)) == (0, "18\n")  # the host and the program make 20
+    assert good.run(python(FORKS)) == (0, "50\n")
+    assert groups[1].usage().tasks is not None
+
+
+def test_usage_is_told(enforcer: Enforcer, group: Group, host: Host) -> None:
+    host.start(python("x = bytearray(80 << 20)\n" + BUSY))
+    tasks = group.usage().tasks
+    assert tasks is not None and tasks >= 2
+
+    def grown() -> bool:
+        peak = group.usage().peak_mem_kib
+        return peak is None or peak >= 80 * 1024
+
+    until(grown, "its memory is seen")
+    if enforcer.name != "affinity":
+        until(lambda: (group.usage().cpu_ns or 0) > 10_000_000, "its CPU time is seen")
+
+
+# ---- ends ----
+
+
+@pytest.mark.parametrize(("program", "copies"), [(TREE, 1), (RUNAWAY, 6)],
+                         ids=["tree", "runaways"])
+def test_a_kill_leaves_none_but_the_spared(enforcer: Enforcer, group: Group, host: Host,
+                                           program: str, copies: int) -> None:
+    def start() -> None:
+        if program is RUNAWAY:
+            host.start(python(CROWD))
+            until(lambda: (group.usage().tasks or 0) > 200, "the crowd stands")
+        for _ in range(copies):
+            host.start(python(program))
+        if program is TREE:
+            until(lambda: len(host.tasks()) == TREE_TASKS, "the tree stands")
+
+    if enforcer.name == "affinity":
+        assert not group.kill(frozenset({host.pid}))
+        return
+    start()
+    for _ in range(4):
+        # a busy machine may need longer to freeze all than a kill waits
+        until(lambda: group.kill(frozenset({host.pid})), "all were frozen and killed")
+        # one look may miss what forks away under it
+        until(lambda: not any(host.beneath() for _ in range(30)), "they are dead")
+        assert host.run(["echo", "alive"]) == (0, "alive\n")
+        start()
+    until(group.kill, "all were killed")
+    until(lambda: host.process.poll() is not None, "the host is dead too")
+
+
+def test_what_is_frozen_stands_still(enforcer: Enforcer, group: Group, host: Host) -> None:
+    host.start(python(BUSY))
+    if enforcer.name == "affinity":
+        assert not group.freeze(True)
+        return
+    until(lambda: (group.usage().cpu_ns or 0) > 10_000_000, "it runs")
+    until(lambda: group.freeze(True), "it is frozen")
+    before, began = group.usage().cpu_ns or 0, time.monotonic_ns()
+    time.sleep(0.3)
+    spent = (group.usage().cpu_ns or 0) - before  # its way into the freezer may still be booked
+    assert spent * 20 < time.monotonic_ns() - began
+    before += spent
+    assert group.freeze(False)
+    until(lambda: group.usage().cpu_ns != before, "it runs again")
+
+
+def test_a_removed_group_leaves_neither_cgroup_nor_process(enforcer: Enforcer,
+                                                           hosts: Callable[[], Host]) -> None:
+    if enforcer.name == "affinity":
+        pytest.skip("affinity makes nothing")
+    before, host, other = own_cgroups(), hosts(), hosts()
+    group = enter(enforcer, 7, host)
+    assert len(own_cgroups()) > len(before)
+    host.start(python(TREE))
+    until(lambda: len(host.tasks()) == TREE_TASKS, "the tree stands")
+    left = host.beneath()
+    host.process.kill()
+    host.process.wait()
+    group.remove()
+    until(lambda: not any(map(cgroupfs.started, left)), "what it left is dead")
+    again = enter(enforcer, 8, other)
+    again.remove()  # it is alive: it dies with its group
+    until(lambda: other.process.poll() is not None, "the other host is dead")
+    enter(enforcer, 9, hosts())  # whoever came late is gone by now
+    assert not [f for f in own_cgroups() if f.endswith(("/7", "/8"))]
+    enforcer.close()
+    assert own_cgroups() <= before
+
+
+def test_many_groups_hold_no_descriptors(enforcer: Enforcer, host: Host) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    groups = [enter(enforcer, n, host) for n in range(60)]
+    for group in groups:
+        group.limit(100, 100)
+        group.bind(CORES[:1], 1)
+        group.usage()
+    assert len(os.listdir("/proc/self/fd")) == before
+    for group in groups[:-1]:
+        group.remove()
+    assert host.run(["echo", "alive"]) == (0, "alive\n")
+
+
+def test_two_enforcers_do_not_meet(enforcer: Enforcer, hosts: Callable[[], Host]) -> None:
+    other = enforce.probe(True, enforcer.name)
+    mine, its = hosts(), hosts()
+    group, theirs = enter(enforcer, 1, mine), enter(other, 1, its)
+    assert group.bind(CORES[:1], 1) and theirs.bind(CORES[-1:], 1)
+    other.close()
+    if enforcer.name != "affinity":
+        until(lambda: its.process.poll() is not None, "a closed enforcer's host is dead")
+    assert mine.run(python(SEEN)) == (0, f"{list(CORES[:1])}\n")
+    assert group.bind(CORES[-1:], 1)
+    assert mine.run(python(SEEN)) == (0, f"{list(CORES[-1:])}\n")
+
+
+# ---- workers that die, and choosing ----
+
+WORKER = """
+import subprocess, sys, time
+sys.path.insert(0, {repo!r})
+from tangram_hpc.resources.cpu import cgroupfs, enforce
+enforcer = enforce.probe(True, {name!r})
+host = subprocess.Popen(["sleep", "100"])
+group = enforcer.group(1, host.pid)
+for path in group.joins:
+    cgroupfs.write(path, str(host.pid))
+group.bind({cores!r}, 1)
+print(host.pid, flush=True)
+time.sleep(100)
+"""
+
+
+def worker(name: str) -> tuple[subprocess.Popen[str], int]:
+    text = WORKER.format(repo=str(REPO), name=name, cores=CORES[:1])
+    one = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+    assert one.stdout is not None
+    return one, int(one.stdout.readline())
+
+
+def test_a_killed_workers_groups_are_swept_and_a_living_ones_never(enforcer: Enforcer) -> None:
+    dead, orphan = worker(enforcer.name)
+    alive, child = worker(enforcer.name)
+    makes = enforcer.name != "affinity"
+    try:
+        enforce.sweep()
+        assert cgroupfs.started(orphan) and bool(groups_of(dead)) == makes
+        dead.kill()
+        until(lambda: not cgroupfs.started(dead.pid), "the worker is dead")
+        swept = enforce.sweep()  # while it is a zombie still
+        if makes:
+            assert all(f"tangram-{alive.pid}-" not in folder for folder in swept)
+            until(lambda: not cgroupfs.started(orphan), "its host is dead")
+        assert not groups_of(dead) and bool(groups_of(alive)) == makes
+        assert cgroupfs.started(alive.pid) and cgroupfs.started(child)
+        assert os.sched_getaffinity(child) == set(CORES[:1])
+    finally:
+        for pid in (alive.pid, child, orphan):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        for one in (dead, alive):
+            one.wait()
+            assert one.stdout is not None
+            one.stdout.close()
+        until(lambda: not cgroupfs.started(child), "the other's host is dead")
+        enforce.sweep()
+    assert not groups_of(alive)
+
+
+def groups_of(one: subprocess.Popen[str]) -> set[str]:
+    return {path for path in cgroups_of(one.pid) if not path.endswith(cgroupfs.LEAF)}
+
+
+def test_the_best_that_works_is_taken() -> None:
+    best = enforce.probe(True)
+    try:
+        for name in enforce.NAMES[: enforce.NAMES.index(best.name)]:
+            try:
+                better = enforce.probe(True, name)
+            except InvalidInput as error:
+                assert name in str(error) and "\n" not in str(error)
+            else:
+                better.close()
+                assert len(better.limits) < len(best.limits)
+    finally:
+        best.close()
+
+
+def test_units_that_are_no_cores_are_counted() -> None:
+    with pytest.raises(InvalidInput, match="enforcement: affinity needs units that are cores"):
+        enforce.probe(False, "affinity")
+    with pytest.raises(InvalidInput, match="enforcement: 'best' is none of"):
+        enforce.probe(True, "best")
+    one = enforce.probe(False, "counted")
+    assert one.name == "counted" and one.limits == frozenset()
+    assert not one.group(1, os.getpid()).bind((), 2)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_gets_what_needs_no_root() -> None:
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        told = []
+        for name in ("", "cgroup1", "cgroup2"):
+            try:
+                one = enforce.probe(True, name)
+                told.append(f"{one.name} {sorted(one.limits)}")
+            except InvalidInput as error:
+                told.append(str(error))
+        os.write(theirs, json.dumps(told).encode())
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as file:
+        first, *refusals = json.load(file)
+    os.waitpid(pid, 0)
+    assert first == "affinity []"
+    for name, text in zip(("cgroup1", "cgroup2"), refusals, strict=True):
+        assert text.startswith(f"enforcement: {name} does not work here (")

@@ -1,0 +1,329 @@
+"""Functions, and the ends of things: what dies, is killed or closed leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from executor_rig import Rig, alive, until
+
+from tangram_hpc.domain.action import Kind
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.protocol.message import INLINE_MAX
+from tangram_hpc.protocol.payload import (
+    ErrorReturn,
+    ExecCall,
+    FunctionCall,
+    Stored,
+)
+from tangram_hpc.protocol.value import decode_value, encode_value
+from tangram_hpc.resources import memory, tree
+from tangram_hpc.resources.cpu import affinity
+from tangram_hpc.sandbox.files import scratch
+
+
+class Opaque:
+    def __init__(self) -> None:
+        self.x = 1
+
+
+def test_functions_give_values(rig: Rig) -> None:
+    assert rig.value(lambda a, b: a + b, 2, 3) == 5
+    nested = {"t": (1, [2.5, None]), 3: b"x", "big": 1 << 80, "neg": -(1 << 70), "e": ()}
+    assert rig.value(lambda: nested) == nested
+    array = rig.value(lambda n: np.arange(n, dtype="f4").reshape(2, -1)[:, ::2], 40_000)
+    assert array.dtype == np.float32 and array.shape == (2, 10_000)
+    assert array.flags.writeable and array[1, 1] == 20_002
+    assert type(rig.value(lambda: np.float64(2.5))) is np.float64
+
+    async def later(x: int) -> int:
+        await asyncio.sleep(0.01)
+        return x * 2
+
+    assert rig.value(later, 21) == 42
+    here = rig.value(os.getcwd)
+    assert here.startswith(str(rig.scratch.resolve()))
+
+
+def test_functions_that_fail(rig: Rig) -> None:
+    def fails() -> None:
+        print("said before")
+        raise KeyError("it")
+
+    outcome, back, _ = rig.function(fails)
+    assert outcome.state is ActionState.FAILED and outcome.reason.startswith("KeyError")
+    assert isinstance(back, ErrorReturn) and (back.kind, back.text) == ("KeyError", "'it'")
+    assert "said before" in back.trace and "raise KeyError" in back.trace
+    assert "runner.py" not in back.trace
+    outcome, back, _ = rig.function(sys.exit, 3)
+    assert (outcome.state, back.kind) == (ActionState.FAILED, "SystemExit")
+
+    class Local:
+        pass
+
+    outcome, back, _ = rig.function(Local)
+    assert back.kind == "UntrustedResult" and "Local" in back.text and "trusted=True" in back.text
+    outcome, back, _ = rig.function(lambda: {1, 2}, pickled=True)
+    assert back.pickled and pickle.loads(back.data) == {1, 2}
+    lease = rig.begin(FunctionCall("0" * 64, b""), Kind.FUNCTION)
+    outcome = rig.end(lease)[0]
+    assert outcome.state is ActionState.FAILED and "no payload" in outcome.reason
+
+
+def test_a_runner_that_dies_is_replaced(rig: Rig) -> None:
+    outcome, back, _ = rig.function(os._exit, 9)
+    assert (outcome.state, outcome.exit_code) == (ActionState.FAILED, 9)
+    assert outcome.reason == "the runner process ended (exit code 9)"
+    import faulthandler
+
+    outcome, back, _ = rig.function(faulthandler._sigsegv)  # type: ignore[attr-defined]
+    assert outcome.signal == signal.SIGSEGV and "SIGSEGV" in outcome.reason
+    assert back.kind == "RunnerDied" and "Segmentation fault" in back.trace
+    assert rig.value(lambda: 1) == 1
+
+    def hangs() -> None:
+        os.closerange(3, 100)
+        time.sleep(1000)
+
+    outcome, _, _ = rig.function(hangs)
+    assert outcome.state is ActionState.FAILED
+    assert rig.value(lambda: 2) == 2
+
+
+def test_functions_are_ended_in_time(rig: Rig, tmp_path: Path) -> None:
+    outcome, _, _ = rig.function(time.sleep, 1000, timeout_ns=100_000_000)
+    assert outcome.state is ActionState.TIMEOUT and "0.1 s" in outcome.reason
+    note = tmp_path / "pid"
+
+    def starts(path: str) -> None:
+        with open(path, "w") as file:
+            file.write(str(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid))
+        if path.endswith("hang"):
+            time.sleep(1000)
+
+    hang = tmp_path / "hang"
+    lease = rig.begin_function(starts, str(hang))
+    rig.until(lambda: hang.exists() and hang.read_text() != "")
+    rig.loop.call_soon(rig.executor.kill, lease, ActionState.CANCELLED, "")
+    assert rig.end(lease)[0].state is ActionState.CANCELLED
+    assert not alive(int(hang.read_text()))
+    _, _, clean = rig.function(starts, str(note))
+    assert clean and not alive(int(note.read_text())), "it is told when its children have ended"
+
+
+def test_payloads_by_reference(rig: Rig) -> None:
+    data = os.urandom(INLINE_MAX * 2)
+    lease = rig.begin(ExecCall(argv=("cat",), stdin=data), Kind.EXEC, store=True)
+    assert rig.end(lease)[1].stdout == data
+    lease = rig.begin(Stored("0" * 64, 5), Kind.EXEC)
+    assert "no payload" in rig.end(lease)[0].reason
+
+
+def test_kill_9_of_an_init(rig: Rig, tmp_path: Path) -> None:
+    rig.open()
+    note = tmp_path / "pid"
+    text = f"echo kept >kept; setsid sleep 1000 & echo $! $PPID >{note}; wait"
+    lease = rig.begin(ExecCall(shell=text), Kind.EXEC, session=1)
+    rig.until(lambda: note.exists() and len(note.read_text().split()) == 2)
+    child, init = map(int, note.read_text().split())
+    os.kill(init, signal.SIGKILL)
+    outcome = rig.end(lease)[0]
+    assert outcome.state is ActionState.FAILED
+    assert outcome.reason == "the sandbox's init ended (signal 9, SIGKILL)"
+    assert not alive(child)
+    # the session lives on with its files, until this happens too often
+    assert rig.shell("cat kept", session=1)[1].stdout == b"kept\n"
+    for _ in range(20):
+        if 1 in rig.down:
+            break
+        rig.shell("kill -9 $PPID", session=1)
+    assert "SIGKILL" in rig.down[1]
+
+
+def test_kill_9_of_the_nursery(rig: Rig, tmp_path: Path) -> None:
+    rig.open()
+    lease = rig.begin(ExecCall(argv=("sleep", "1000")), Kind.EXEC, session=1)
+    rig.until(lambda: ("started", lease) in rig.events)
+    os.kill(rig.executor.nursery_pid, signal.SIGKILL)
+    assert rig.end(lease)[0].state is ActionState.FAILED
+    assert rig.exec("true")[0].state is ActionState.COMPLETED
+
+
+WORKER = """
+import asyncio, os, sys
+from tangram_hpc.resources.cpu import affinity
+from tangram_hpc.sandbox.manager.executor import SandboxExecutor
+from tangram_hpc.storage.store import FolderStore
+from tangram_hpc.domain.action import Action, Kind
+from tangram_hpc.domain.session import SessionSpec
+from tangram_hpc.protocol.message import Start
+from tangram_hpc.protocol.payload import ExecCall, FunctionCall, encode
+import cloudpickle, pickle, time
+class Reports:
+    def __getattr__(self, name): return lambda *args, **more: None
+async def main():
+    store = FolderStore(sys.argv[1] + "/store")
+    executor = SandboxExecutor(Reports(), store, sys.argv[1] + "/scratch", affinity.usable())
+    executor.open_session(SessionSpec(1, trusted=True))
+    text = "trap '' TERM; setsid sleep 1000 & echo x >%s/up; while :; do sleep 1000; done"
+    call = ExecCall(shell=text % sys.argv[1])
+    executor.start(Start(1, Action(id=1, name="x", session=1), (0,)), encode(call))
+    def hang(path):
+        open(path, "w").close()
+        while True: pass
+    digest = store.put(cloudpickle.dumps(hang))
+    call = FunctionCall(digest, pickle.dumps(((sys.argv[1] + "/up2",), {})))
+    executor.start(Start(2, Action(id=2, name="x", kind=Kind.FUNCTION), (0,)), encode(call))
+    await asyncio.sleep(1000)
+asyncio.run(main())
+"""
+
+
+def test_kill_9_of_the_worker_leaves_nothing(tmp_path: Path) -> None:
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path)])
+    until(lambda: (tmp_path / "up").exists() and (tmp_path / "up2").exists(), "the worker is up")
+    beneath = tree.descendants(worker.pid)
+    assert len(beneath) >= 5
+    worker.kill()
+    worker.wait()
+    until(lambda: not any(map(alive, beneath)), "all beneath has ended")
+    until(lambda: not (tmp_path / "scratch").exists(), "its scratch is gone")
+
+
+def test_many_actions_leak_nothing(rig: Rig) -> None:
+    rig.open()
+
+    def fds(pid: int) -> int:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+
+    def all_fds() -> list[int]:
+        return [fds(os.getpid()), *(fds(p) for p in rig.processes() if os.geteuid() == 0)]
+
+    def comm(pid: int) -> str:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+
+    def batch(n: int) -> None:
+        for i in range(n):
+            rig.begin(ExecCall(argv=("true",)), Kind.EXEC, session=i % 2)
+            rig.begin_function(len, "x")
+        last = rig.lease
+        rig.until(lambda: len(rig.free) == last)
+
+    batch(20)
+    rig.until(lambda: len([h for h in map(comm, rig.processes()) if h == "tangram-runner"]) == 2)
+    batch(20)
+    before = sorted(all_fds())
+    batch(250)
+    rig.until(lambda: sorted(all_fds()) == before)
+    assert all(o.state is ActionState.COMPLETED for o, _, _ in rig.done.values())
+
+
+def test_close_ends_what_runs(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    lease = rig.begin(ExecCall(shell="trap '' TERM; while :; do sleep 1000; done"), Kind.EXEC)
+    rig.until(lambda: ("started", lease) in rig.events)
+    beneath = rig.processes()
+    rig.close()
+    assert rig.done[lease][0].state is ActionState.CANCELLED
+    assert not any(map(alive, beneath))
+
+
+def test_scratch_is_removed_whatever_is_in_it(tmp_path: Path) -> None:
+    home = tmp_path / "s"
+    scratch.make(str(home))
+    deep = os.open(home, os.O_RDONLY)
+    for _ in range(1200):  # deeper than a path can name and than we can recurse
+        os.mkdir("dddd", dir_fd=deep)
+        inner = os.open("dddd", os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = inner
+    os.close(deep)
+    (home / "link").symlink_to(tmp_path)
+    (home / "shut").mkdir()
+    (home / "shut" / "f").write_text("x")
+    (home / "shut").chmod(0)
+    assert scratch.remove(str(home)) and list(tmp_path.iterdir()) == []
+
+
+def test_values_travel_only_when_they_are_plain() -> None:
+    plain: tuple[Any, ...] = (
+        None, True, -5, 2**63, -(2**64), 1.5, "ä", b"\0", [], (), {"a": (1, (2,))},
+        {1: 2, b"k": None})
+    for value in plain:
+        back = decode_value(encode_value(value))
+        assert back == value and type(back) is type(value)
+    for array in (np.zeros((0, 3)), np.array(3), np.array(["ab", "c"]), np.asfortranarray(
+            np.arange(6).reshape(2, 3)), np.array(["2020-01-01"], "M8[D]"), np.array([True])):
+        back = decode_value(encode_value([array]))[0]
+        assert back.dtype == array.dtype and back.shape == array.shape and (back == array).all()
+    loop: list[Any] = []
+    loop.append(loop)
+    for bad in ({1}, Opaque(), np.array([object()]), np.zeros(1, "i4,f4"), {(1,): 2}, loop,
+                np.ma.masked_array([1])):
+        with pytest.raises(TypeError):
+            encode_value(bad)
+
+
+def test_affinity_knows_the_machine() -> None:
+    cores = affinity.usable()
+    assert set(cores) == os.sched_getaffinity(0)
+    assert 0 < memory.total_mib() <= os.sysconf("SC_PHYS_PAGES") * 4096 >> 20
+    assert affinity.describe(cores) == "affinity" and affinity.describe((9999,)) == "counted"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_an_unprivileged_user_can_do_it_too() -> None:
+    python = other_users_python()
+    if not python:
+        pytest.skip("no other user can run this Python")
+    folder = Path(tempfile.mkdtemp(prefix="tangram-test-"))
+    os.chown(folder, 65534, 65534)
+    program = textwrap.dedent("""
+        import os, sys
+        from pathlib import Path
+        import executor_rig as t
+        rig = t.Rig(Path(sys.argv[1]))
+        rig.open()
+        outcome, back = rig.shell("setsid sleep 1000 & id -u", session=1)
+        assert back.stdout == b"65534\\n", outcome
+        assert rig.value(os.getuid) == 65534
+        rig.close()
+        print("fine")
+    """)
+    env = {"PYTHONPATH": ":".join([str(Path(__file__).parent.parent), *filter(None, sys.path)])}
+    seen = subprocess.run([python, "-B", "-c", "import executor_rig"], user=65534, group=65534,
+                          extra_groups=(), cwd=folder, env=env, capture_output=True, check=False)
+    if seen.returncode:
+        folder.rmdir()
+        pytest.skip("no other user can read where this checkout lies")
+    try:
+        done = subprocess.run([python, "-B", "-c", program, str(folder)], user=65534, group=65534,
+                              extra_groups=(), cwd=folder, env=env, capture_output=True, text=True,
+                              timeout=120)
+        assert done.stdout == "fine\n", done.stderr
+    finally:
+        shutil.rmtree(folder)
+
+
+def other_users_python() -> str:
+    """This Python, or the system's of the same version, where user 65534 may run it."""
+    for path in (sys.executable, f"/usr/bin/python3.{sys.version_info[1]}"):
+        if os.path.exists(path):
+            try:
+                subprocess.run([path, "-c", ""], user=65534, group=65534, cwd="/", check=True)
+                return path
+            except (OSError, subprocess.CalledProcessError):
+                pass
+    return ""

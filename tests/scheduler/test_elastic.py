@@ -1,0 +1,313 @@
+"""`elastic`, `paper` and what they believe: exact arithmetic, bounds, and figures."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+from builders import World
+from sim_material import CLUSTER, workload
+
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Action, Profile
+from tangram_hpc.domain.node import NodeSpec
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.service import ServiceSpec
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.scheduler.placement.placers.arrange import arrange, choose, read_off
+from tangram_hpc.scheduler.placement.placers.divide import Entrant, Holder, divide, weight
+from tangram_hpc.scheduler.placement.placers.elastic_cpus import STARTS
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.waiting import BYPASS, OVERDUE_NS
+from tangram_hpc.scheduler.scheduler import Scheduler
+from tangram_hpc.scheduler.state.estimator import PRIOR, UNKNOWN_NS, Estimator
+from tangram_hpc.scheduler.state.ledger import RESIZE_GAP_NS
+from tangram_hpc.scheduler.state.speed import run_ns, speed, steps
+from tangram_hpc.simulator.checkers import faults
+from tangram_hpc.simulator.run import simulate
+from tangram_hpc.simulator.workload import Cluster, read_cluster, read_workload
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "workloads"
+
+
+# ---- the dynamic program -----------------------------------------------------------------------
+
+
+def test_the_program_equals_brute_force() -> None:
+    rng = random.Random(1)
+    for _ in range(3000):
+        n, free = rng.randrange(1, 7), rng.randrange(1, 20)
+        options = [[(d, rng.randrange(1, 1000))
+                    for d in sorted(rng.sample([1, 2, 3, 4, 5, 8, 16], rng.randrange(1, 4)))]
+                   for _ in range(n)]
+        rows, picks = arrange(options, free)
+        best = min((sum(t for _, t in chosen) for chosen in itertools.product(*options)
+                    if sum(d for d, _ in chosen) <= free), default=None)
+        if best is None:
+            assert rows[n][free] >= 1 << 200
+            continue
+        degrees = read_off(picks, n, free)
+        assert rows[n][free] == best and sum(degrees) <= free
+        assert sum(dict(o)[d] for o, d in zip(options, degrees, strict=True)) == best
+
+
+def test_the_greedy_starts_a_prefix_that_fits() -> None:
+    rng = random.Random(2)
+    for _ in range(500):
+        free, n = rng.randrange(1, 30), rng.randrange(1, 6)
+        options = [[(d, 1000 // d + 1) for d in (1, 2, 4)] for _ in range(n)]
+        options = options[:free]
+        least = [o[0] for o in options] + [(1, 500)] * rng.randrange(3)
+        chosen = choose(options, free, least, [(rng.randrange(900), 2)], 0, 64)
+        assert 1 <= len(chosen) <= len(options) and sum(chosen) <= free
+    assert choose([[(1, 9), (4, 3)]], 4, [(1, 9)], [], 0, 64) == [4]
+
+
+# ---- the division ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_a_division_makes_and_loses_no_unit(seed: int) -> None:
+    rng = random.Random(seed)
+
+    def value() -> tuple[int, int]:
+        return rng.choice([0, 100, 500]), weight(rng.randrange(1, 10**10), 10**9)
+
+    holders, entrants = [], []
+    for i in range(rng.randrange(6)):
+        (serial, w), top = value(), rng.choice([1, 4, 16])
+        holders.append(Holder(i, rng.randrange(0, top + 1), top, steps(serial, top), w))
+    for i in range(10, 10 + rng.randrange(6)):
+        (serial, w), degrees = value(), rng.choice([(1,), (1, 2, 4), (2, 8), (3,)])
+        rigid = len(degrees) == 1 or rng.random() < .3
+        entrants.append(Entrant(i, degrees, rigid, steps(serial, degrees[-1]), w,
+                                rng.random() < .2))
+    free = rng.randrange(12)
+    changed, starts = divide(free, holders, entrants)
+    held = {h.id: h.units for h in holders}
+    after = held | dict(changed)
+    assert sum(after.values()) + sum(u for _, u in starts) <= free + sum(held.values())
+    assert [i for i, _ in starts] == [e.id for e in entrants[:len(starts)]]
+    for holder in holders:
+        assert min(1, holder.units) <= after[holder.id] <= holder.top
+    for e, (_, units) in zip(entrants, starts, strict=False):
+        assert units in e.degrees if e.rigid else 1 <= units <= e.degrees[-1]
+    tops = sum(h.top for h in holders) + sum(e.degrees[-1] for e in entrants[:len(starts)])
+    if not any(e.rigid for e in entrants):  # nothing is left idle that somebody could use
+        used = sum(after.values()) + sum(u for _, u in starts)
+        assert used == min(tops, free + sum(held.values()))
+    assert divide(free, holders, entrants) == (changed, starts)
+
+
+def test_speed_is_amdahls() -> None:
+    assert speed(0, 4) == 4 << 20 and speed(1000, 16) == 1 << 20 and speed(100, 0) == 0
+    assert run_ns(10**9, 500, 2) == pytest.approx(.75e9, rel=1e-5)
+
+
+# ---- nobody is overtaken without bound ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("long", [(1,), (4,), (1, 2, 4)])
+def test_a_long_action_is_overtaken_at_most_so_often(long: tuple[int, ...]) -> None:
+    w = World("elastic")
+    w.node(4)
+    busy = [w.submit(1, profile=Profile(10**6)) for _ in range(4)]
+    w.plan()
+    victim = w.submit(long, profile=Profile(10**13), resizable=len(long) > 1)
+    for _ in range(3 * BYPASS):
+        w.submit(1, profile=Profile(10**6))
+    before = 0
+    while not any(isinstance(e, ev.LeaseGranted) and e.action == victim for e in w.events):
+        done = next(iter(w.ledger.leases.values())).action
+        w.finish(done)
+        before += done not in busy
+        w.now += RESIZE_GAP_NS
+        w.plan()
+        assert before <= BYPASS + 4 and w.now < OVERDUE_NS, "it is overtaken again and again"
+
+
+def test_whoever_waited_long_enough_is_next() -> None:
+    w = World("elastic")
+    w.node(1)
+    w.submit(1)
+    w.plan()
+    victim = w.submit(1, profile=Profile(10**13))
+    w.submit(1, profile=Profile(10**6))
+    w.now += OVERDUE_NS
+    w.finish(next(iter(w.ledger.leases.values())).action)
+    w.plan()
+    assert next(iter(w.ledger.leases.values())).action == victim
+
+
+def test_one_that_lacks_gpus_holds_back_no_cpu_action_and_is_not_starved() -> None:
+    w = World("elastic")
+    w.node(8, gpus=2)
+    w.happen(ev.ServiceDeclared(0, ServiceSpec("judge", 10**9)))
+    calls = [w.submit(1, key="service:judge") for _ in range(30)]
+    w.plan()
+    both = w.submit(1, gpus=2)
+    plain = w.submit(1)
+    w.plan()
+    running = {lease.action for lease in w.ledger.leases.values()}
+    assert plain in running and both not in running
+    w.now += OVERDUE_NS
+    for _ in range(3):
+        call = next((x.action for x in w.ledger.leases.values() if x.action in calls), None)
+        if call is not None:
+            w.finish(call)
+        w.plan()
+    assert both in {lease.action for lease in w.ledger.leases.values()}
+
+
+# ---- beliefs -----------------------------------------------------------------------------------
+
+
+def test_it_learns_classes_and_leans_on_their_parents() -> None:
+    e = Estimator()
+    short, long, new = (Action(i, n) for i, n in ((1, "ls"), (2, "make"), (3, "new")))
+    assert e.believed(new) == (0, UNKNOWN_NS)
+    for _ in range(100):
+        for action, ns in ((short, 10**7), (long, 10**10)):
+            e.began(action)
+            e.ended(action, [(1, ns)], True)
+    assert e.believed(short)[1] < 10**9 < 9 * 10**9 < e.believed(long)[1] < 10**10 + 10**9
+    assert e.believed(short)[1] < e.believed(new)[1] < e.believed(long)[1]
+    assert e.remaining(short, 10**9) > 10**9  # it is no ordinary one, then
+    known = Action(4, "ls", degrees=(1, 2), profile=Profile(77, 250_000))
+    assert e.believed(known) == (250, 77)
+    assert e.used == {"profile": 0, "learned": 200}
+
+
+def test_what_was_killed_only_says_that_it_is_longer() -> None:
+    whole, killed = Estimator(), Estimator()
+    action = Action(1, "x")
+    for i in range(40):
+        for e in (whole, killed):
+            e.began(action)
+        whole.ended(action, [(1, 10**9)], True)
+        killed.ended(action, [(1, 10**9)], i % 2 == 0)
+    assert killed.believed(action)[1] > whole.believed(action)[1]
+
+
+@pytest.mark.parametrize("serial", [10, 450])
+def test_it_learns_how_serial_a_class_is(serial: int) -> None:
+    rng, e = random.Random(serial), Estimator()
+    action = Action(1, "x", degrees=(1, 2, 4, 8, 16))
+    assert e.serial(action) == PRIOR
+    for _ in range(600):
+        units, work = rng.choice([1, 2, 4, 8, 16]), int(rng.lognormvariate(20, .3))
+        e.began(action)
+        e.ended(action, [(units, run_ns(work, serial, units))], True)
+    assert e.serial(action) < PRIOR if serial < PRIOR else e.serial(action) > 3 * PRIOR
+
+
+def test_a_replay_learns_the_same() -> None:
+    w = World("elastic")
+    w.node(2)
+    for n in range(20):
+        w.submit((1, 2) if n % 2 else 1)
+    while w.ledger.actions and (w.plan() or w.ledger.leases):
+        w.now += 10**8 * (1 + w.now % 7)
+        for lease in list(w.ledger.leases.values())[:1]:
+            w.finish(lease.action)
+        if not w.ledger.leases and not len(w.ledger.ready):
+            break
+    again = Scheduler(make_placer("fcfs:1"))
+    for event in w.events:
+        again.handle(event)
+    for degrees in ((1,), (1, 2)):
+        action = Action(9, "x", degrees=degrees)
+        assert again.ledger.estimator.believed(action) == w.ledger.estimator.believed(action)
+        assert w.ledger.estimator.believed(action)[1] != UNKNOWN_NS
+
+
+# ---- laws and figures --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["paper", "elastic"])
+@pytest.mark.parametrize("seed", range(10, 22))
+def test_learned_durations_break_no_law(seed: int, policy: str) -> None:
+    work = workload(seed, 16, ("cpu", "cpu", "service:judge", "service:teacher",
+                               "endpoint:search"))
+    cluster = Cluster.model_validate(CLUSTER)
+    runs = [simulate(work, cluster, make_placer(policy), "learned", check=True)
+            for _ in range(2)]
+    assert faults(runs[0], work, cluster) == []
+    assert [r.line() for r in runs[0].records] == [r.line() for r in runs[1].records]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_elastic_behind_drivers_and_a_network_breaks_no_law(seed: int) -> None:
+    work, cluster = workload(seed, 12), Cluster.model_validate(CLUSTER)
+    alone = simulate(work, cluster, make_placer("elastic")).figures()
+    wired = simulate(work, cluster, make_placer("elastic"), latency_us=0, check=True)
+    assert faults(wired, work, cluster) == []
+    assert wired.figures()["mean_act_s"] == pytest.approx(alone["mean_act_s"], rel=.05)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared workloads")
+@pytest.mark.parametrize(("work", "size", "durations", "at_most"), [
+    ("coding-200", "0.5x", "oracle", 1.72), ("coding-200", "0.29x", "oracle", 2.55),
+    ("coding-200", "0.5x", "learned", 1.80), ("coding-200", "0.29x", "learned", 2.65),
+    ("mopd-512", "0.5x", "oracle", 1.6), ("mopd-512", "0.29x", "oracle", 2.4)])
+def test_mean_completion_times(work: str, size: str, durations: str, at_most: float) -> None:
+    workload_, cluster = (read_workload(SHARED / f"{work}.jsonl"),
+                          read_cluster(SHARED / f"cluster-{work}-{size}.json"))
+    elastic = simulate(workload_, cluster, make_placer("elastic"), durations).figures()
+    assert elastic["mean_act_s"] <= at_most
+    if work == "coding-200":
+        fcfs = simulate(workload_, cluster, make_placer("fcfs:4")).figures()
+        assert elastic["p99_act_s"] <= fcfs["p99_act_s"] and elastic["step_s"] <= 100
+
+
+def test_many_idle_nodes_are_filled_in_bounded_passes() -> None:
+    w = World("elastic")
+    for _ in range(40):
+        w.node(cpus=4)
+    waiting = [w.submit((1,)) for _ in range(200)]
+    passes = 0
+    while (now := w.scheduler.next_deadline()) <= w.now + 1 or w.scheduler.dirty:
+        w.now = max(w.now, now)
+        before = w.ledger.next_lease
+        w.plan()
+        passes += 1
+        if w.ledger.next_lease == before:
+            break
+        assert w.ledger.next_lease - before <= STARTS + 4
+    assert sum(bool(w.ledger.actions[a].lease) for a in waiting) == 160 and passes >= 160 // 68
+    assert all(n.cores.free == 0 for n in w.ledger.up_nodes())
+
+
+def test_what_a_fresh_host_took_to_start_teaches_nothing_of_its_first_action() -> None:
+    w = World("elastic")
+    w.node(2)
+    first = w.submit(1)
+    w.plan()
+    w.now += 10**9  # until its host stood; it ran a millisecond of these
+    w.happen(ev.LeaseFinished(w.now, w.lease_of(first), Outcome(
+        ActionState.COMPLETED, exec_ns=10**6), True))
+    action = w.ledger.actions[first].action
+    quick = Estimator()
+    quick.began(action)
+    quick.ended(action, [(1, 10**6)], True)
+    assert w.ledger.estimator.believed(action) == quick.believed(action)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_clock_that_its_action_turned_teaches_no_more_than_there_was_time_for(place: int) -> None:
+    """Whether it began at once or was given ahead: else all that nobody knows would be believed to
+    take years, and to fit in no allocation."""
+    w = World("elastic")
+    w.happen(ev.NodeJoined(0, 1, NodeSpec("n", "h", (0,), 64, ahead=8, untrusted=("model",))))
+    w.happen(ev.NodesComplete(0, 1))
+    actions = [w.submit(1, profile=Profile(1000)) for _ in range(2)]
+    w.plan()
+    assert w.ledger.leases[w.lease_of(actions[1])].ahead
+    for action in actions[:place]:
+        w.finish(action)
+    w.now += 10**6
+    w.happen(ev.LeaseFinished(w.now, w.lease_of(actions[place]), Outcome(
+        ActionState.COMPLETED, exec_ns=1 << 63), True))
+    assert w.ledger.estimator.mean("cpu", "never heard of", (1,)) <= UNKNOWN_NS

@@ -1,0 +1,245 @@
+"""The epilog for administrators removes what a killed worker of the job that ends left, and nothing
+else: run as root, and by a real slurmd."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from devcluster_fixture import running_cluster
+
+REPO = Path(__file__).resolve().parents[2]
+EPILOG = REPO / "slurm" / "epilog.d" / "50-tangram"
+USER, OTHER = 64321, 64322  # of no account
+JOB, FOREIGN = "7712345", "7712346"
+
+MAKER = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from tangram_hpc.storage.rundir import make_scratch
+print(make_scratch({"SLURM_JOB_ID": sys.argv[2]}, sys.argv[3], "worker"), flush=True)
+time.sleep(600)
+"""
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="an epilog is run by root")
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Iterator[Path]:
+    """A scratch folder as /tmp is."""
+    place = Path("/tmp") / f"epilog-test-{os.getpid()}"
+    place.mkdir()
+    place.chmod(0o1777)
+    yield place
+    shutil.rmtree(place)
+
+
+def epilog(base: Path, **environ: str) -> None:
+    """As slurmd does: root, a small environment."""
+    done = subprocess.run([str(EPILOG)], env={"TANGRAM_EPILOG_DIRS": f"/nowhere {base}", **environ},
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def of_job(job: str = JOB, uid: int = USER) -> dict[str, str]:
+    return {"SLURM_JOB_ID": job, "SLURM_JOB_UID": str(uid)}
+
+
+def folder(base: Path, name: str, uid: int = USER) -> Path:
+    """A folder with a file."""
+    made = base / name
+    made.mkdir(mode=0o700)
+    (made / "work").mkdir()
+    (made / "work" / "file").write_text("x")
+    for path in (made, made / "work", made / "work" / "file"):
+        os.chown(path, uid, uid)
+    return made
+
+
+def maker(base: Path, job: str) -> tuple[subprocess.Popen[str], Path]:
+    """A process that lives and has made its folder as workers do."""
+    run = subprocess.Popen([sys.executable, "-c", MAKER, str(REPO), job, str(base)], text=True,
+                           stdout=subprocess.PIPE)
+    assert run.stdout is not None
+    return run, Path(run.stdout.readline().strip())
+
+
+@root_only
+def test_of_this_job_and_user_only(base: Path) -> None:
+    gone = [folder(base, f"tangram-worker-job{JOB}-a"), folder(base, f"tangram-broker-job{JOB}-b")]
+    stay = [folder(base, f"tangram-worker-job{FOREIGN}-a"), folder(base, "tangram-worker-x"),
+            folder(base, f"tangram-worker-job{JOB}-c", OTHER), folder(base, f"other-job{JOB}-a"),
+            folder(base, f"tangram-worker-job{JOB}9-a")]
+    link = base / f"tangram-worker-job{JOB}-link"
+    link.symlink_to(stay[0])
+    os.lchown(link, USER, USER)
+    epilog(base, **of_job())
+    assert [p for p in gone if p.exists()] == []
+    assert all((p / "work" / "file").exists() for p in stay) and link.is_symlink()
+
+
+@root_only
+def test_a_job_id_that_is_none_removes_nothing(base: Path) -> None:
+    stay = folder(base, f"tangram-worker-job{JOB}-a")
+    for environ in ({}, {"SLURM_JOB_ID": JOB}, {"SLURM_JOB_UID": str(USER)}, of_job("*"),
+                    {**of_job(), "SLURM_JOB_UID": f"{USER} 0"}, {**of_job(),
+                     "SLURM_HET_JOB_ID": "../x"}):
+        epilog(base, **environ)
+    assert stay.exists()
+
+
+@root_only
+def test_the_dead_go_and_the_living_stay(base: Path) -> None:
+    """A killed worker's own folder; another of the same job number that lives keeps its own."""
+    dead, left = maker(base, JOB)
+    alive, kept = maker(base, JOB)
+    try:
+        dead.send_signal(signal.SIGKILL)
+        dead.wait()
+        assert left.exists()
+        epilog(base, **of_job(uid=os.getuid()))
+        assert not left.exists() and kept.exists()
+        # of a heterogeneous job, workers are named by the leader's number
+        alive.send_signal(signal.SIGKILL)
+        alive.wait()
+        epilog(base, **of_job(FOREIGN, os.getuid()))
+        assert kept.exists()
+        epilog(base, **of_job(FOREIGN, os.getuid()), SLURM_HET_JOB_ID=JOB)
+        assert not kept.exists()
+    finally:
+        for run in (dead, alive):
+            run.kill()
+            run.wait()
+            assert run.stdout is not None
+            run.stdout.close()
+
+
+@root_only
+def test_what_hostile_code_left_is_removed_and_leads_nowhere(base: Path) -> None:
+    left = folder(base, f"tangram-worker-job{JOB}-a")
+    victim = base / "victim"
+    victim.mkdir()
+    (victim / "precious").write_text("x")
+    precious = (victim / "precious").stat()
+    (left / ".alive").symlink_to(victim / "made-by-a-lock")
+    (left / "out").symlink_to(victim)
+    os.link(victim / "precious", left / "hard")
+    (left / "-rf").touch()
+    (left / "new\nline").mkdir()
+    os.mkfifo(left / "fifo")
+    closed = left / "closed"
+    deep = closed
+    for _ in range(60):
+        deep = deep / ("d" * 60)  # a path of 3,700 characters
+    deep.mkdir(parents=True)
+    for path in (closed, left / "new\nline", *closed.rglob("*")):
+        os.chown(path, USER, USER, follow_symlinks=False)
+    closed.chmod(0)
+    tricky = folder(base, f"tangram-worker-job{JOB}-\nvictim")
+    epilog(base, **of_job())
+    assert not left.exists() and not tricky.exists()
+    assert sorted(p.name for p in victim.iterdir()) == ["precious"]
+    now = (victim / "precious").stat()
+    assert (now.st_uid, now.st_mode, now.st_nlink) == (precious.st_uid, precious.st_mode, 1)
+
+
+def pids_cgroup() -> Path | None:
+    """A cgroup file system in which we may make cgroups."""
+    for place in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")):
+        if (place / "cgroup.procs").exists() and os.access(place, os.W_OK):
+            return place
+    return None
+
+
+@root_only
+def test_cgroups_beneath_this_jobs_go_with_what_lives_in_them() -> None:
+    top = pids_cgroup()
+    if top is None:
+        pytest.skip("no cgroup can be made here")
+    slurm = top / f"slurm-epilog-test-{os.getpid()}"
+    mine, foreign = (slurm / f"job_{job}" / "step_0" / "tangram-1-2-3-4" for job in (JOB, FOREIGN))
+    sleepers = []
+    try:
+        for place in (mine, foreign):
+            (place / "7").mkdir(parents=True)
+            sleepers.append(subprocess.Popen(["sleep", "600"]))
+            (place / "7" / "cgroup.procs").write_text(str(sleepers[-1].pid))
+        epilog(Path("/nowhere"), **of_job())
+        assert sleepers[0].wait(10) == -signal.SIGKILL
+        epilog(Path("/nowhere"), **of_job())  # our own sleeper was a zombie in there until now
+        assert not mine.exists() and mine.parent.exists()
+        assert (foreign / "7").exists() and sleepers[1].poll() is None
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()
+        for path in sorted([slurm, *(p for p in slurm.rglob("*") if p.is_dir())], reverse=True):
+            path.rmdir()
+
+
+@root_only
+def test_what_the_plugin_made_for_a_step_goes_by_its_job() -> None:
+    """Where Slurm has no cgroups of its own, beneath whatever slurmd stands in."""
+    top = pids_cgroup()
+    if top is None:
+        pytest.skip("no cgroup can be made here")
+    mine, foreign = (top / f"tangram-job{job}-step0-{os.getpid()}" for job in (JOB, FOREIGN))
+    sleeper = subprocess.Popen(["sleep", "600"])
+    try:
+        for place in (mine, foreign):
+            (place / "tangram-1-2-3-4" / "7").mkdir(parents=True)
+        (mine / "tangram-1-2-3-4" / "7" / "cgroup.procs").write_text(str(sleeper.pid))
+        epilog(Path("/nowhere"), **of_job())
+        assert sleeper.wait(10) == -signal.SIGKILL
+        epilog(Path("/nowhere"), **of_job())
+        assert not mine.exists() and (foreign / "tangram-1-2-3-4" / "7").exists()
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+        for place in (mine, foreign):
+            for path in sorted([place, *(p for p in place.rglob("*") if p.is_dir())], reverse=True):
+                if path.exists():
+                    path.rmdir()
+
+
+@pytest.mark.slurm
+def test_a_real_slurmd_runs_it(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """By the numbers that Slurm itself gives, in a plain job and in both parts of a het job."""
+    with running_cluster(tmp_path_factory, cpu_nodes=1, gpu_nodes=1, trainer_nodes=1, no_dbd=True,
+                         conf_line=[f"Epilog={EPILOG}"]) as cluster:
+        leave = ("d=$(mktemp -d /tmp/tangram-worker-job$SLURM_JOB_ID-XXXX)\n"
+                 "mkdir -p $d/work; echo $d; exec sleep 600")
+        for name, head in (("plain", ""), ("het", "#SBATCH -p cpu\n#SBATCH hetjob\n"
+                                                  "#SBATCH -p gpu\n")):
+            text = f"#!/bin/bash\n{head}srun{' --het-group=0,1' if head else ''} bash leave.sh\n"
+            (cluster.home / "leave.sh").write_text(leave)
+            (cluster.home / f"{name}.sh").write_text(text)
+            job = cluster.run_as_user(f"sbatch --parsable -o {name}.out {name}.sh").stdout.strip()
+            out, want = cluster.home / f"{name}.out", 2 if head else 1
+            lines = wait_for(out, want)
+            assert len(lines) == want and all(Path(line).is_dir() for line in lines), lines
+            cluster.run_as_user(["scancel", "--signal=KILL", "--full", job])
+            cluster.run_as_user(["scancel", job])
+            end = time.monotonic() + 60
+            while any(Path(line).exists() for line in lines) and time.monotonic() < end:
+                time.sleep(0.2)
+            assert [line for line in lines if Path(line).exists()] == []
+            assert "drain" not in cluster.run_as_user("sinfo -h -o %T").stdout
+
+
+def wait_for(out: Path, count: int) -> list[str]:
+    """The words of a job's output, once there are so many."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if out.exists() and len(words := out.read_text().split()) >= count:
+            return words
+        time.sleep(0.2)
+    return []

@@ -1,0 +1,99 @@
+"""A newer Slurm than this machine's: the port's contract, and what else must work there."""
+
+from __future__ import annotations
+
+import re
+
+import newer_slurm
+import pytest
+
+pytestmark = [pytest.mark.long, pytest.mark.slurm, pytest.mark.timeout(2400)]
+
+CONTRACT = """
+dc() { slurm/devcluster/devcluster "$@" --name newer; }
+dc up --cpu-nodes 2 --gpu-nodes 2 --trainer-nodes 1 --cpus-per-node 16 \
+    --conf-line SlurmdTimeout=300 || exit 1
+home=/tmp/devcluster-newer/home
+cp -r tangram_hpc tests/data/slurm_contract.py $home
+export SLURM_CONF=/tmp/devcluster-newer/etc/slurm.conf
+foreign=$(sbatch --parsable -n1 --mem=50 -p trainer -D / -o /dev/null --wrap 'sleep 600')
+slurm/devcluster/devcluster exec --name newer --setenv CONTRACT_FILLING=cli \
+    --setenv CONTRACT_FOREIGN=$foreign --setenv CONTRACT_ACCOUNTING=1 --setenv PYTHONPATH=$home \
+    -- python3 -m pytest -v --durations=3 -rs -p no:cacheprovider --basetemp=tmp \\
+    slurm_contract.py
+status=$?
+sbatch --version
+dc down
+exit $status
+"""
+
+# the package as its user would have it installed
+TANGRAM = """
+file=/usr/local/bin/tangram
+printf '#!/bin/sh\nPYTHONPATH=/opt/tangram exec python3 -m tangram_hpc "$@"\n' >$file
+chmod 755 $file
+"""
+HETJOB = TANGRAM + """
+dc() { slurm/devcluster/devcluster "$@" --name newer; }
+dc up --cpu-nodes 2 --gpu-nodes 2 --trainer-nodes 1 --cpus-per-node 16 \\
+    --conf-line SlurmdTimeout=300 || exit 1
+user() { slurm/devcluster/devcluster exec --name newer -- "$@"; }
+home=/tmp/devcluster-newer/home
+cp tests/data/trainer_actions.py $home
+user tangram template render hetjob --strict --output job.sbatch -o job_name=newer -o time=10 \\
+    -o partition_cpu=cpu -o partition_gpu=gpu -o partition_trainer=trainer -o nodes_gpu=2 \\
+    -o gres_gpu=gpu:2 -o mem_cpu=600 -o mem_gpu=600 -o ranks=2 -o mpi=pmix \\
+    -o setup='export PYTHONPATH=/opt/tangram TANGRAM_DEVICES=fake' \\
+    -o trainer='python3 trainer_actions.py 200' || exit 1
+job=$(user sbatch --parsable job.sbatch)
+for _ in $(seq 240); do
+    [ -n "$(user squeue -h -j $job)" ] || break
+    sleep 0.5
+done
+cat $home/newer-$job.out
+for _ in $(seq 40); do
+    user sacct -n -X -P -j $job -o State,Comment >$home/said
+    [ "$(grep -c COMPLETED $home/said)" = 3 ] && break
+    sleep 0.5
+done
+cat $home/said
+echo "ROWS $(user tangram acct -j $job -P -n -o JobName,State | sort | uniq -c | tr -s ' ' '=')"
+dc down
+"""
+# two of its tests install by pip, and there is no network
+PLUGIN = """
+python3 -m pytest -v -p no:cacheprovider -rs tests/slurm/test_spank.py \\
+    -k "not reaches_the_broker and not resize_moves"
+"""
+
+
+def there(script: str) -> str:
+    """What it prints, in an environment with a newer Slurm; it has not failed."""
+    try:
+        done = newer_slurm.run(script, 1200)
+    except newer_slurm.Unavailable as why:
+        pytest.skip(str(why))
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout[-3000:]
+    return done.stdout
+
+
+def test_commands_keep_the_contract() -> None:
+    said = there(CONTRACT)
+    release = re.search(r"^slurm(?:-wlm)? (\d+)\.(\d+)", said, re.MULTILINE)
+    assert release and (int(release[1]), int(release[2])) >= (24, 11), said
+    assert re.search(r"\d+ passed in", said) and "skipped" not in said
+
+
+def test_the_hetjob_template_runs_to_its_end() -> None:
+    """Workers on two kinds of nodes, two MPI ranks and the gateway; its summary in sacct."""
+    said = there(HETJOB)
+    assert "200 of 200 ok on 2 ranks by mpi" in said
+    assert re.search(r"^COMPLETED\|tangram: actions=\d+ act_mean=", said, re.MULTILINE), said
+    assert "=200=true|COMPLETED" in said
+
+
+def test_the_plugin_is_built_and_works() -> None:
+    said = there(PLUGIN)
+    ran = re.findall(r"^tests/\S+::(\w+)\S* (PASSED|SKIPPED)", said, re.MULTILINE)
+    assert sum(word == "PASSED" for _, word in ran) >= 6, said

@@ -1,0 +1,380 @@
+"""The SPANK plugin on a real Slurm, as a plain user: the way to a broker, cgroups of one's own, and
+nothing for whoever does not ask; where Slurm tracks by cgroups and where it does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import devcluster_fixture
+import pytest
+from devcluster_fixture import DEVCLUSTER, RunningCluster, reason_to_skip, running_cluster
+from slurm_site import install_for
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+REPO = Path(__file__).resolve().parents[2]
+SOURCE = REPO / "slurm" / "spank"
+V1 = Path("/sys/fs/cgroup/cpuset/cpuset.cpus").exists()
+needs_v1 = pytest.mark.skipif(not V1, reason="no cgroup version 1 cpuset here")
+NO_CGROUPS = "this node has no cgroups to give"
+
+ACCESS = {"format": "tangram-access/1", "job": "", "addresses": [], "key": "00", "store": "",
+          "host": "", "pid": 0, "ended": ""}  # fmt: skip
+# makes a cgroup beneath its own, binds itself to its first core there, and comes back
+BINDS = """
+import os, sys
+line = next(l for l in open("/proc/self/cgroup") if ":cpuset:" in l)
+home = "/sys/fs/cgroup/cpuset" + line.rstrip().split(":", 2)[2]
+mine, first = home + "/mine", min(os.sched_getaffinity(0))
+os.mkdir(mine)
+def write(path, text):
+    with open(path, "w") as file:
+        file.write(text)
+write(mine + "/cpuset.mems", open(home + "/cpuset.mems").read())
+write(mine + "/cpuset.cpus", str(first))
+before = len(os.sched_getaffinity(0))
+write(mine + "/cgroup.procs", "0")
+print("bound", before, sorted(os.sched_getaffinity(0)) == [first], os.getuid())
+write(home + "/cgroup.procs", "0")
+os.rmdir(mine)
+for file in ("cpuset.cpus", "cpuset.mems"):
+    print("limit", os.access(home + "/" + file, os.W_OK))
+print("above", os.access(os.path.dirname(home) + "/cgroup.procs", os.W_OK))
+"""
+PROBE = """
+from tangram_hpc.resources.cpu import enforce
+found = enforce.probe(True)
+print(found.name, *sorted(found.limits))
+found.close()
+"""
+HOLDS = """
+import sys
+from tangram_hpc import LocalCluster
+with LocalCluster(cpus=1) as cluster:
+    print(cluster.job, flush=True)
+    sys.stdin.read()
+"""
+MOVES = """
+import json, os
+from resize import through_session
+from tangram_hpc import LocalCluster
+with LocalCluster(cpus=2) as cluster:
+    phases, pair = through_session(cluster.client, 1, 2, 0.4, trusted=True)
+print(json.dumps({"enforcement": pair.details.enforcement, "phases": phases, "uid": os.getuid()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def plugin() -> Iterator[Path]:
+    """Built as an administrator does, where every user may read it."""
+    if reason := reason_to_skip():
+        pytest.skip(reason)
+    done = devcluster_fixture.devcluster("install", timeout=900)
+    assert done.returncode == 0, done.stderr
+    out = Path(f"/tmp/spank-test-{os.getpid()}")
+    out.mkdir(mode=0o755)
+    made = subprocess.run(["make", "-C", str(SOURCE), f"OUT={out}"], capture_output=True,
+                          text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    yield out / "tangram.so"
+    shutil.rmtree(out)
+
+
+@pytest.fixture(scope="module", params=["linuxproc", "cgroup"])
+def cluster(request: pytest.FixtureRequest, plugin: Path, tmp_path_factory: pytest.TempPathFactory
+            ) -> Iterator[RunningCluster]:
+    """Tracked by process trees, and by cgroups: there Slurm has cgroups of its own."""
+    with running_cluster(tmp_path_factory, cpu_nodes=2, gpu_nodes=0, trainer_nodes=0, no_dbd=True,
+                         cpus_per_node=min(2, os.cpu_count() or 1), plugin=str(plugin),
+                         cgroups=request.param == "cgroup") as up:
+        yield up
+        assert left_of(up) == []
+
+
+def left_of(cluster: RunningCluster) -> list[str]:
+    """The plugin's cgroups that are there, once Slurm has had the time to end its steps."""
+    def there() -> list[str]:
+        found: list[str] = []
+        for here, folders, _ in os.walk("/sys/fs/cgroup"):
+            names = [n for n in folders if n.startswith("tangram-")]
+            found += [f"{here}/{n}" for n in names if os.path.exists(f"{here}/{n}")
+                      and os.stat(f"{here}/{n}").st_uid == uid]
+            folders[:] = [n for n in folders if n not in names]
+        return found
+
+    uid = os.stat(cluster.home).st_uid
+    end = time.monotonic() + 10
+    while there() and time.monotonic() < end:
+        time.sleep(0.1)
+    return there()
+
+
+def access(cluster: RunningCluster, job: str, age_s: int = 0, **fields: object) -> Path:
+    """An access file as a broker writes it; nobody listens."""
+    folder = cluster.home / ".tangram" / "jobs" / job
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "access.json"
+    path.write_text(json.dumps({**ACCESS, "job": job, **fields}))
+    path.chmod(0o600)
+    uid = os.stat(cluster.home).st_uid
+    for place in (cluster.home / ".tangram", folder.parent, folder, path):
+        os.chown(place, uid, uid)
+    os.utime(path, (time.time() - age_s,) * 2)
+    return path
+
+
+@pytest.fixture
+def brokers(cluster: RunningCluster) -> Iterator[dict[str, Path]]:
+    """The newest has ended, the next runs, an older one as well."""
+    yield {"new": access(cluster, "local-new"), "old": access(cluster, "local-old", 60),
+           "ended": access(cluster, "local-ended", -60, ended="2020-01-01T00:00:00")}
+    shutil.rmtree(cluster.home / ".tangram")
+
+
+def told(cluster: RunningCluster, words: str, **environ: str) -> dict[str, str]:
+    """The TANGRAM_* that a step sees."""
+    done = cluster.run_as_user(f"srun {words} /usr/bin/env", env=environ)
+    assert done.returncode == 0, done.stderr
+    pairs = (line.partition("=") for line in done.stdout.splitlines())
+    return {name: value for name, _, value in pairs if name.startswith("TANGRAM_")}
+
+
+def names(path: Path) -> dict[str, str]:
+    return {"TANGRAM_JOB": path.parent.name, "TANGRAM_ACCESS": str(path)}
+
+
+# ---- the way to a broker -----------------------------------------------------------------------
+
+
+def test_auto_finds_the_newest_that_runs(cluster: RunningCluster, brokers: dict[str, Path]) -> None:
+    for words in ("--tangram", "--tangram=auto", "--tangram --export=NONE", "--tangram -N2"):
+        assert told(cluster, words) == names(brokers["new"]), words
+
+
+def test_who_does_not_ask_gets_nothing(cluster: RunningCluster, brokers: dict[str, Path]) -> None:
+    assert told(cluster, "") == told(cluster, "--tangram=off") == {}
+
+
+def test_one_job_can_be_named(cluster: RunningCluster, brokers: dict[str, Path]) -> None:
+    assert told(cluster, "--tangram=local-old") == names(brokers["old"])
+
+
+def test_what_the_caller_has_said_stays(cluster: RunningCluster, brokers: dict[str, Path]) -> None:
+    assert told(cluster, "--tangram", TANGRAM_ACCESS="/a/file") == {"TANGRAM_ACCESS": "/a/file"}
+    assert told(cluster, "--tangram", TANGRAM_JOB="7") == {"TANGRAM_JOB": "7"}
+    assert told(cluster, "--tangram", TANGRAM_JOB="local-old") == names(brokers["old"])
+    assert told(cluster, "--tangram=local-new", TANGRAM_JOB="local-old") == names(brokers["new"])
+
+
+@pytest.mark.parametrize("word, why", [
+    ("999", "there is none"), ("local-ended", "has ended"), ("../up", "not a job id"),
+    ("local-open", "only you can read"), ("local-link", "only you can read"),
+    ("local-fifo", "only you can read"), ("local-root", "only you can read")])  # fmt: skip
+def test_a_job_without_a_broker_is_one_clear_line(
+        cluster: RunningCluster, brokers: dict[str, Path], word: str, why: str) -> None:
+    access(cluster, "local-open").chmod(0o644)
+    link = access(cluster, "local-link")
+    link.unlink()
+    link.symlink_to(brokers["new"])
+    fifo = access(cluster, "local-fifo")
+    fifo.unlink()
+    os.mkfifo(fifo, 0o600)
+    os.chown(fifo, os.stat(cluster.home).st_uid, 0)
+    os.chown(access(cluster, "local-root"), 0, 0)
+    done = cluster.run_as_user(["srun", f"--tangram={word}", "echo", "ran"])
+    mine = [line for line in done.stderr.splitlines() if line.startswith("tangram: ")]
+    assert done.returncode != 0 and done.stdout == ""
+    assert len(mine) == 1 and word in mine[0] and why in mine[0], done.stderr
+    assert told(cluster, "--tangram") == names(brokers["new"])  # nor is it taken by itself
+
+
+def test_no_broker_is_said_once_and_the_step_runs(cluster: RunningCluster) -> None:
+    done = cluster.run_as_user(["srun", "-n2", "-N2", "--tangram", "echo", "ran"])
+    assert (done.returncode, done.stdout) == (0, "ran\nran\n")
+    assert done.stderr.count("no broker of yours is running") == 1
+
+
+def test_a_batch_jobs_steps_inherit_it(cluster: RunningCluster, brokers: dict[str, Path]) -> None:
+    tell = "bash -c 'echo $TANGRAM_JOB'"
+    script = (f"#!/bin/bash\n#SBATCH --tangram=local-old\n{tell}\nsrun {tell}\n"
+              f"srun --tangram=local-new {tell}\n")
+    done = cluster.run_as_user(["sbatch", "-W", "-o", "batch.out"], input=script)
+    assert done.returncode == 0, done.stderr
+    assert (cluster.home / "batch.out").read_text().split() == ["local-old"] * 2 + ["local-new"]
+    script = (f"#!/bin/bash\n#SBATCH --tangram\n{tell.replace('$', 'x$')}\nsrun {tell}\n"
+              f"export TANGRAM_JOB=$SLURM_JOB_ID\nsrun bash -c 'echo x$TANGRAM_ACCESS'\n")
+    done = cluster.run_as_user(["sbatch", "-W", "-o", "batch.out"], input=script)
+    assert done.returncode == 0, done.stderr
+    # its own broker may not be there yet: no other one is put in its place
+    assert (cluster.home / "batch.out").read_text().split() == ["x", "local-new", "x"]
+    done = cluster.run_as_user("salloc --tangram=local-old srun bash -c 'echo $TANGRAM_JOB'")
+    assert done.stdout == "local-old\n"
+
+
+# ---- cgroups -----------------------------------------------------------------------------------
+
+
+def python(cluster: RunningCluster, srun: str, text: str) -> subprocess.CompletedProcess[str]:
+    """A program by the system's Python; standard library only."""
+    (cluster.home / "program.py").write_text(text)
+    return cluster.run_as_user(f"srun {srun} /usr/bin/python3 program.py")
+
+
+@needs_v1
+def test_a_step_can_make_and_bind_cgroups(cluster: RunningCluster) -> None:
+    cores = min(2, os.cpu_count() or 1)
+    done = python(cluster, f"--tangram -n1 -c{cores}", BINDS)
+    bound = f"bound {cores} True {os.stat(cluster.home).st_uid}"
+    assert done.stdout.splitlines() == [bound, "limit False", "limit False", "above False"], \
+        done.stderr
+    assert python(cluster, "--tangram=off -n1", BINDS).returncode != 0
+    assert left_of(cluster) == []
+
+
+@needs_v1
+def test_slurm_still_ends_it_and_all_that_it_left(cluster: RunningCluster) -> None:
+    def living(what: str) -> bool:
+        found = subprocess.run(["pgrep", "-u", cluster.user, "-f", what], capture_output=True,
+                               check=False)
+        return found.returncode == 0
+
+    done = cluster.run_as_user("srun --tangram -n2 bash -c 'setsid sleep 7651 & sleep 0.3'")
+    assert done.returncode == 0, done.stderr
+    assert left_of(cluster) == [] and not living("sleep 7651")
+    job = cluster.run_as_user("sbatch --parsable --tangram -o /dev/null --wrap "
+                              "'srun -n1 bash -c \"trap : TERM; sleep 7652; sleep 7652\"'")
+    number = job.stdout.strip()
+    end = time.monotonic() + 30
+    while not living("sleep 7652") and time.monotonic() < end:
+        time.sleep(0.1)
+    assert living("sleep 7652"), job.stderr
+    cluster.run_as_user(["scancel", number])
+    while living("sleep 7652") and time.monotonic() < end + 30:
+        time.sleep(0.1)
+    assert not living("sleep 7652") and left_of(cluster) == []
+    assert "drain" not in cluster.run_as_user("sinfo -h -o %T").stdout
+
+
+CROWDED = """
+for c in cpuset pids freezer; do
+    d=/sys/fs/cgroup/$c$(sed -n "s/^[0-9]*:$c://p" /proc/self/cgroup)
+    case $d in *tangram-job*) mkdir -p $d/a/b/c ;; *) continue ;; esac
+    setsid sleep 7653 &
+    echo $! > $d/a/b/cgroup.procs
+    [ $c != freezer ] || echo FROZEN > $d/a/freezer.state
+    echo $c
+done
+"""
+
+
+@needs_v1
+def test_what_a_user_left_in_them_goes_as_well(cluster: RunningCluster) -> None:
+    """Cgroups, what lives in them, frozen or not. Slurm's own freezer cgroup is not handed over."""
+    (cluster.home / "crowded.sh").write_text(CROWDED)
+    done = cluster.run_as_user("srun --tangram -n1 bash crowded.sh")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[:2] == ["cpuset", "pids"], done.stderr
+    assert left_of(cluster) == []
+
+
+# ---- who does not use it -----------------------------------------------------------------------
+
+WRAPPER = """#!/usr/bin/env python3
+import os, sys
+sealed = 'for m in /sys/fs/cgroup/*/; do mount -o remount,bind,ro "$m"; done; exec "$@"'
+os.execvp("unshare", ["unshare", "-m", "sh", "-c", sealed, "sh", sys.executable,
+                      {real!r}, *sys.argv[1:]])
+"""
+
+
+@needs_v1
+def test_where_no_cgroup_can_be_made_jobs_run_as_ever(
+        plugin: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """slurmd sees the cgroups read-only."""
+    wrapper = tmp_path / "sealed"
+    wrapper.write_text(WRAPPER.format(real=str(DEVCLUSTER)))
+    monkeypatch.setattr(devcluster_fixture, "DEVCLUSTER", wrapper)
+    with running_cluster(tmp_path_factory, cpu_nodes=1, gpu_nodes=0, trainer_nodes=0, no_dbd=True,
+                         plugin=f"{plugin} default=auto") as up:
+        plain = up.run_as_user(["srun", "-n2", "echo", "ran"])
+        assert (plain.returncode, plain.stdout, plain.stderr) == (0, "ran\nran\n", "")
+        asked = up.run_as_user(["srun", "-n2", "--tangram", "echo", "ran"])
+        assert (asked.returncode, asked.stdout) == (0, "ran\nran\n")
+        assert asked.stderr.count(NO_CGROUPS) == 1
+        log = (up.prefix / "log" / f"slurmd-{up.cpu_nodes[0]}.log").read_text()
+        assert "Read-only file system" in log
+
+
+# ---- a worker ----------------------------------------------------------------------------------
+
+
+@needs_v1
+def test_a_worker_can_enforce_by_cgroups(cluster: RunningCluster) -> None:
+    """What a worker finds out when it starts, as a plain user; less without."""
+    copy = cluster.home / "lib"
+    shutil.copytree(REPO / "tangram_hpc", copy / "tangram_hpc", dirs_exist_ok=True,
+                    ignore=shutil.ignore_patterns("__pycache__"))
+    cores = min(2, os.cpu_count() or 1)
+    text = f"import sys\nsys.path.insert(0, {str(copy)!r})\n{PROBE}"
+    for word, found in (("--tangram", "cgroup1 cores memory pids quota"),
+                        ("--tangram=off", "affinity")):
+        done = python(cluster, f"{word} -n1 -c{cores}", text)
+        assert (done.returncode, done.stdout.strip()) == (0, found), done.stderr
+        assert left_of(cluster) == []
+
+
+# ---- the whole ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def venv(cluster: RunningCluster) -> Path:
+    """This package, for the cluster's user."""
+    return install_for(cluster)
+
+
+@pytest.mark.parametrize("cluster", ["cgroup"], indirect=True)
+def test_a_step_reaches_the_broker_that_runs(cluster: RunningCluster, venv: Path) -> None:
+    """A real one: the step's programs find it without a word, and are told when it has ended."""
+    (cluster.home / "holds.py").write_text(HOLDS)
+    broker = subprocess.Popen([str(venv / "bin/python"), "holds.py"], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True, **cluster.as_user())
+    assert broker.stdin is not None and broker.stdout is not None
+    try:
+        job = broker.stdout.readline().strip()
+        found = told(cluster, "--tangram=auto")
+        path = cluster.home / ".tangram" / "jobs" / job / "access.json"
+        assert found == names(path)
+        done = cluster.run_as_user(f"srun --tangram {venv}/bin/tangram run -- echo ran")
+        assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    finally:
+        broker.stdin.close()
+        broker.wait(60)
+        broker.stdout.close()
+    done = cluster.run_as_user(["srun", f"--tangram={job}", "true"])
+    assert done.returncode != 0 and "its broker has ended" in done.stderr
+
+
+@needs_v1
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core only: nothing can be moved")
+@pytest.mark.parametrize("cluster", ["cgroup"], indirect=True)
+def test_a_resize_moves_cores_for_real(cluster: RunningCluster, venv: Path) -> None:
+    """The whole way in a step of a plain user: broker, worker, a session, one core and then two."""
+    shutil.copy(REPO / "bench" / "resize.py", cluster.home / "resize.py")
+    (cluster.home / "moves.py").write_text(MOVES)
+    done = cluster.run_as_user(f"srun --tangram -n1 -c2 --mem=2000 {venv}/bin/python moves.py",
+                               timeout=120)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["enforcement"] == "cgroup1" and said["uid"] == os.stat(cluster.home).st_uid
+    assert [phase["units"] for phase in said["phases"]] == [1, 2]
+    for phase in said["phases"]:
+        allowed = {tuple(cores) for cores in phase["cores"]}
+        assert len(allowed) == 1 and len(allowed.pop()) == phase["units"], phase
+    assert left_of(cluster) == []

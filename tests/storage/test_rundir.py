@@ -1,0 +1,159 @@
+"""Scratch folders: the next one who makes his own removes those of this user whose makers are dead,
+whatever lies in them, and no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tangram_hpc.errors import InvalidInput
+from tangram_hpc.storage.rundir import make_scratch, sweep_scratch
+
+REPO = Path(__file__).resolve().parents[2]
+AS_ROOT = os.geteuid() == 0
+LONG_AGO = time.time() - 3600
+
+MAKER = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from tangram_hpc.storage.rundir import make_scratch
+print(make_scratch({}, sys.argv[2], "worker"), flush=True)
+time.sleep(600)
+"""
+
+
+def maker(base: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A process that lives, and the folder it made."""
+    run = subprocess.Popen([sys.executable, "-c", MAKER, str(REPO), str(base)], text=True,
+                           stdout=subprocess.PIPE)
+    assert run.stdout is not None
+    folder = Path(run.stdout.readline().strip())
+    run.stdout.close()
+    return run, folder
+
+
+def left(base: Path, name: str = "tangram-worker-dead") -> Path:
+    """A dead worker's folder: its lock is held by nobody."""
+    folder = base / name
+    folder.mkdir(mode=0o700)
+    (folder / ".alive").touch()
+    (folder / "file").write_text("x")
+    return folder
+
+
+def test_a_folder_is_private_and_named_by_its_job(tmp_path: Path) -> None:
+    folder = make_scratch({"SLURM_JOB_ID": "77"}, str(tmp_path), "worker")
+    assert folder.parent == tmp_path and folder.name.startswith("tangram-worker-job77-")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert make_scratch({}, str(tmp_path), "broker").name.startswith("tangram-broker-")
+    assert folder.exists(), "its maker lives"
+    with pytest.raises(InvalidInput, match=r"scratch .*set `scratch` to"):
+        make_scratch({}, str(tmp_path / "none"), "worker")
+
+
+def test_the_folder_of_a_killed_worker_goes_with_the_next_and_a_living_ones_stays(
+        tmp_path: Path) -> None:
+    dead, gone = maker(tmp_path)
+    alive, kept = maker(tmp_path)
+    try:
+        (gone / "work").mkdir()
+        (gone / "work" / "file").write_text("x")
+        assert sweep_scratch(tmp_path) == []
+        dead.send_signal(signal.SIGKILL)
+        dead.wait()
+        third = make_scratch({}, str(tmp_path), "worker")
+        assert sorted(tmp_path.iterdir()) == sorted([kept, third])
+    finally:
+        for run in (dead, alive):
+            run.kill()
+            run.wait()
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root can give a folder to another user")
+def test_another_users_stays(tmp_path: Path) -> None:
+    foreign = left(tmp_path)
+    os.chown(foreign, 64321, 64321)
+    assert sweep_scratch(tmp_path) == [] and (foreign / "file").exists()
+
+
+def test_what_is_not_ours_stays(tmp_path: Path) -> None:
+    """Links, files, other people's names, and folders too young to have their lock yet."""
+    target = left(tmp_path, "precious")
+    (tmp_path / "tangram-worker-link").symlink_to(target)
+    (tmp_path / "tangram-worker-file").touch()
+    (tmp_path / "tangram-x").mkdir()
+    (tmp_path / "tangram-worker-young").mkdir()
+    (tmp_path / "tangram-notes-mine").mkdir()
+    for name in ("tangram-notes-mine", "tangram-x"):
+        os.utime(tmp_path / name, (LONG_AGO, LONG_AGO))
+    before = sorted(tmp_path.rglob("*"))
+    assert sweep_scratch(tmp_path) == []
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_worker_that_died_before_it_had_a_lock_is_known_by_its_age(tmp_path: Path) -> None:
+    folder = tmp_path / "tangram-worker-old"
+    folder.mkdir()
+    os.utime(folder, (LONG_AGO, LONG_AGO))
+    assert sweep_scratch(tmp_path) == [folder] and not folder.exists()
+
+
+def test_what_a_template_made_for_a_worker_goes_with_it(tmp_path: Path) -> None:
+    """Of jobs whose epilog never ran, by the worker of the next; never one in which somebody lives,
+    or is about to."""
+    dead, young, used, mine = (tmp_path / f"tangram-node-job{n}-x-n1" for n in (1, 2, 3, 4))
+    for folder in (dead, young, used, mine):
+        folder.mkdir(mode=0o700)
+    left(dead)
+    alive, kept = maker(used)
+    for folder in (dead, used):
+        os.utime(folder, (LONG_AGO, LONG_AGO))
+    try:
+        own = make_scratch({}, str(mine), "worker")
+        assert sorted(tmp_path.iterdir()) == sorted([young, used, mine])
+        assert kept.exists() and own.exists()
+    finally:
+        alive.kill()
+        alive.wait()
+
+
+def test_hostile_content_is_removed_and_leads_nowhere(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "precious").write_text("x")
+    mode = (victim / "precious").stat().st_mode
+    folder = left(tmp_path)
+    (folder / "out").symlink_to(victim)
+    os.link(victim / "precious", folder / "hard")
+    os.mkfifo(folder / "fifo")
+    (folder / "new\nline").mkdir()
+    closed = folder / "closed"
+    deep = closed
+    for _ in range(60):
+        deep = deep / ("d" * 60)
+    deep.mkdir(parents=True)
+    deep.chmod(0)
+    closed.chmod(0)
+    assert sweep_scratch(tmp_path) == [folder] and not folder.exists()
+    assert (victim / "precious").read_text() == "x"
+    assert (victim / "precious").stat().st_mode == mode
+
+
+def test_a_lock_that_is_a_link_or_a_pipe_harms_nobody(tmp_path: Path) -> None:
+    """A link is not followed; on a pipe nobody is waited for. The others are swept all the same."""
+    made = tmp_path / "made-by-a-lock"
+    linked, piped, good = (left(tmp_path, f"tangram-worker-{n}") for n in "abc")
+    for folder in (linked, piped):
+        (folder / ".alive").unlink()
+    (linked / ".alive").symlink_to(made)
+    os.mkfifo(piped / ".alive")
+    assert good in sweep_scratch(tmp_path)
+    assert not good.exists() and not made.exists()
