@@ -27,7 +27,8 @@ from .placement.carry_out import Carrier
 from .placement.placers.base import Placement, Placer
 from .placement.snapshot import snapshot
 from .policy.ending import ending
-from .policy.session_life import Away, lapsed, next_lapse, stalled
+from .policy.session_life import lapsed, next_lapse, stalled
+from .state.idle import Away
 from .state.ledger import ActionEntry, ClientEntry, LeaseEntry, Ledger, NodeEntry
 from .state.transitions import ACTION_MOVES, LEASE_MOVES, SESSION_MOVES, move
 

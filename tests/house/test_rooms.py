@@ -43,7 +43,6 @@ FACE = ("demo", "hooks", "cli")  # users of the public face
 # Type cycles that are older than this law: the state that one names imports its module. They end
 # when what the state needs has a module of its own. No other edge may join them.
 TYPE_CYCLES = {
-    ("scheduler/policy/session_life", "scheduler/state/ledger"),
     ("client/opening", "client/client"),
     ("client/session", "client/client"),
 }

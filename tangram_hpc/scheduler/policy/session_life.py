@@ -8,71 +8,15 @@ loss closes it, and the client is not forgotten before. Only a client that said 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
 
 from ...domain import event as ev
 from ...domain.states import SessionState
-
-if TYPE_CHECKING:
-    from ..state.ledger import Ledger, SessionEntry
+from ..state.idle import Away
+from ..state.ledger import Ledger, SessionEntry
 
 OPEN_SESSION = (SessionState.WAITING, SessionState.OPENING, SessionState.IDLE, SessionState.BUSY,
                 SessionState.MOVING)
 _WENT = "its client went away"
-
-
-class Away(NamedTuple):
-    """A client that is away: since when, and until when what has no grace of its own stays."""
-
-    since: int
-    until: int
-    bye: bool
-
-
-@dataclass(slots=True)
-class IdleClock:
-    """Sessions that rest, by how long they may; of each patience the one that rests longest is
-    first, so that the next deadline costs O(different patiences)."""
-
-    _rests: dict[int, dict[int, int]] = field(default_factory=dict)  # patience -> session -> since
-
-    def rest(self, session: int, patience_ns: int, now: int) -> None:
-        """A session rests from now on, or was renewed."""
-        if patience_ns:
-            group = self._rests.setdefault(patience_ns, {})
-            group.pop(session, None)
-            group[session] = now
-
-    def stop(self, session: int, patience_ns: int) -> None:
-        """A session no longer rests."""
-        group = self._rests.get(patience_ns)
-        if group is not None and group.pop(session, None) is not None and not group:
-            del self._rests[patience_ns]
-
-    def holds(self, session: int, patience_ns: int) -> bool:
-        """Whether a session rests."""
-        return session in self._rests.get(patience_ns, ())
-
-    def stalled(self, moved_ns: int, now: int) -> None:
-        """Starts the clock of each resting session `moved_ns` later, but not later than `now`; the
-        order within a group stays as it is. O(all)."""
-        for group in self._rests.values():
-            for session, since in group.items():
-                group[session] = max(since, min(since + moved_ns, now))
-
-    def next_end(self) -> int:
-        """When the next session has rested for too long; 0 for never."""
-        return min((next(iter(group.values())) + patience_ns
-                    for patience_ns, group in self._rests.items()), default=0)
-
-    def due(self, now: int) -> Iterator[tuple[int, int]]:
-        """(session, patience) of those that have rested for too long. O(those)."""
-        for patience_ns, group in self._rests.items():
-            for session, since in group.items():
-                if since + patience_ns > now:
-                    break
-                yield session, patience_ns
 
 
 def lapsed(ledger: Ledger, now: int) -> list[ev.Event]:

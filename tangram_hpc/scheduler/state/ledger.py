@@ -17,13 +17,13 @@ from ...domain.rollouts import Routed
 from ...domain.service import ServiceSpec, endpoint_of, service_of
 from ...domain.session import SessionSpec
 from ...domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
-from ..policy.session_life import Away, IdleClock
 from ..routing.rollout_pools import RolloutPool
 from .alloc_ledger import AllocLedger
 from .core_sets import CoreSet
 from .demand import Demand
 from .estimator import Estimator
 from .gpu_blocks import GpuSet
+from .idle import Away, IdleClock
 from .openings import Openings
 from .queue import ReadyQueue
 from .rate_limit import EndpointEntry
