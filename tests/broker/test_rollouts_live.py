@@ -22,7 +22,9 @@ from tangram_hpc.accounting.record import fold
 from tangram_hpc.cli import main as cli
 from tangram_hpc.config.rollouts import Rollouts, rollouts_spec
 from tangram_hpc.config.settings import load_config
+from tangram_hpc.drafts import replace_file
 from tangram_hpc.scheduler.routing.cmlfq import CausalTree
+from tangram_hpc.storage import cmlfq_file
 from tangram_hpc.storage.cmlfq_file import FILES_MAX, TreeFiles, load, save
 from tangram_hpc.storage.journal import read_journal, read_journals
 
@@ -207,18 +209,25 @@ def test_only_the_newest_files_of_a_folder_are_read(tmp_path: Path) -> None:
     assert sorted(everything.prompts) == list(range(FILES_MAX)) and list(own.prompts) == [7]
 
 
-def test_a_file_system_that_hangs_holds_up_nobody_and_two_trees(tmp_path: Path) -> None:
-    files, folder = TreeFiles("7"), tmp_path / "trees"
+def test_a_file_system_that_hangs_holds_up_nobody_and_two_trees(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, folder, hanging = TreeFiles("7"), tmp_path / "trees", tmp_path / "hanging"
     assert files.load(str(folder)) == (None, None)
     tree = CausalTree()
-    os.mkfifo(folder / f".7.{os.getpid()}.draft")  # opening it to write hangs
+    os.mkfifo(hanging)
+
+    def replace_slowly(path: Path, content: str, mode: int, sync: bool) -> None:
+        os.close(os.open(hanging, os.O_WRONLY))  # hangs until somebody reads
+        replace_file(path, content, mode, sync)
+
+    monkeypatch.setattr(cmlfq_file, "replace_file", replace_slowly)
     for n in range(5):
         tree.learn(n, 0, (), (), 10)
         files.save(str(folder), tree)
         while n == 0 and files._next:  # the writer takes the first, and hangs with it
             time.sleep(0.001)
     assert [t.name for t in threading.enumerate()].count("tangram-tree") == 1
-    reader = os.open(folder / f".7.{os.getpid()}.draft", os.O_RDONLY)  # now it goes on
+    reader = os.open(hanging, os.O_RDONLY)  # now it goes on
     files.close()
     os.close(reader)
     assert sorted(load(folder / "7.cmlfq.json").prompts) == list(range(5))

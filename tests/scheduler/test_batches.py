@@ -157,20 +157,21 @@ def test_too_many_services_are_refused_by_name_and_shared_weights_count_once() -
     w = world(services="")
     for name, shares in (("a", "x"), ("b", "x"), ("c", "")):
         spec = ServiceSpec(name, backend="fake", weights_mib=400, shares=shares)
-        assert refusal_of_service(w.ledger, spec) == ""
+        assert refusal_of_service(w.ledger, w.scheduler.placer, spec) == ""
         w.happen(ev.ServiceDeclared(0, spec))
-    why = refusal_of_service(w.ledger, ServiceSpec("d", backend="fake", weights_mib=400))
+    placer, more = w.scheduler.placer, ServiceSpec("d", backend="fake", weights_mib=400)
+    why = refusal_of_service(w.ledger, placer, more)
     assert why.startswith("weights_mib: too many services: parked they would take 1200 MiB")
     again = ServiceSpec("c", backend="fake", weights_mib=400, batch=9)
-    assert "declared already" in refusal_of_service(w.ledger, again)
-    assert "no node has" in refusal_of_service(w.ledger, ServiceSpec("e", degrees=(2,)))
+    assert "declared already" in refusal_of_service(w.ledger, placer, again)
+    assert "no node has" in refusal_of_service(w.ledger, placer, ServiceSpec("e", degrees=(2,)))
 
 
 @pytest.mark.parametrize("placer", ["elastic", "paper", "first-fit", "fcfs:1"])
 def test_an_engine_is_called_only_on_the_gpus_it_has(placer: str) -> None:
     w = world(placer, gpus=4, services="a")
     spec = ServiceSpec("vllm", S, backend="vllm", degrees=(2,), node="n1", gpus=(2, 3))
-    assert refusal_of_service(w.ledger, spec) == ""
+    assert refusal_of_service(w.ledger, w.scheduler.placer, spec) == ""
     w.happen(ev.ServiceDeclared(0, spec))
     w.happen(ev.NodeJoined(0, 2, NodeSpec("n2", "h", (0,), 1000, (0, 1, 2, 3), ahead=8)))
     first, second = call(w, "vllm", degrees=(2,)), call(w, "vllm", degrees=(2,))
@@ -183,7 +184,8 @@ def test_an_engine_is_called_only_on_the_gpus_it_has(placer: str) -> None:
     assert (lease.node, lease.gpus) == (1, (2, 3))
     for wrong in (ServiceSpec("x", degrees=(2,), gpus=(1, 2)),
                   ServiceSpec("x", degrees=(2,), gpus=(2, 3), node="n9")):
-        assert refusal_of_service(w.ledger, wrong).startswith("degrees: no node has")
+        why = refusal_of_service(w.ledger, w.scheduler.placer, wrong)
+        assert why.startswith("degrees: no node has")
 
 
 def test_a_forecast_ends_beside_a_batch() -> None:
