@@ -6,6 +6,7 @@ Law: nothing is asserted of how long anything takes; what hangs ends by a genero
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import signal
 import subprocess
@@ -559,10 +560,13 @@ lane.close()
 '''
 
 
+_HERE = [str(folder) for folder in Path(__file__).parents[:2]]  # this module, and its helpers
+
+
 def test_a_core_that_was_stopped_takes_what_came_meanwhile() -> None:
     """It is stopped for longer than its patience; the gradient lies in its socket when it wakes."""
     core = subprocess.Popen([sys.executable, "-c", _STOPPED], stdout=subprocess.PIPE, text=True,
-                            cwd=Path(__file__).parent.parent)
+                            env={**os.environ, "PYTHONPATH": os.pathsep.join(_HERE)})
     try:
         assert core.stdout is not None
         address = core.stdout.readline().strip()
