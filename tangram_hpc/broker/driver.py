@@ -76,11 +76,11 @@ class Broker(Declaring, Draining, Sandboxes):
     def start(self) -> None:
         """Writes the first event and begins to watch. The scheduler may have been given an earlier
         broker's journal before."""
-        s = self.settings
+        s, p = self.settings, self.scheduler.placer
         for fact in self._once.ends_unsaid(self._now()):
             self._happen(fact)
-        self._happen(ev.BrokerStarted(self._now(), s.job, self.scheduler.placer.name,
-                                      self._journal.mode, s.user, s.version))
+        self._happen(ev.BrokerStarted(self._now(), s.job, p.name, self._journal.mode, s.user,
+                                      s.version, p.block_max))
         self._payloads, lost = self._once.resume(self._now())
         for fact in lost:
             self._happen(fact)

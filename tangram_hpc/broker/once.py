@@ -33,6 +33,7 @@ class Once:
         self._names: dict[int, str] = {}  # of open actions
         self._followers: dict[int, list[int]] = {}  # open action -> who waits for it too
         self._leader: dict[int, int] = {}
+        self._earlier: set[int] = set()  # actions that were open when this broker began
 
     # ---- a broker that begins again ---------------------------------------------------------
 
@@ -54,6 +55,7 @@ class Once:
         lost: list[ev.Event] = []
         if self._spool is None:
             return payloads, lost
+        self._earlier = set(self._ledger.once.values())
         for name, action in self._ledger.once.items():
             payload = self._spool.call(name)
             if payload is None:
@@ -74,7 +76,7 @@ class Once:
         open_one = self._ledger.once.get(action.once)
         if open_one is not None:
             other = self._ledger.actions[open_one].action
-            if _differ(action, other):
+            if _differ(action, other, open_one in self._earlier):
                 why = (f"once: {action.once!r} is the name of {other.kind.value} {other.name} "
                        f"({show(open_one)}), not of {action.kind.value} {action.name}")
                 return True, (ms.Rejected(action.id, why), None)
@@ -145,10 +147,10 @@ class Once:
             self._spool.commit()
 
 
-def _differ(one: Action, other: Action) -> bool:
-    """Whether two actions with one name of their own cannot be the same work. Their classes tell
-    nothing where one of them was derived from a command: how that is done differs by release, and
-    the trainer of a requeued job may be of another release than the journal."""
+def _differ(one: Action, other: Action, earlier: bool) -> bool:
+    """Whether two actions with one name of their own cannot be the same work. `earlier`: the other
+    was submitted to an earlier broker of the job. The class of a command tells nothing then, as how
+    it is derived differs by release, and the trainer may be of another release than the journal."""
     if one.kind is not other.kind:
         return True
-    return one.name != other.name and not (one.guessed or other.guessed)
+    return one.name != other.name and not (earlier and (one.guessed or other.guessed))

@@ -29,13 +29,16 @@ class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", gc=F
 
 
 class BrokerStarted(Event, frozen=True, tag="broker-started"):
-    """First event of a broker's life: which job, which placer, which sync mode of the journal."""
+    """First event of a broker's life: which job, which placer, which sync mode of the journal.
+    `block_max` is the largest block of GPUs that this placer grants a call. A replay under another
+    placer goes by it, so that it comes to the same state."""
 
     job: str
     placer: str
     sync: str
     user: str = ""
     version: str = ""
+    block_max: int = 8
 
 
 class BrokerStopped(Event, frozen=True, tag="broker-stopped"):

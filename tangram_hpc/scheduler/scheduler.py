@@ -44,7 +44,7 @@ class Scheduler(Restart):
 
     def __init__(self, placer: Placer, margin_ns: int = 0) -> None:
         self.placer = placer
-        self.ledger = Ledger(margin_ns=margin_ns)
+        self.ledger = Ledger(margin_ns=margin_ns, block_max=placer.block_max)
         self.dirty = False  # something happened since the last plan that may let someone start
         # When the placer asked to be called again, and when it was last called. No part of the
         # state: a restart plans at once.

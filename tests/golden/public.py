@@ -275,7 +275,13 @@ def aliases(renames: Renames) -> list[str]:
 
 
 def _module_works(old: str, new: str) -> bool:
-    return walk.file_of(old) is not None
+    """Whether the old name imports the new module. Where one of them needs an extra that is not
+    installed, only the old file is looked for."""
+    try:
+        mine, theirs = importlib.import_module(old), importlib.import_module(new)
+    except ModuleNotFoundError as error:
+        return not (error.name or "").startswith(where.PACKAGE) and walk.file_of(old) is not None
+    return mine is theirs
 
 
 def _name_works(old: str, new: str) -> bool:

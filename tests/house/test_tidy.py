@@ -23,7 +23,7 @@ def test_tidy(path: Path) -> None:
     assert ast.get_docstring(tree), "a module begins with its law"
     assert text.count("\n") <= FILE_MAX, "one subject per file"
     assert path.name == "reading.py" or not re.search(r"msgpack\.[Dd]ecode", text), (
-        "wire.reading's reader: msgspec's own decoders raise more than its DecodeError")
+        "protocol.reading's reader: msgspec's own decoders raise more than its DecodeError")
     lines = text.splitlines()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

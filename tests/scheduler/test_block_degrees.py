@@ -20,7 +20,9 @@ from tangram_hpc.domain.rollouts import RolloutService, RolloutsSpec, Turn
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol import message as ms
+from tangram_hpc.scheduler.placement.placers.registry import make_placer
 from tangram_hpc.scheduler.policy.admission import refusal
+from tangram_hpc.scheduler.scheduler import Scheduler
 
 PLACERS = ("elastic", "paper", "first-fit", "fcfs:1", "fcfs:4", "static", "static:4")
 DEGREES = ((1,), (2,), (4,), (8,), (1, 2), (2, 4), (1, 4), (1, 2, 4, 8), (4, 8))
@@ -107,7 +109,32 @@ def test_static_deals_turns_only_to_services_on_one_gpu() -> None:
     turns = {pool: Action(w.id(), "x", Kind.CALL, (1,), f"rollouts:{pool}",
                           turn=Turn(pool, "t", 0, 0, 0)) for pool in ("both", "wide")}
     why = {pool: refusal(w.ledger, w.scheduler.placer, turn) for pool, turn in turns.items()}
-    assert why["both"] == "" and "two runs on 2 GPUs or more" in why["wide"]
+    assert why["both"] == "" and "'wide' calls two on 2 GPUs, but placer static:1" in why["wide"]
+
+
+def test_a_replay_goes_by_the_placer_that_wrote_the_journal() -> None:
+    w = World("elastic")
+    w.happen(ev.BrokerStarted(0, "j", "elastic", "none", block_max=w.scheduler.placer.block_max))
+    w.happen(ev.ServiceDeclared(0, ServiceSpec("two", degrees=(2,))))
+    w.happen(ev.RolloutsDeclared(0, RolloutsSpec(
+        "wide", (), (RolloutService("two", 0, 2, 8, 8, 1000, 1, 1, 1),))))
+    w.node(gpus=4)
+    turn = Action(w.id(), "x", Kind.CALL, (1,), "rollouts:wide", turn=Turn("wide", "t", 0, 0, 0))
+    w.happen(ev.ActionSubmitted(w.now, turn))
+    w.plan()
+    assert any(isinstance(e, ev.TurnRouted) for e in w.events)
+    twin = Scheduler(make_placer("static:1"))
+    for event in w.events:
+        twin.handle(event)
+    assert sorted(twin.ledger.leases) == sorted(w.ledger.leases) != []
+
+
+@pytest.mark.parametrize("placer", ["elastic", "paper", "first-fit", "fcfs:1", "static:1"])
+def test_a_call_of_an_unknown_service_is_refused_while_nodes_join(placer: str) -> None:
+    w = World(placer)
+    w.node(gpus=2, complete=False)
+    call = Action(w.id(), "x", Kind.CALL, (1,), "service:typo")
+    assert refusal(w.ledger, w.scheduler.placer, call) == "key: no service 'typo' is declared"
 
 
 @pytest.mark.parametrize("degrees", [[2], [2, 4], [8]])

@@ -24,6 +24,7 @@ class Restart(NodeFacts, QuotaFacts):
 
     def _broker_started(self, event: ev.BrokerStarted) -> list[Decision]:
         self.ledger.starts += 1
+        self.ledger.block_max = event.block_max
         self.ledger.complete = False  # its nodes have yet to join
         self.ledger.told_ends.clear()  # a requeued job ends at another time
         self.dirty = True

@@ -149,7 +149,7 @@ class RolloutFacts:
                 stands = not pool.closed(each.name) and (not ledger.complete or any(
                     service.may_stand(n.spec.name, block)
                     for n in up for block, _ in n.gpus.blocks.get(each.degree, ())
-                    if each.degree <= self.placer.block_max))
+                    if each.degree <= ledger.block_max))
                 for action in pool.stands(each.name, stands, each.name in gone):
                     if action in ledger.ready:
                         ledger.ready.remove(action)

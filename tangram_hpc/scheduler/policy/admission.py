@@ -49,8 +49,8 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
     known = action.profile
     if known is not None and (known.work_ns < 0 or not 0 <= known.serial_ppm <= 1_000_000):
         return "profile: work_ns must be 0 or more, serial_ppm from 0 to 1000000"
-    if why := _too_wide(placer, action):
-        return why
+    if action.key != "cpu" and (why := _unknown_key(ledger, action) or _too_wide(placer, action)):
+        return why  # also while nodes join: placers look up what calls name
     nodes: Collection[NodeEntry] = ledger.nodes.values()
     if action.session:
         session = ledger.sessions.get(action.session)
@@ -267,8 +267,10 @@ def _misfit_of_turn(ledger: Ledger, placer: Placer, turn: Turn, nodes: list[Node
         service = ledger.services[each.name]
         if each.context_max < turn.context:
             continue
-        if why := refusal_of_degrees(placer, each.name, (each.degree,)):
-            too_wide = why
+        if each.degree > placer.block_max:
+            too_wide = (f"pool: {turn.pool!r} calls {each.name} on {each.degree} GPUs, but placer "
+                        f"{placer.name} gives each call {placer.block_max}; set its `degree`, or "
+                        "choose another placer")
             continue
         if stands_somewhere(nodes, service, each.degree):
             return ""

@@ -228,6 +228,7 @@ class Ledger:
     sessions_seen: int = 0
     once: dict[str, int] = field(default_factory=dict)  # open actions by the name of their work
     starts: int = 0  # of the job's broker
+    block_max: int = 8  # GPUs of the largest block that its placer grants a call (`BrokerStarted`)
     margin_ns: int = 0  # a node lends no more so long before its allocation ends
     draining: dict[int, None] = field(default_factory=dict)  # nodes that lend no more, not lost
     next_end: int = 0  # when the next node is drained for its end; 0: none has a known end
