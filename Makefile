@@ -95,6 +95,7 @@ lint: install
 bench: install
 	@for b in bench/bench_*.py; do $(BIN)/python $$b || exit 1; done
 
+# tangram_hpc/backends: a checkout from before the regrouping (0053) may hold a built library there.
 clean:
 	rm -rf $(VENV) $(TORCH) $(GPU_VENV) .vm .beside.log tangram_hpc/sandbox/process/*.so tangram_hpc/backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -79,10 +79,10 @@ def _wrong_submit(message: ms.Submit) -> str:
             and action.turn is None and action.profile is None
             and (session or action.kind is not Kind.FILE)):
         return ""
-    return wrong_action(action)
+    return _wrong_action(action)
 
 
-def wrong_action(action: Action) -> str:
+def _wrong_action(action: Action) -> str:
     """What is wrong with an action as such."""
     return (_out_of(action, _ACTION) or _wrong_degrees(action) or _wrong_names(action)
             or _wrong_kind(action) or _wrong_turn(action.turn))

@@ -283,7 +283,7 @@ class Broker(Declaring, Draining, Sandboxes):
         if why or payload is None:
             return self._say(talk.client, ms.Rejected(action.id, why, why.startswith("session:")))
         self._payloads[action.id] = payload
-        self._happen(ev.ActionSubmitted(self._clock.now_ns(), action))
+        self._happen(ev.ActionSubmitted(self._now(), action))
 
     def _say_granted(self, action: int) -> None:
         lease = held_by_client(self.scheduler.ledger, action)
@@ -311,7 +311,7 @@ class Broker(Declaring, Draining, Sandboxes):
             self._happen(ev.SessionRequested(self._now(), spec))
 
     def _from_worker(self, talk: Talk, message: ms.Message, payload: Buffer | None) -> None:
-        now = self._clock.now_ns()
+        now = self._now()
         self._liveness.hear(talk.node, now)
         match message:
             case ms.Finished(lease=lease, outcome=outcome, clean=clean):

@@ -44,7 +44,7 @@ from .request import (
 )
 from .results import Pending, Streams, conclude, log_refusal, refuse
 from .rollouts import RolloutCalls
-from .session import Session, trajectory_of
+from .session import Session, chosen_trajectory
 from .shelf import Shelf
 
 _PING_S = 2.0
@@ -146,7 +146,7 @@ class Client(RolloutCalls, Quotas, Opening):
             raise self._failure
         _usable(session, kwargs, on_output)
         options = Options(cpus, mem, gpus, timeout, name, retries, resizable, component, profile,
-                          trusted, endpoint, once, trajectory_of(trajectory, session))
+                          trusted, endpoint, once, chosen_trajectory(trajectory, session))
         call: pl.Payload
         shipped = None
         if callable(work):
@@ -263,7 +263,7 @@ class Client(RolloutCalls, Quotas, Opening):
                 self._put(ms.Submit(action), payload)
         except TangramError:
             self._store.release(held)
-            self._book.not_sent(shipped)
+            self._book.not_submitted(shipped)
             raise
         return future
 
@@ -417,7 +417,7 @@ class Client(RolloutCalls, Quotas, Opening):
                     self._ack_bytes += len(payload)
                 if (pending := self._take(action)) is not None:
                     conclude(pending, message, payload, self._store)
-                    pending.over(self._book, self._store)
+                    pending.release(self._book, self._store)
             case ms.Output(id=action, stream=stream):
                 open_one = self._pending.get(action)
                 if open_one is not None and open_one.on_output is not None and payload is not None:
@@ -451,7 +451,7 @@ class Client(RolloutCalls, Quotas, Opening):
     def _rejected(self, message: ms.Rejected) -> None:
         if (pending := self._take(message.id)) is not None:
             refuse(pending, message)
-            return pending.over(self._book, self._store)
+            return pending.release(self._book, self._store)
         answer = self._answers.pop(message.id, None)
         if answer is not None:
             return answer.set_exception(InvalidInput(message.text))

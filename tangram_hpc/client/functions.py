@@ -1,7 +1,7 @@
 """The functions that a client has shipped: each is pickled once and lies in the job's store once.
 
 A call carries the digest of its function and its pickled arguments. The book remembers what it may
-ship again. An entry leaves the store when the book has forgotten its function and no open action
+ship again. An entry leaves the store when the book has evicted its function and no open action
 needs it any more. The count of open actions is kept without a lock between the threads that submit
 and the client's own thread, since both are on the way of every call.
 
@@ -29,20 +29,23 @@ class Shipped:
     """A function in the job's store, and who needs it there.
 
     Attributes:
-        function, name, size: the function, its name in the store, its bytes.
-        entry: its name once more, until somebody has taken it to let the store's entry go.
-        taken: how many actions were submitted with it; changed under the book's lock.
-        over: how many of these are over; changed by the client's own thread alone.
-        forgotten: whether the book has let it go; it leaves the store with the last of them.
+        function: what the caller submits.
+        name: of its entry in the store.
+        size: bytes of that entry.
+        submitted: how many actions were submitted with it; changed under the book's lock.
+        ended: how many of these actions have ended; changed by the client's own thread alone.
+        evicted: whether the book no longer remembers it. Its entry is then removed with the last
+            of its actions.
+        token: holds the name until the entry is removed. Two threads may both see the last action
+            end; only the one that pops the name removes the entry.
     """
 
-    __slots__ = ("entry", "forgotten", "function", "name", "over", "size", "taken")
+    __slots__ = ("ended", "evicted", "function", "name", "size", "submitted", "token")
 
     def __init__(self, function: Callable[..., Any], name: str, size: int) -> None:
         self.function, self.name, self.size = function, name, size
-        self.entry = [name]
-        self.taken = self.over = 0
-        self.forgotten = False
+        self.submitted = self.ended = 0
+        self.evicted, self.token = False, [name]
 
 
 class FunctionBook:
@@ -56,8 +59,8 @@ class FunctionBook:
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
              pickled: bool) -> tuple[pl.FunctionCall, Shipped]:
-        """The payload of one call, and its function, which stays in the store for it until `over`
-        or `not_sent` is called with it.
+        """Returns the payload of one call, and its function, which stays in the store until
+        `ended` or `not_submitted` was called for this call.
 
         Raises:
             InvalidInput: the function or an argument cannot be pickled.
@@ -72,47 +75,47 @@ class FunctionBook:
             known = self._known.get(id(function))
             if known is None or known.function is not function:
                 known = self._learn(function)
-            known.taken += 1
+            known.submitted += 1
         return pl.FunctionCall(known.name, arguments, pickled), known
 
-    def over(self, shipped: Shipped) -> None:
-        """Called when an action with this function is over, by the client's own thread. It waits
-        for no lock: `_forget` sets `forgotten` before it looks at the counts, and this counts
-        before it looks at `forgotten`, so that one of the two, or both, see the last action."""
-        shipped.over += 1
-        if shipped.forgotten:
+    def ended(self, shipped: Shipped) -> None:
+        """Called by the client's own thread when an action with this function has ended. It waits
+        for no lock: `_evict` sets `evicted` before it looks at the counts, and this method counts
+        before it looks at `evicted`, so at least one of the two sees that no action is left."""
+        shipped.ended += 1
+        if shipped.evicted:
             self._release(shipped)
 
-    def not_sent(self, shipped: Shipped | None) -> None:
-        """Called when an action, of a function or not, was not submitted after all."""
+    def not_submitted(self, shipped: Shipped | None) -> None:
+        """Called when a call was prepared and could not be submitted; None for a command."""
         if shipped is None:
             return
         with self._lock:
-            shipped.taken -= 1
-            if shipped.forgotten:
+            shipped.submitted -= 1
+            if shipped.evicted:
                 self._release(shipped)
 
     def _learn(self, function: Callable[..., Any]) -> Shipped:
         data = _cloudpickled(function, "function")
         old = self._known.pop(id(function), None)  # of a function that is gone
         if old is not None:
-            self._forget(old)
+            self._evict(old)
         known = self._known[id(function)] = Shipped(function, self._shelf.put(data), len(data))
         self._bytes += len(data)
         while len(self._known) > FUNCTIONS_MAX or (
                 self._bytes > FUNCTION_BYTES_MAX and len(self._known) > 1):
-            self._forget(self._known.pop(next(iter(self._known))))
+            self._evict(self._known.pop(next(iter(self._known))))
         return known
 
-    def _forget(self, known: Shipped) -> None:
+    def _evict(self, known: Shipped) -> None:
         self._bytes -= known.size
-        known.forgotten = True
+        known.evicted = True
         self._release(known)
 
     def _release(self, known: Shipped) -> None:
-        if known.over == known.taken:
-            with suppress(IndexError):  # another thread has taken it
-                self._shelf.release(known.entry.pop())
+        if known.ended == known.submitted:
+            with suppress(IndexError):  # another thread has popped the name
+                self._shelf.release(known.token.pop())
 
 
 def _cloudpickled(value: Any, field: str) -> bytes:

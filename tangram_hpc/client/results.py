@@ -58,10 +58,10 @@ class Pending(msgspec.Struct, gc=False):
     held: str = ""  # the entry of the job's store that it needs until it is over
     shipped: Shipped | None = None  # the function that it needs until then
 
-    def over(self, book: FunctionBook, store: Shelf) -> None:
-        """Called when it has ended: what it needed may leave the job's store."""
+    def release(self, book: FunctionBook, store: Shelf) -> None:
+        """Called when the action has ended: what it needed may leave the job's store."""
         if self.shipped is not None:
-            book.over(self.shipped)
+            book.ended(self.shipped)
         if self.held:
             store.release(self.held)
 

@@ -196,7 +196,7 @@ def _below(path: Any) -> str:
     return path
 
 
-def trajectory_of(own: str | int | None, session: Session | None) -> str:
+def chosen_trajectory(own: str | int | None, session: Session | None) -> str:
     """The trajectory of an action: the one that its caller names (`own`, empty for none), else that
     of its session.
 

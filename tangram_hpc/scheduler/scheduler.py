@@ -9,6 +9,9 @@ and accounting is a plain fold.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ..domain import event as ev
 from ..domain.action import Action
 from ..domain.decision import Decision, KillLease, Reply, ResizeLease, StartLease
@@ -33,9 +36,6 @@ from .state.ledger import ActionEntry, ClientEntry, LeaseEntry, Ledger, NodeEntr
 from .state.transitions import ACTION_MOVES, LEASE_MOVES, SESSION_MOVES, move
 
 _WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # ends that an action came to by itself
-# facts that may entail others; those of an action's usual way are not among them
-_ENTAILING = {ev.BrokerStarted, ev.NodeJoined, ev.NodeLost, ev.NodesComplete, ev.SessionClosing,
-              ev.SessionClosed, ev.ActionCancelled}
 
 
 class Scheduler(Restart):
@@ -145,24 +145,8 @@ class Scheduler(Restart):
 
     def consequences(self, fact: ev.Event) -> list[ev.Event]:
         """The fact, and all other facts that it entails, in the order in which to handle them."""
-        if type(fact) not in _ENTAILING:
-            return [fact]
-        match fact:
-            case ev.BrokerStarted():
-                return self._restarted(fact)
-            case ev.NodeJoined():
-                return [*found(self.ledger, fact), fact]
-            case ev.NodeLost():
-                return self._loss_of_node(fact)
-            case ev.NodesComplete():
-                return [fact, *self._never_feasible(fact.at)]
-            case ev.SessionClosing():
-                return self._end_of_session(fact)
-            case ev.SessionClosed():
-                return self._closed(fact)
-            case ev.ActionCancelled():
-                return self._end_of_grant(fact)
-        return [fact]
+        entailed = _CONSEQUENCES.get(type(fact))
+        return [fact] if entailed is None else entailed(self, fact)
 
     # ---- the broker ---------------------------------------------------------------------------
 
@@ -496,3 +480,15 @@ class Scheduler(Restart):
         if node.ahead and lease.cores:
             self.ledger.short.pop((lease.node, lease.cores[0]), None)
         self.dirty = True
+
+
+# What each kind of fact entails. The facts of an action's usual way entail nothing else.
+_CONSEQUENCES: dict[type[ev.Event], Callable[[Scheduler, Any], list[ev.Event]]] = {
+    ev.BrokerStarted: Scheduler._restarted,
+    ev.NodeJoined: lambda scheduler, fact: [*found(scheduler.ledger, fact), fact],
+    ev.NodeLost: Scheduler._loss_of_node,
+    ev.NodesComplete: lambda scheduler, fact: [fact, *scheduler._never_feasible(fact.at)],
+    ev.SessionClosing: Scheduler._end_of_session,
+    ev.SessionClosed: Scheduler._closed,
+    ev.ActionCancelled: Scheduler._end_of_grant,
+}

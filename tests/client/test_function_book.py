@@ -45,36 +45,36 @@ def book_of(entries: Any) -> FunctionBook:
     return FunctionBook(Shelf(entries, 7))
 
 
-def test_a_forgotten_function_stays_until_its_last_action_is_over(few: None) -> None:
+def test_an_evicted_function_stays_until_its_last_action_is_over(few: None) -> None:
     entries = Entries()
     book, works = book_of(entries), [made(n) for n in range(3)]
     first, shipped = book.call(works[0], (), {}, False)
     book.call(works[0], (), {}, False)
-    for work in works[1:]:  # the book forgets the first
-        book.over(book.call(work, (), {}, False)[1])
+    for work in works[1:]:  # the book evicts the first
+        book.ended(book.call(work, (), {}, False)[1])
     assert first.digest in entries.held
-    book.over(shipped)
+    book.ended(shipped)
     assert first.digest in entries.held
-    book.over(shipped)
+    book.ended(shipped)
     assert first.digest not in entries.held and len(entries.held) == 2
 
 
-def test_a_forgotten_function_that_nobody_needs_goes_at_once(few: None) -> None:
+def test_an_evicted_function_that_nobody_needs_goes_at_once(few: None) -> None:
     entries = Entries()
     book = book_of(entries)
     for work in [made(n) for n in range(5)]:
-        book.over(book.call(work, (), {}, False)[1])
+        book.ended(book.call(work, (), {}, False)[1])
     assert len(entries.held) == 2
 
 
-def test_a_call_that_was_not_sent_holds_nothing(few: None) -> None:
+def test_a_call_that_was_not_submitted_holds_nothing(few: None) -> None:
     entries = Entries()
     book, works = book_of(entries), [made(n) for n in range(3)]
     call, shipped = book.call(works[0], (), {}, False)
     for work in works[1:]:
-        book.over(book.call(work, (), {}, False)[1])
-    book.not_sent(shipped)
-    book.not_sent(None)
+        book.ended(book.call(work, (), {}, False)[1])
+    book.not_submitted(shipped)
+    book.not_submitted(None)
     assert call.digest not in entries.held
 
 
@@ -87,7 +87,7 @@ def test_ends_and_evictions_from_two_threads_drop_each_entry_once(few: None) -> 
     def client_thread() -> None:
         while not (done.is_set() and not over):
             if over:
-                book.over(over.pop())
+                book.ended(over.pop())
 
     thread = threading.Thread(target=client_thread)
     thread.start()

@@ -291,7 +291,7 @@ def test_what_takes_longer_is_taken_over(both: Both) -> None:
 @BUILT
 def test_orders_that_come_meanwhile(both: Both) -> None:
     for rig, session in both:
-        # `-s`, as a file is there before its content is
+        # The file exists before it has content, so the command waits for its size.
         lease = rig.begin(ExecCall(shell="while [ ! -s go ]; do sleep 0.01; done; cat go"),
                           Kind.EXEC, session=session)
         rig.end(rig.begin(FileCall("go", b"now"), Kind.FILE, session=session, cores=()))

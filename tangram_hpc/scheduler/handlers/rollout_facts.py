@@ -25,7 +25,6 @@ from ...domain.rollouts import (
 from ...domain.service import service_of
 from ...domain.states import ActionState
 from ...errors import InvalidInput
-from ..placement.placers.base import Placer
 from ..routing.cmlfq import FAILURE, SUCCESS, TIMEOUT, Signal
 from ..routing.rollout_pools import RolloutPool, shape_of
 from ..state.ledger import ActionEntry, Ledger, NodeEntry, SessionEntry
@@ -41,7 +40,6 @@ class RolloutFacts:
     """Handlers of the facts of rollout pools."""
 
     ledger: Ledger
-    placer: Placer
     dirty: bool
 
     def _push(self, entry: ActionEntry, session: SessionEntry | None) -> None:

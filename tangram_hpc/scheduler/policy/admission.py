@@ -50,7 +50,7 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
     if known is not None and (known.work_ns < 0 or not 0 <= known.serial_ppm <= 1_000_000):
         return "profile: work_ns must be 0 or more, serial_ppm from 0 to 1000000"
     if action.key != "cpu" and (why := _unknown_key(ledger, action) or _too_wide(placer, action)):
-        return why  # also while nodes join: placers look up what calls name
+        return why  # even while nodes join, since placers look up the service that a call names
     nodes: Collection[NodeEntry] = ledger.nodes.values()
     if action.session:
         session = ledger.sessions.get(action.session)

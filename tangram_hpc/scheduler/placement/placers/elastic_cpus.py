@@ -95,9 +95,7 @@ class ElasticCpus:
         lines = _lines(view, node)
         if not holders and not lines:  # nothing to size and nothing to start, as after most ends
             kept.keeps_gpus = False
-            if soonest and not kept.look_at:
-                kept.look_at = view.now_ns + RESIZE_GAP_NS
-            return
+            return self._look_again(view, kept, soonest, [])
         room = node.free_cpus + sum(lease.units - 1 for lease, _, _, _ in holders
                                     if lease.units > 1)
         started = {g.action for g in placement.grants}
@@ -122,14 +120,15 @@ class ElasticCpus:
             node.free_cpus += now_held[lease_id] - units
         for (started_id, units), (_, shape, _, _, _) in zip(starts, entrants, strict=False):
             grant(view, placement, started_id, shape, node, units)
-        self._look_again(view, kept, soonest, waiting, [e[0].id for e in entrants[len(starts):]])
+        back = [action.id for action, _, _, _, _ in entrants[len(starts):]]
+        self._look_again(view, kept, soonest,
+                         back + [first.action for first in waiting.each_oldest()])
 
-    def _look_again(self, view: Snapshot, kept: _Node, soonest: int, waiting: Waiting,
-                    back: list[int]) -> None:
-        """When sizes may change again, or when the oldest of those left is overdue."""
+    def _look_again(self, view: Snapshot, kept: _Node, soonest: int, left: list[int]) -> None:
+        """Sets when to look at a node again: when sizes may change, or when the oldest of the
+        actions that are `left` waiting is overdue."""
         if kept.look_at:
             return
-        left = back + [first.action for first in waiting.each_oldest()]
         at = (soonest if left else view.now_ns + RESIZE_GAP_NS) if soonest else 0
         if left:
             due = min(view.ledger.actions[a].submitted_at for a in left) + OVERDUE_NS
