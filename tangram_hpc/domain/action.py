@@ -1,7 +1,12 @@
-"""Pure. `Action`: what a client asks for, once. Immutable; its payload is elsewhere and opaque.
+"""Defines `Action`, the unit of work that a client submits. Pure.
 
-An action is elastic on at most one key resource (ARL-Tangram §4.1): `degrees` lists the units of
-`key` it may run on; everything else it needs is a fixed demand.
+A client asks for each action exactly once and gives it its id. An action never changes after that:
+what happens to it is told by events, and its state is in the scheduler's ledger. The payload
+(command, pickled function, file content) is not part of it. It travels beside the action, and
+neither the broker nor the journal reads it.
+
+An action is elastic in at most one resource, its key resource (ARL-Tangram, section 4.1). `degrees`
+lists on how many units of `key` it can run. All its other demands are fixed.
 """
 
 from __future__ import annotations
@@ -14,27 +19,30 @@ from .rollouts import Turn
 
 
 class Kind(str, Enum):
-    """What carries the action out on the worker."""
+    """Says which part of a worker, or of the client, carries an action out."""
 
-    EXEC = "exec"  # a command in a sandbox
-    FUNCTION = "function"  # a Python function in a runner
-    FILE = "file"  # read or write in a session's sandbox; holds no unit
-    CALL = "call"  # of a service, on the block of GPUs where that stands
-    GRANT = "grant"  # a slot and a token of an endpoint: its client makes the call, no node
+    EXEC = "exec"  # runs a command in a sandbox
+    FUNCTION = "function"  # runs a Python function in a runner
+    FILE = "file"  # reads or writes a file of a session; holds no unit
+    CALL = "call"  # calls a service, on the block of GPUs where that is
+    GRANT = "grant"  # takes a slot and a token of an endpoint; the client itself makes the call
 
 
 class Profile(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of an action's run time: `work_ns * (serial + (1 - serial) / d)` on d units.
+    """The expected run time of an action: `work_ns * (serial + (1 - serial) / d)` on d units.
 
-    `serial_ppm` is the serial fraction in millionths. Given by the caller or learned; a placer
-    that uses it says so in the records.
+    The caller gives it, or the broker learns it from earlier actions of the same class.
+
+    Attributes:
+        work_ns: run time on one unit.
+        serial_ppm: the serial fraction in millionths, 0 to 1,000,000.
     """
 
     work_ns: int
     serial_ppm: int = 0
 
     def duration_ns(self, units: int) -> int:
-        """Run time on `units` >= 1 units, rounded once to whole ns."""
+        """Returns the run time on `units` >= 1 units, rounded once to whole ns."""
         part = self.serial_ppm * units + 1_000_000 - self.serial_ppm
         return round(self.work_ns * part / (1_000_000 * units))
 
@@ -43,27 +51,36 @@ class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One unit of work, as its client submitted it.
 
     Attributes:
-        id: minted by the client (`domain.ids`); the idempotency key.
-        name: the action's class, for accounting (JobName) and for learning durations.
-        degrees: feasible units of the key resource, ascending; `(0,)` holds none. Of a service:
-            sizes of aligned GPU blocks; of an endpoint: 1.
-        key: `cpu`, `service:NAME` or `endpoint:NAME`; `rollouts:POOL` until a turn is dealt.
-        mem_mib: memory held while it runs, beyond its session's.
-        gpus: whole GPUs held while it runs.
-        session: id of the session it runs in; 0 for none.
-        timeout_ns: limit on run time only, waiting never counts; 0 for none.
-        attempts_max: how often it may be started when nodes fail under it.
+        id: number that the client chose (`domain.ids`). The broker runs an id once, however often
+            it is submitted.
+        name: the class of the action. Accounting shows it as JobName, and run times are learned for
+            each class.
+        kind: which part of the worker carries it out.
+        degrees: the numbers of units of the key resource on which it can run, ascending; `(0,)` for
+            an action that holds none. For a service, these are sizes of aligned blocks of GPUs; for
+            an endpoint, it is `(1,)`.
+        key: the key resource: `cpu`, `service:NAME` or `endpoint:NAME`; `rollouts:POOL` for a turn
+            that has not been routed to a service yet.
+        mem_mib: memory that it holds while it runs, in addition to its session's.
+        gpus: whole GPUs that it holds while it runs.
+        session: id of the session in which it runs; 0 for none.
+        timeout_ns: limit on its run time; waiting does not count. 0 for no limit.
+        attempts_max: how often it may be started, when nodes fail while it runs.
         resizable: whether its CPUs may change while it runs.
-        component: run only on nodes of this het component or partition; empty for any.
-        trusted: a command without a session is its user's own and may see the user's files (in a
-            session, the session says so; of a function's result, the client does).
-        once: its caller's name for this work, which is done once in a job, however often the job
-            is requeued and the name submitted; empty for none. It outlives its client.
-        trajectory: its client's name for the trajectory whose tool it is: how it ends tells rollout
-            pools what is left of that; empty for none.
-        turn: it is a call of whichever service of a rollout pool is best; None of all others.
-        guessed: `name` is what its client's release derives from the command, as its caller gave
-            none; another release may derive another one for the same command.
+        component: the het component or partition on whose nodes it must run; empty for any.
+        profile: its expected run time, if the caller gave one.
+        trusted: for a command without a session: the user wrote the code, so that it may see the
+            user's files. The trust of a session is in its own specification, and the trust in a
+            function's result stays with the client.
+        once: idempotency key of the caller; empty for none. Work with one key is done once in a
+            job, however often the job is requeued or the key is submitted, and whatever happens to
+            the client.
+        trajectory: the client's name for the trajectory whose tool call this is; empty for none.
+            From how the call ends, rollout pools estimate how many tokens the trajectory has left.
+        turn: set if this is a call of a rollout pool, which is routed to one of the pool's
+            services; None otherwise.
+        guessed: whether the client's release derived `name` from the command because the caller
+            gave none. Another release may derive another name from the same command.
     """
 
     id: int
@@ -86,15 +103,18 @@ class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
     guessed: bool = False
 
     def dealt(self, service: str, degrees: tuple[int, ...]) -> Action:
-        """This turn as a call of a service."""
+        """Returns this turn as a call of `service`."""
         return msgspec.structs.replace(self, key=f"service:{service}", degrees=degrees)
 
     def undealt(self) -> Action:
-        """This turn as it was before it was dealt."""
+        """Returns this turn as it was before it was routed to a service."""
         assert self.turn is not None
         return msgspec.structs.replace(self, key=f"rollouts:{self.turn.pool}", degrees=(1,))
 
     @property
     def guarded(self) -> bool:
-        """Whether it needs a node that keeps code from its user's files; a session has its own."""
+        """Whether it needs a node that can keep code away from the user's files.
+
+        Only a command without a session needs one: a session chose such a node when it opened.
+        """
         return self.kind is Kind.EXEC and not self.session and not self.trusted

@@ -1,8 +1,8 @@
-"""Pure. Allocations that come and go beside the job's own: what may be asked of Slurm, and bounds.
+"""Defines what the broker may ask of Slurm beside the job's own allocation. Pure.
 
-An *allocation* is Slurm's grant. The job's own is never asked for nor given back. A *satellite* is
-a further job whose workers join the broker; a het component of the job is an allocation too, as it
-can be given back by itself.
+An allocation is a grant of Slurm. The job's own is never requested or given back by the broker. A
+satellite is a further job whose workers join the broker. A component of a heterogeneous job is an
+allocation of its own, as it can be given back alone.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import msgspec
 
 
 class SatelliteShape(msgspec.Struct, frozen=True, array_like=True):
-    """One kind of satellite that the user lets the broker ask for.
+    """One kind of satellite that the user allows the broker to request.
 
     Attributes:
-        name: what people call it; one of its own.
+        name: what people call it. No two shapes have the same name.
         partition, qos, account: as sbatch takes them; empty for the site's default.
-        nodes: nodes of one, each with a worker; it is given back as a whole.
-        cpus: CPUs of each node that it asks for and lends.
+        nodes: how many nodes it has, each with a worker. All are given back together.
+        cpus: CPUs that it requests on each node, and lends.
         mem_mib: memory of each node; 0 for the site's default.
         gpus: GPUs of each node.
-        gres: what Slurm is asked for them ("gpu:h100:4"); empty for `gpu:N`.
-        time_ns: its time limit; all of it counts against the user's core-hours until it has ended.
+        gres: how the GPUs are requested from Slurm, such as "gpu:h100:4"; empty for `gpu:N`.
+        time_ns: its time limit. Until it has ended, all of it counts against the user's core-hours.
         component: the component that its workers join as.
     """
 
@@ -39,29 +39,31 @@ class SatelliteShape(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def core_ns(self) -> int:
-        """The most that one can use, in core-ns."""
+        """The most core-ns that one satellite of this shape can use."""
         return self.nodes * self.cpus * self.time_ns
 
 
 class AllocPolicy(msgspec.Struct, frozen=True, array_like=True):
-    """What the user lets the broker do. Times in ns.
+    """What the user allows the broker to request and to give back. Times are in ns.
 
     Attributes:
-        max_nodes: satellites' nodes held or asked for at once; 0: none is ever asked for.
-        max_core_ns: what all satellites of this job together may use, in core-ns, counting what
-            those that live could still use.
-        min_nodes: nodes that stay, whatever idles; at least 1.
-        target_ns: the queue should drain within this time; more is asked for when it will not.
-        grow_after_ns: how long that must have been so.
-        arrive_ns: how long a satellite is believed to take until its worker has joined; learned.
-        idle_ns: what idles for so long is given back; 0 for never.
-        components: whether het components and satellites that others submitted are given back too.
-        patience_ns: a request that waits for longer is withdrawn if another shape may be tried.
+        max_nodes: how many nodes of satellites may be held or requested at once; 0 to request none.
+        max_core_ns: core-ns that all satellites of this job may use together. What living
+            satellites could still use counts as used.
+        min_nodes: how many nodes are kept even if they are idle; at least 1.
+        target_ns: a satellite is requested when the queue would take longer than this to drain.
+        grow_after_ns: how long that must have been so before.
+        arrive_ns: expected time from a request until the satellite's worker joins; learned.
+        idle_ns: an allocation that was idle for so long is given back; 0 for never.
+        components: whether components of the job, and satellites that others submitted, are given
+            back too.
+        patience_ns: a request that waited for longer is withdrawn, if another shape may be tried.
         join_ns: a satellite whose worker has not joined so long after its start is given up.
-        backoff_ns, backoff_max_ns: no request of a shape for so long after a rejection of it,
-            doubling with each further one, up to the second.
-        asks_max: requests made at once.
-        shapes: what may be asked for, those preferred first.
+        backoff_ns: how long no request of a shape is made after Slurm rejected one. The time
+            doubles with each further rejection.
+        backoff_max_ns: the longest such time.
+        asks_max: how many requests may be open at once.
+        shapes: what may be requested, in the order of preference.
     """
 
     max_nodes: int = 0
@@ -80,9 +82,9 @@ class AllocPolicy(msgspec.Struct, frozen=True, array_like=True):
     shapes: tuple[SatelliteShape, ...] = ()
 
     def closed(self) -> AllocPolicy:
-        """The same, but nothing more is asked for."""
+        """Returns this policy without permission to request anything more."""
         return msgspec.structs.replace(self, max_nodes=0)
 
     def shape(self, name: str) -> SatelliteShape | None:
-        """The shape of that name, if it is still one of the user's."""
+        """Returns the shape with this name; None if the user no longer allows it."""
         return next((s for s in self.shapes if s.name == name), None)

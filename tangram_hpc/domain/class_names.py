@@ -1,4 +1,4 @@
-"""Pure. Names of classes of actions: which of them are variants of one template."""
+"""Groups class names of actions that differ only in numbers. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,5 @@ _DIGITS = re.compile(r"[0-9]+")
 
 
 def template(name: str) -> str:
-    """A name with each number as `N`, so that names that differ in numbers only are one:
-    `run_17.py` is `run_N.py`. Linear in the name."""
+    """Returns the name with each number replaced by `N`: `run_17.py` becomes `run_N.py`. Linear."""
     return _DIGITS.sub("N", name)

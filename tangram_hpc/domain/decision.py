@@ -1,11 +1,10 @@
-"""Pure. Decisions: orders in the imperative; the scheduler's only output besides planned events.
+"""Defines the decisions: orders in the imperative. Pure.
 
-Law: frozen; performing one twice is harmless (each names the lease or session it is about).
+Decisions are what the scheduler wants done outside of it. Each names the lease, session or
+allocation that it is about, so that carrying one out twice does no harm.
 """
 
 from __future__ import annotations
-
-from typing import Union
 
 import msgspec
 
@@ -18,12 +17,21 @@ from .states import ActionState
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
-    """The common head of all decisions."""
+    """The base class of all decisions."""
 
 
 class StartLease(Decision, frozen=True):
-    """Tell `node` to start `action` under `lease` on these units, after bringing its service onto
-    the GPUs where that costs `restore_ns`, and when the lease `after` is gone (0: now)."""
+    """Order `node` to start an action under a lease.
+
+    Attributes:
+        node: number of the node.
+        lease: number of the lease.
+        action: id of the action.
+        cores: the CPUs that are lent.
+        gpus: the GPUs that are lent.
+        restore_ns: expected time to bring the action's service onto `gpus` first; 0 if it is there.
+        after: the lease on the same units that must end first; 0 to start at once.
+    """
 
     node: int
     lease: int
@@ -35,7 +43,7 @@ class StartLease(Decision, frozen=True):
 
 
 class KillLease(Decision, frozen=True):
-    """Tell `node` to end what runs under `lease`; it will report `state`."""
+    """Order `node` to end what runs under `lease`, and to report its end as `state`."""
 
     node: int
     lease: int
@@ -44,7 +52,7 @@ class KillLease(Decision, frozen=True):
 
 
 class ResizeLease(Decision, frozen=True):
-    """Tell `node` the new units of a running lease."""
+    """Tell `node` the new CPUs of a running lease."""
 
     node: int
     lease: int
@@ -52,43 +60,47 @@ class ResizeLease(Decision, frozen=True):
 
 
 class OpenSession(Decision, frozen=True):
-    """Tell `node` to build a session's sandbox."""
+    """Order `node` to build the sandbox of a session."""
 
     node: int
     spec: SessionSpec
 
 
 class CloseSession(Decision, frozen=True):
-    """Tell `node` to take a session's sandbox down."""
+    """Order `node` to remove the sandbox of a session."""
 
     node: int
     session: int
 
 
 class PackSession(Decision, frozen=True):
-    """Tell `node` to take a session's sandbox down and to put its files into the store."""
+    """Order `node` to remove the sandbox of a session and to archive its files in the job's store.
+    """
 
     node: int
     session: int
 
 
 class PrepareService(Decision, frozen=True):
-    """Tell `node` of a service that it may be asked to bring to its GPUs."""
+    """Tell `node` of a service that it may have to bring to its GPUs."""
 
     node: int
     spec: ServiceSpec
 
 
 class AskAllocation(Decision, frozen=True):
-    """Submit a satellite of this shape."""
+    """Submit a satellite of this shape to Slurm."""
 
     alloc: int
     shape: SatelliteShape
 
 
 class EndAllocation(Decision, frozen=True):
-    """End the workers on these nodes, and with them the job or component (empty: Slurm never said
-    which). A satellite that runs ends by itself when its worker has."""
+    """End the workers on these nodes, and with them their job or component.
+
+    `job` is empty if Slurm never named it. A running satellite ends by itself when its worker has
+    ended.
+    """
 
     alloc: int
     job: str
@@ -97,15 +109,18 @@ class EndAllocation(Decision, frozen=True):
 
 
 class AnnounceSession(Decision, frozen=True):
-    """Tell the client that its session stands on `node`."""
+    """Tell the client that the sandbox of its session is ready on `node`."""
 
     session: int
     node: int
 
 
 class AnnounceSessionEnd(Decision, frozen=True):
-    """Tell the client that its session is gone; `reason` is empty for an orderly end. `never`: it
-    could not have opened anywhere."""
+    """Tell the client that its session has ended.
+
+    `reason` is empty if that was what the client wanted. `never` says that the session could not
+    have opened on any node.
+    """
 
     session: int
     reason: str
@@ -113,9 +128,19 @@ class AnnounceSessionEnd(Decision, frozen=True):
 
 
 class Reply(Decision, frozen=True):
-    """Tell the client an action's outcome. Times are the broker's: queued until the last grant,
-    held from that grant to the finish (both in ns). `grants`: (ns since that grant, units from
-    then on) of each size it had. `route`: of a turn, where it went."""
+    """Tell the client the outcome of an action.
+
+    Attributes:
+        action: id of the action.
+        outcome: how its last attempt ended.
+        node: number of the node.
+        cores: the CPUs that it held last.
+        attempt: number of the last attempt, from 1.
+        queue_ns: how long it waited until its last grant, by the broker's clock.
+        held_ns: time from that grant to the end, by the broker's clock.
+        grants: for each size that the lease had: ns since the grant, and units from then on.
+        route: where a turn was routed to; None for other actions.
+    """
 
     action: int
     outcome: Outcome
@@ -128,20 +153,5 @@ class Reply(Decision, frozen=True):
     route: Routed | None = None
 
     def by(self, route: Routed | None) -> Reply:
-        """The same of a turn that went there."""
+        """Returns this reply with the route of its turn."""
         return self if route is None else msgspec.structs.replace(self, route=route)
-
-
-AnyDecision = Union[  # noqa: UP007
-    StartLease,
-    KillLease,
-    ResizeLease,
-    OpenSession,
-    CloseSession,
-    PrepareService,
-    AskAllocation,
-    EndAllocation,
-    AnnounceSession,
-    AnnounceSessionEnd,
-    Reply,
-]

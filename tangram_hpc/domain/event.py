@@ -1,7 +1,10 @@
-"""Pure. Events: facts in the past tense; the scheduler's only input and the journal's only content.
+"""Defines the events: facts in the past tense. Pure.
 
-Law: frozen; `at` is the broker's clock in epoch ns. Adding a field at the end with a default keeps
-old journals readable; anything else needs a new `JOURNAL_VERSION`.
+Events are the only input of the scheduler and the only content of the journal. An event never
+changes. Its field `at` is the broker's clock, in ns since the epoch.
+
+A new field at the end of an event, with a default, keeps old journals readable. Any other change
+needs a new `JOURNAL_VERSION`.
 """
 
 from __future__ import annotations
@@ -23,15 +26,27 @@ JOURNAL_VERSION = 6
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", gc=False):
-    """The common head of all events."""
+    """The fields that all events have.
+
+    Attributes:
+        at: when it happened, by the broker's clock, in ns since the epoch.
+    """
 
     at: int
 
 
 class BrokerStarted(Event, frozen=True, tag="broker-started"):
-    """First event of a broker's life: which job, which placer, which sync mode of the journal.
-    `block_max` is the largest block of GPUs that this placer grants a call. A replay under another
-    placer goes by it, so that it comes to the same state."""
+    """The first event of each start of a broker.
+
+    Attributes:
+        job: the Slurm job, or a name where there is none.
+        placer: name of the placer.
+        sync: sync mode of the journal.
+        user: the user who runs the broker.
+        version: version of this package.
+        block_max: the largest block of GPUs that the placer grants to a call. A replay under
+            another placer uses it, so that it reaches the same state.
+    """
 
     job: str
     placer: str
@@ -42,20 +57,32 @@ class BrokerStarted(Event, frozen=True, tag="broker-started"):
 
 
 class BrokerStopped(Event, frozen=True, tag="broker-stopped"):
-    """Last event of an orderly end."""
+    """The last event of a broker that ended in order."""
 
     reason: str
 
 
 class BrokerStalled(Event, frozen=True, tag="broker-stalled"):
-    """The broker did not run for a while (it was stopped, or its machine was). The deadlines of
-    clients that were away and of sessions that rested before that move by `moved_ns`."""
+    """The broker did not run for a while, because it or its machine was stopped.
+
+    The deadlines of clients that were disconnected and of sessions that were idle before that move
+    by `moved_ns`.
+    """
 
     moved_ns: int
 
 
 class ClientJoined(Event, frozen=True, tag="client-joined"):
-    """A client connected; the same `uid` again is the same client reconnecting."""
+    """A client connected. If its `uid` is known, the same client has connected again.
+
+    Attributes:
+        client: number that the broker gave it.
+        uid: name that the client chose for itself, once.
+        name: what people see.
+        rank: its rank in the trainer's world.
+        size: how many ranks that world has.
+        via: the way it came, `socket` or `mpi`.
+    """
 
     client: int
     uid: str
@@ -66,7 +93,13 @@ class ClientJoined(Event, frozen=True, tag="client-joined"):
 
 
 class ClientLeft(Event, frozen=True, tag="client-left"):
-    """A client's connection ended. `bye` says that it meant to; otherwise its grace begins."""
+    """A client's connection ended.
+
+    Attributes:
+        client: its number.
+        bye: whether the client said goodbye. If not, it may come back within its grace.
+        expires_at: when that grace ends.
+    """
 
     client: int
     bye: bool
@@ -74,34 +107,42 @@ class ClientLeft(Event, frozen=True, tag="client-left"):
 
 
 class ClientExpired(Event, frozen=True, tag="client-expired"):
-    """A client's grace ran out: what it had open is cancelled and closed."""
+    """A client did not come back within its grace. Its actions are cancelled and its sessions
+    closed.
+    """
 
     client: int
 
 
 class NodeJoined(Event, frozen=True, tag="node-joined"):
-    """A worker joined as `node`, a new number (epoch) each time."""
+    """A worker joined. `node` is a new number each time, so it is also the node's epoch."""
 
     node: int
     spec: NodeSpec
 
 
 class NodeLost(Event, frozen=True, tag="node-lost"):
-    """A worker is gone; all its leases are fenced and its sessions lost."""
+    """A worker is gone. All its leases are fenced and its sessions are lost."""
 
     node: int
     reason: str
 
 
 class NodesComplete(Event, frozen=True, tag="nodes-complete"):
-    """Every node that was expected has joined (or will not): from now on "never" is known."""
+    """No further node is expected, so what does not fit any node now can never run."""
 
     nodes: int
 
 
 class NodeDraining(Event, frozen=True, tag="node-draining"):
-    """Nothing more is lent of a node: it is to be given back. `for_end`: only because its
-    allocation is about to end, so that a later end takes the drain back."""
+    """Nothing new is lent on a node, because it will be given back.
+
+    Attributes:
+        node: the node's number.
+        reason: why, for people.
+        for_end: whether the only cause is that its allocation will end soon. Then a later end of
+            the allocation takes the drain back.
+    """
 
     node: int
     reason: str
@@ -109,29 +150,35 @@ class NodeDraining(Event, frozen=True, tag="node-draining"):
 
 
 class AllocationEndAsked(Event, frozen=True, tag="allocation-end-asked"):
-    """Slurm is being asked when this allocation ends. No node of it is drained for its end before
-    the answer (`AllocationEndTold`) or before `until`, whichever comes first."""
+    """The broker asks Slurm when an allocation ends.
+
+    No node of the allocation is drained for that end before the answer (`AllocationEndTold`) has
+    come or `until` has passed.
+    """
 
     allocation: str
     until: int
 
 
 class AllocationEndTold(Event, frozen=True, tag="allocation-end-told"):
-    """Slurm says that this allocation ends at `ends_at_ns` (epoch): its time limit may have been
-    changed, or is confirmed shortly before its nodes would be drained."""
+    """Slurm said that an allocation ends at `ends_at_ns` (since the epoch).
+
+    Its time limit may have been changed; or it is confirmed shortly before its nodes would be
+    drained.
+    """
 
     allocation: str
     ends_at_ns: int
 
 
 class AllocationsAllowed(Event, frozen=True, tag="allocations-allowed"):
-    """What the user lets the broker ask for and give back, from now on."""
+    """The user's policy for satellites and for giving nodes back, from now on."""
 
     policy: AllocPolicy
 
 
 class AllocationAsked(Event, frozen=True, tag="allocation-asked"):
-    """A satellite was decided upon; Slurm does not know of it yet."""
+    """The broker decided to request a satellite. Slurm has not heard of it yet."""
 
     alloc: int
     shape: SatelliteShape
@@ -139,14 +186,14 @@ class AllocationAsked(Event, frozen=True, tag="allocation-asked"):
 
 
 class AllocationQueued(Event, frozen=True, tag="allocation-queued"):
-    """Slurm took the request; it is this job."""
+    """Slurm accepted the request and gave it the id `job`."""
 
     alloc: int
     job: str
 
 
 class AllocationRefused(Event, frozen=True, tag="allocation-refused"):
-    """Slurm did not take the request, in its words; the shape is left alone until `until`."""
+    """Slurm did not accept the request. No satellite of this shape is requested before `until`."""
 
     alloc: int
     reason: str
@@ -154,9 +201,15 @@ class AllocationRefused(Event, frozen=True, tag="allocation-refused"):
 
 
 class AllocationHeld(Event, frozen=True, tag="allocation-held"):
-    """Slurm granted an allocation, at `since` by its clock (0: nobody knows), of so many CPUs (0:
-    as asked). One that the broker did not ask for has `job` and a new number; `own`: the broker's
-    own, which is never given back."""
+    """Slurm granted an allocation.
+
+    Attributes:
+        alloc: its number here. An allocation that the broker did not request gets a new one.
+        since: when it began, by Slurm's clock; 0 if that is not known.
+        cpus: its CPUs; 0 for as many as were requested.
+        job: its Slurm job id, if the broker did not request it.
+        own: whether it is the broker's own allocation, which is never given back.
+    """
 
     alloc: int
     since: int
@@ -166,8 +219,10 @@ class AllocationHeld(Event, frozen=True, tag="allocation-held"):
 
 
 class AllocationReleased(Event, frozen=True, tag="allocation-released"):
-    """An allocation was decided to end, or a request to be withdrawn. `until`: its shape is left
-    alone until then (0: it is not)."""
+    """It was decided to end an allocation, or to withdraw its request.
+
+    No satellite of its shape is requested before `until`, unless that is 0.
+    """
 
     alloc: int
     reason: str
@@ -175,8 +230,10 @@ class AllocationReleased(Event, frozen=True, tag="allocation-released"):
 
 
 class AllocationEnded(Event, frozen=True, tag="allocation-ended"):
-    """Slurm has the allocation no more, or never gave it. `ended`: when, by its clock; 0: nobody
-    knows, so now."""
+    """Slurm no longer has the allocation, or never granted it.
+
+    `ended` is when, by Slurm's clock; 0 if that is not known, which counts as now.
+    """
 
     alloc: int
     reason: str
@@ -184,19 +241,19 @@ class AllocationEnded(Event, frozen=True, tag="allocation-ended"):
 
 
 class ServiceDeclared(Event, frozen=True, tag="service-declared"):
-    """From now on actions may name this GPU service; nothing of it is on any GPU yet."""
+    """Actions may call this GPU service from now on. It is not on any GPU yet."""
 
     spec: ServiceSpec
 
 
 class EndpointDeclared(Event, frozen=True, tag="endpoint-declared"):
-    """From now on actions may name this endpoint; its bucket is full."""
+    """Actions may call this endpoint from now on. Its token bucket is full."""
 
     spec: EndpointSpec
 
 
 class ServiceLoaded(Event, frozen=True, tag="service-loaded"):
-    """A service stands on this block of free GPUs without a call having brought it there."""
+    """A service came onto this block of free GPUs without a call that needed it."""
 
     service: str
     node: int
@@ -204,13 +261,13 @@ class ServiceLoaded(Event, frozen=True, tag="service-loaded"):
 
 
 class SessionRequested(Event, frozen=True, tag="session-requested"):
-    """A client asked for a session."""
+    """A client requested a session."""
 
     spec: SessionSpec
 
 
 class SessionPlaced(Event, frozen=True, tag="session-placed"):
-    """A session got its home node, and the cores it reserves (none but under `static:K`)."""
+    """A session got its node, and the cores that it reserves (only under `static:K`)."""
 
     session: int
     node: int
@@ -218,42 +275,47 @@ class SessionPlaced(Event, frozen=True, tag="session-placed"):
 
 
 class SessionReady(Event, frozen=True, tag="session-ready"):
-    """The session's sandbox stands."""
+    """The sandbox of a session is ready."""
 
     session: int
 
 
 class SessionRenewed(Event, frozen=True, tag="session-renewed"):
-    """Its client still wants a session: it has not been idle before now."""
+    """The client renewed a session: its time of idleness begins anew."""
 
     session: int
 
 
 class SessionMoving(Event, frozen=True, tag="session-moving"):
-    """A session at rest leaves its node: nothing starts in it, and its files are packed there."""
+    """An idle session leaves its node: no action starts in it, and its files are archived there."""
 
     session: int
     reason: str
 
 
 class SessionPacked(Event, frozen=True, tag="session-packed"):
-    """Nothing of a session is left on the node that it leaves, and its files are in the store under
-    this digest: it waits for its next home."""
+    """A session has left its node and waits for another one.
+
+    Its files are in the job's store, in the archive with the digest `files`.
+    """
 
     session: int
     files: str
 
 
 class SessionClosing(Event, frozen=True, tag="session-closing"):
-    """The session is to end; what runs in it is killed, what waits for it is cancelled."""
+    """A session is ending. Its running actions are killed, and its waiting ones cancelled."""
 
     session: int
     reason: str
 
 
 class SessionClosed(Event, frozen=True, tag="session-closed"):
-    """The session's sandbox is gone and its memory free; `reason` is empty for an orderly end.
-    `never`: it could not have opened on any node."""
+    """The sandbox of a session is gone, and its memory is free.
+
+    `reason` is empty if that was what its client wanted. `never` says that the session could not
+    have opened on any node.
+    """
 
     session: int
     reason: str
@@ -267,8 +329,10 @@ class ActionSubmitted(Event, frozen=True, tag="action-submitted"):
 
 
 class ActionCancelled(Event, frozen=True, tag="action-cancelled"):
-    """A client cancelled an action, or it can no longer run (`reason`); it ends as `state`, at
-    once while it waits, with its lease while it runs."""
+    """A client cancelled an action, or the action can no longer run.
+
+    It ends as `state`: at once if it waits, and with its lease if it runs.
+    """
 
     action: int
     reason: str
@@ -276,15 +340,26 @@ class ActionCancelled(Event, frozen=True, tag="action-cancelled"):
 
 
 class ActionAcknowledged(Event, frozen=True, tag="action-acknowledged"):
-    """The client has these results: the broker may forget them."""
+    """The client has the results of these actions, so the broker may forget them."""
 
     actions: tuple[int, ...]
 
 
 class LeaseGranted(Event, frozen=True, tag="lease-granted"):
-    """Units were lent to one attempt of an action. `restore_ns`: bringing its service onto `gpus`
-    is part of it, because that block does not hold it. With `after` it begins only when that
-    lease is gone from these units, and holds nothing until then."""
+    """Units were lent to one attempt of an action.
+
+    Attributes:
+        lease: number of the lease.
+        action: id of the action.
+        node: number of the node.
+        attempt: which attempt of the action this is, from 1.
+        cores: the CPUs that were lent.
+        gpus: the GPUs that were lent.
+        restore_ns: time to bring the service onto `gpus`, which is part of the attempt; 0 if the
+            service is there.
+        after: the lease that must end on these units before this one begins; it holds nothing until
+            then. 0 for a lease that begins at once.
+    """
 
     lease: int
     action: int
@@ -297,20 +372,23 @@ class LeaseGranted(Event, frozen=True, tag="lease-granted"):
 
 
 class LeaseStarted(Event, frozen=True, tag="lease-started"):
-    """The worker says that it runs (told on the worker's beat; a short one never says it)."""
+    """The worker said that the attempt runs.
+
+    Workers say so in their periodic reports, so a short attempt may end without this event.
+    """
 
     lease: int
 
 
 class LeaseResized(Event, frozen=True, tag="lease-resized"):
-    """The units of a running lease changed."""
+    """The CPUs of a running lease changed to `cores`."""
 
     lease: int
     cores: tuple[int, ...]
 
 
 class LeaseFinished(Event, frozen=True, tag="lease-finished"):
-    """The attempt's outcome is known. `clean` says that its units are free with it."""
+    """The outcome of an attempt is known. `clean` says that its units are free, too."""
 
     lease: int
     outcome: Outcome
@@ -318,20 +396,23 @@ class LeaseFinished(Event, frozen=True, tag="lease-finished"):
 
 
 class LeaseReturned(Event, frozen=True, tag="lease-returned"):
-    """The worker gives a lease back that has not begun; its action waits again, at its old turn."""
+    """The worker gave back a lease that had not begun. Its action waits again, in its old place."""
 
     lease: int
 
 
 class LeaseReleased(Event, frozen=True, tag="lease-released"):
-    """The node is clean after a lease whose outcome was known before."""
+    """The node released the units of a lease whose outcome was known before."""
 
     lease: int
 
 
 class EndpointThrottled(Event, frozen=True, tag="endpoint-throttled"):
-    """An endpoint pushed back on a call whose lease began at `granted_at`: nobody calls it before
-    `until`, and fewer do from then on. `pushed`: FALTERED or THROTTLED."""
+    """An endpoint refused a call whose lease began at `granted_at`.
+
+    Nobody calls it before `until`, and fewer calls run at once from then on. `pushed` is FALTERED
+    or THROTTLED.
+    """
 
     endpoint: str
     until: int
@@ -340,13 +421,14 @@ class EndpointThrottled(Event, frozen=True, tag="endpoint-throttled"):
 
 
 class RolloutsDeclared(Event, frozen=True, tag="rollouts-declared"):
-    """From now on turns may be dealt among the services of this pool."""
+    """Turns may be routed among the services of this pool from now on."""
 
     spec: RolloutsSpec
 
 
 class TurnRouted(Event, frozen=True, tag="turn-routed"):
-    """A turn is a call of this service from now on; the fields are `Routed`'s."""
+    """A turn was routed: from now on it is a call of `service`. The fields are those of `Routed`.
+    """
 
     action: int
     service: str
@@ -357,7 +439,7 @@ class TurnRouted(Event, frozen=True, tag="turn-routed"):
 
 
 class RolloutServiceClosed(Event, frozen=True, tag="rollout-service-closed"):
-    """A service of a pool cannot be brought to its GPUs: no turn is dealt to it before `until`."""
+    """A service of a pool could not be brought to its GPUs. It gets no turn before `until`."""
 
     pool: str
     service: str
@@ -365,14 +447,23 @@ class RolloutServiceClosed(Event, frozen=True, tag="rollout-service-closed"):
 
 
 class RolloutServiceTried(Event, frozen=True, tag="rollout-service-tried"):
-    """Turns are dealt to such a service again."""
+    """Turns are routed again to a service that had failed."""
 
     pool: str
     service: str
 
 
 class ToolReturned(Event, frozen=True, tag="tool-returned"):
-    """A client's word that a tool which ran elsewhere returned to one of its trajectories."""
+    """A client reported that a tool of a trajectory, which ran elsewhere, returned.
+
+    Attributes:
+        client: number of the client.
+        pool: the rollout pool.
+        trajectory: the client's name for the trajectory.
+        tool: name of the tool.
+        characters: length of what it returned.
+        status: how it ended: SUCCESS, FAILURE or TIMEOUT of `scheduler.routing.cmlfq`.
+    """
 
     client: int
     pool: str
@@ -383,8 +474,15 @@ class ToolReturned(Event, frozen=True, tag="tool-returned"):
 
 
 class TrajectoryEnded(Event, frozen=True, tag="trajectory-ended"):
-    """A trajectory has ended with so many generated tokens (-1: it was cut off) in this step of the
-    trainer (-1: as the last one)."""
+    """A trajectory ended.
+
+    Attributes:
+        client: number of the client.
+        pool: the rollout pool.
+        trajectory: the client's name for the trajectory.
+        tokens: how many tokens it generated; -1 if it was cut off.
+        epoch: the training step; -1 for the same as that of the trajectory before.
+    """
 
     client: int
     pool: str
@@ -444,5 +542,5 @@ AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
 
 
 def moved(event: Event, at: int) -> Event:
-    """The same, at another time."""
+    """Returns the event with another time."""
     return msgspec.structs.replace(event, at=at)

@@ -1,7 +1,9 @@
-"""Pure. Ids are whole numbers that their owner mints; nothing orders by hash() or id().
+"""Makes and shows the ids of actions and sessions. Pure.
 
-An action or session id is minted by its client: client number in the high bits, the client's own
-counter in the low 32. It is the idempotency key: the same id submitted twice runs once.
+An id is a whole number that the client chooses: the client's number in the high bits, and the
+client's own counter in the low 32. It is what makes a submission idempotent: an id that is
+submitted twice runs once. Nothing in the project orders by `hash()` or `id()`, which differ between
+runs.
 """
 
 from __future__ import annotations
@@ -10,23 +12,24 @@ COUNTER_BITS = 32
 
 
 def mint(client: int, counter: int) -> int:
-    """The id of a client's `counter`-th action (or session)."""
+    """Returns the id of the `counter`-th action or session of this client; both count from 1."""
     assert client > 0 and 0 < counter < 1 << COUNTER_BITS
     return client << COUNTER_BITS | counter
 
 
 def client_of(any_id: int) -> int:
-    """The number of the client that minted this id."""
+    """Returns the number of the client that chose this id."""
     return any_id >> COUNTER_BITS
 
 
 def show(any_id: int) -> str:
-    """`client.counter`, as people read it; an empty string for 0 (none)."""
+    """Returns an id as people read it, `client.counter`; an empty string for 0, which means none.
+    """
     return f"{any_id >> COUNTER_BITS}.{any_id & (1 << COUNTER_BITS) - 1}" if any_id else ""
 
 
 def parse(text: str) -> int:
-    """The inverse of `show`.
+    """Returns the id that `show` wrote as this text.
 
     Raises:
         ValueError: the text is not `client.counter`.

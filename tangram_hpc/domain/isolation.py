@@ -1,7 +1,7 @@
-"""Pure. Which isolation backend a node has for a session.
+"""Chooses the isolation backend that a node uses for a session. Pure.
 
-Law: a name is no promise; what a node's worker found to work is in its `NodeSpec`, and the order
-there is the order of preference.
+That a backend is installed does not mean that it works. So a worker tries the backends when it
+starts, and its `NodeSpec` lists only those which worked, in the order of preference.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ BACKENDS = ("process", "bwrap", "podman", "apptainer", "enroot")
 
 
 def takes_image(backend: str, image: str) -> bool:
-    """Whether this backend can make a sandbox of this image: `process` of none, `bwrap` of a
-    folder that holds a root file system."""
+    """Whether this backend can make a sandbox from this image.
+
+    `process` takes no image, and `bwrap` only a folder that holds a root file system.
+    """
     return backend != "process" and (backend != "bwrap" or image.startswith("/"))
 
 
 def offered(node: NodeSpec, trusted: bool) -> tuple[str, ...]:
-    """The backends that this node has for such code, best first."""
+    """Returns the backends of this node for trusted or untrusted code, best first."""
     return node.backends if trusted else node.untrusted
 
 
 def backend_for(node: NodeSpec, spec: SessionSpec) -> str:
-    """The backend that a session gets on this node; empty for none."""
+    """Returns the backend that a session gets on this node; an empty string if the node has none.
+    """
     return choose(offered(node, spec.trusted), spec)
 
 
 def choose(offers: tuple[str, ...], spec: SessionSpec) -> str:
-    """The first of these backends that will do for a session; empty for none."""
+    """Returns the first of these backends that serves a session; an empty string if none does."""
     for name in offers:
         if spec.backend in ("", name) and (not spec.image or takes_image(name, spec.image)):
             return name
@@ -37,5 +40,5 @@ def choose(offers: tuple[str, ...], spec: SessionSpec) -> str:
 
 
 def preferred(backends: tuple[str, ...], first: str) -> tuple[str, ...]:
-    """The backends in order, with a site's choice first where it is among them."""
+    """Returns the backends with a site's choice first, if that choice is among them."""
     return (first, *(b for b in backends if b != first)) if first in backends else backends

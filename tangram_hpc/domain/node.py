@@ -1,4 +1,4 @@
-"""Pure. `NodeSpec`: what one worker lends, as it said when it joined."""
+"""Defines `NodeSpec`, what one worker offers to the broker when it joins. Pure."""
 
 from __future__ import annotations
 
@@ -6,29 +6,33 @@ import msgspec
 
 
 class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A node of the held allocation.
+    """A node of a held allocation.
 
     Attributes:
-        name: Slurm's NodeName (`SLURMD_NODENAME`), or the host's name without Slurm.
-        component: het component or partition it belongs to; empty without Slurm.
-        cores: unit numbers it lends, neighbours beside each other.
-        gpus: GPU indices it lends.
-        mem_mib: memory it lends.
-        pinned: whether the units are real cores that processes are bound to; otherwise they are
-            counted only (more units than the machine has cores).
-        ends_at_ns: when its allocation ends (epoch); 0 for no known end.
-        backends: isolation backends that work here for code that its user trusts, best first.
-        untrusted: those that keep code from its user's files and the broker's key, best first.
-        ahead: how many short leases it takes on one unit before those in front of them have ended.
-        allocation: the job, or `LEADER+N` for a het component, that its node is of; empty without
+        name: Slurm's NodeName (`SLURMD_NODENAME`); the host name without Slurm.
+        host: the name of the host.
+        cores: numbers of the CPUs that it lends, ordered so that neighbours in the machine are
+            neighbours here.
+        mem_mib: memory that it lends.
+        gpus: indices of the GPUs that it lends.
+        component: the het component or partition that it belongs to; empty without Slurm.
+        pinned: whether processes are bound to the CPUs that they were lent. False if the CPUs are
+            only counted, because the node lends more than its machine has.
+        ends_at_ns: when its allocation ends, in ns since the epoch; 0 if no end is known.
+        backends: isolation backends that work on it for trusted code, best first.
+        untrusted: isolation backends that keep code from the user's files and from the broker's
+            key, best first.
+        ahead: how many short leases the worker takes for one CPU before the leases in front of them
+            have ended.
+        devices: its GPUs as people read them, such as "2 x NVIDIA H200 140 GiB (cuda)".
+        allocation: the job that holds the node, or `LEADER+N` for a het component; empty without
             Slurm.
-        enforcement: what holds an action to its cores and memory here ("cgroup2", "cgroup1",
-            "affinity" or "counted").
-        devices: what the GPUs that it lends are, for people ("2 x NVIDIA H200 140 GiB (cuda)").
-        neighbours: which of its cores share an L3 cache, then which a NUMA domain: the sizes of
-            consecutive groups of `cores`; empty where that is not known.
-        end_by_user: whether `ends_at_ns` is its user's word (`tangram worker --end`); the end that
-            Slurm names for the allocation does not replace it then.
+        enforcement: what keeps an action to its CPUs and memory: "cgroup2", "cgroup1", "affinity"
+            or "counted".
+        neighbours: which of its cores share an L3 cache, then which share a NUMA domain, as sizes
+            of consecutive groups of `cores`; empty where that is not known.
+        end_by_user: whether the user gave `ends_at_ns` (`tangram worker --end`). Then an end that
+            Slurm names for the allocation does not replace it.
     """
 
     name: str
@@ -49,9 +53,9 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     end_by_user: bool = False
 
     def ending_at(self, ends_at_ns: int) -> NodeSpec:
-        """The same, with this end of its allocation."""
+        """Returns this node with another end of its allocation, in ns since the epoch."""
         return msgspec.structs.replace(self, ends_at_ns=ends_at_ns)
 
     def held_by(self, enforcement: str) -> NodeSpec:
-        """The same, with this enforcement."""
+        """Returns this node with another enforcement."""
         return msgspec.structs.replace(self, enforcement=enforcement)

@@ -1,4 +1,8 @@
-"""Pure. `Outcome`: how one attempt of an action ended, as its worker measured it."""
+"""Defines `Outcome`, which says how one attempt of an action ended. Pure.
+
+The worker that ran the attempt measures it. A figure that could not be measured to the end is
+marked as a lower bound instead of being left out.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,18 @@ import msgspec
 from .states import ActionState
 
 CPU_AT_LEAST, RSS_AT_LEAST = 1, 2  # bits of `Outcome.at_least`
-TEXT_MAX = 4096  # characters of a text that is told
-# Exit statuses of the ends that a command does not choose itself. 124 is that of coreutils'
-# `timeout`, 137 that of a process that the kernel's OOM killer ended, 130 that of one that was
-# interrupted; 1 stands for work that never came to an end of its own.
+TEXT_MAX = 4096  # characters of a text that is passed on
+# Exit statuses of ends that a command does not choose itself. coreutils' `timeout` ends with 124,
+# a process that the kernel's OOM killer ended with 137, and an interrupted one with 130. Work that
+# never came to an end of its own has 1.
 _STATUSES = {ActionState.TIMEOUT: 124, ActionState.OUT_OF_MEMORY: 137, ActionState.CANCELLED: 130,
              ActionState.NODE_FAIL: 1, ActionState.PREEMPTED: 1}
 
 
 def too_long(limit_s: float) -> str:
-    """The reason of what ended at its time limit, whoever ended it."""
+    """Returns the reason to give for an action that was ended at its time limit of `limit_s`
+    seconds.
+    """
     return f"it ran longer than its limit of {limit_s:g} s"
 
 
@@ -25,27 +31,29 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         state: one of the ended states.
-        exit_code: the code that the command itself ended with, as its node saw it; 0 when a signal
-            ended it or nothing is known. People are shown `exit_status` instead.
-        signal: the signal that ended it, 0 for none.
+        exit_code: the exit code of the command itself, as its node saw it; 0 if a signal ended it
+            or nothing is known. People are shown `exit_status` instead.
+        signal: number of the signal that ended it; 0 for none.
         exec_ns: run time on the node, by the node's monotonic clock.
-        cpu_ns: user + system time of the action's processes.
+        cpu_ns: user and system time of all its processes.
         maxrss_kib: largest resident set of any one of its processes.
-        reason: one line that says why, when the state alone does not.
-        isolation: the isolation it really had (`process`, ...).
-        enforcement: how its units were really enforced (`affinity`, `counted`, ...).
-        restore_ns: what bringing its service onto the GPUs took, before `exec_ns`.
-        batch: how many calls ran as one with it, itself included.
-        gpu_util_pct: mean use of its GPUs; -1: not known, as for the next two.
-        gpu_max_mem_mib: the most memory that was taken on its GPUs, by whomever.
-        energy_mj: its part of what its GPUs drew: an estimate, counters are per device.
-        cost_micro: what a call of an endpoint cost, in millionths of its caller's unit.
-        pushed: how its endpoint pushed back: 0, FALTERED or THROTTLED; of a call of a service,
-            FALTERED: the service cannot be brought to its GPUs, so the call is not to blame.
-        retry_after_ns: how long that endpoint wants to be left alone.
-        returned: bytes that it gave back, their wrapping of a few bytes included.
-        at_least: which figures are lower bounds, as they could not be measured to the end:
-            CPU_AT_LEAST for `cpu_ns`, RSS_AT_LEAST for `maxrss_kib`; 0: none.
+        reason: one line that says why it ended so, where the state alone does not.
+        isolation: the isolation backend that it really ran in, such as `process`.
+        enforcement: how its units were really enforced, such as `affinity` or `counted`.
+        restore_ns: how long its service took to come onto the GPUs, before `exec_ns` began.
+        batch: how many calls ran together with it as one batch, itself included.
+        gpu_util_pct: mean utilisation of its GPUs in percent; -1 if not known.
+        gpu_max_mem_mib: the most memory that was used on its GPUs, by any process; -1 if not known.
+        energy_mj: its part of the energy that its GPUs drew, in mJ; -1 if not known. It is an
+            estimate, as GPUs count energy for the whole device.
+        cost_micro: what a call of an endpoint cost, in millionths of the caller's currency.
+        pushed: how its endpoint refused the call: 0 (not at all), FALTERED or THROTTLED. A call of
+            a service has FALTERED if the service could not be brought to its GPUs: then the call
+            itself is not to blame, and may be tried on another service.
+        retry_after_ns: how long that endpoint asked not to be called.
+        returned: bytes of its result, with a few bytes of framing.
+        at_least: bits that mark figures as lower bounds: CPU_AT_LEAST for `cpu_ns`, RSS_AT_LEAST
+            for `maxrss_kib`; 0 for none.
     """
 
     state: ActionState
@@ -70,7 +78,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def lower_bounds(self) -> tuple[str, ...]:
-        """The names of the figures that are lower bounds."""
+        """The names of the figures that are lower bounds: any of "cpu" and "maxrss"."""
         names = ((CPU_AT_LEAST, "cpu"), (RSS_AT_LEAST, "maxrss"))
         return tuple(name for bit, name in names if self.at_least & bit)
 
@@ -79,7 +87,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """The end as one number, which is 0 for COMPLETED and for no other state.
 
         A command that FAILED has its exit code, 128 + N after signal N, or 1 when neither is known.
-        The other states have a status of their own, whatever the processes did when they were
+        Each other state has a status of its own, whatever its processes returned when they were
         ended: a command that answers SIGTERM with `exit 0` has still run out of time.
         """
         if self.state is ActionState.COMPLETED:
@@ -90,18 +98,24 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return 128 + self.signal if self.signal else self.exit_code or 1
 
     def explained_by(self, why: Outcome | None) -> Outcome:
-        """The same, if it was cancelled: for the reason why somebody ended it. A worker that closes
-        a session knows only that it was told to."""
+        """Returns this outcome; if it was cancelled, with the reason that `why` gives.
+
+        A worker that closes a session knows only that it was ordered to. The scheduler knows the
+        reason.
+        """
         if why is None or self.state is not ActionState.CANCELLED or not why.reason:
             return self
         return msgspec.structs.replace(self, reason=why.reason)
 
     def returning(self, payload: bytes | None) -> Outcome:
-        """The same, giving so much back."""
+        """Returns this outcome with the size of `payload` as `returned`."""
         return msgspec.structs.replace(self, returned=len(payload)) if payload else self
 
     def brief(self) -> Outcome:
-        """The same, its texts cut: code that is not ours may have written them, of any length."""
+        """Returns this outcome with each text cut to TEXT_MAX characters.
+
+        Code that is not ours may have written these texts, so they may be of any length.
+        """
         if max(len(self.reason), len(self.isolation), len(self.enforcement)) <= TEXT_MAX:
             return self
         return msgspec.structs.replace(

@@ -1,8 +1,8 @@
-"""Pure. Rollout pools: services among which a trajectory's turns are dealt, and one such turn.
+"""Defines rollout pools, and the turns that are routed among their services. Pure.
 
-A pool's services stand in buckets by how many tokens a trajectory has left. An action with a `turn`
-asks for one service of the pool; which one is decided when there is room, and from then on it is a
-call of that service like any other.
+The services of a pool are in buckets, by how many tokens a trajectory has left. An action with a
+`turn` needs one service of the pool. Which one is decided when a service has room. From then on the
+action is a call of that service like any other.
 """
 
 from __future__ import annotations
@@ -11,24 +11,27 @@ import msgspec
 
 NAME_MAX = 200  # bytes of a trajectory's name
 CONTEXT_MAX = 1 << 32  # tokens
-COUNT_MAX = 1 << 20  # of what runs or waits at a service, returns and epochs
-TOKEN_NS_MAX = 10**9  # that a token takes; with CONTEXT_MAX less than 2**63
+COUNT_MAX = 1 << 20  # running or waiting requests of a service; depth and epochs of a tree
+TOKEN_NS_MAX = 10**9  # time for a token; times CONTEXT_MAX it is less than 2**63
 STEP_NS_MAX = 3_600 * 10**9
 _NS_DAY = 86_400 * 10**9
 
 
 class RolloutService(msgspec.Struct, frozen=True, array_like=True):
-    """One service of a pool, which is one instance: its KV is taken to be in one place.
+    """One service of a pool: one instance of the policy, with one KV cache.
 
     Attributes:
-        name: what `service:NAME` names.
-        bucket: from 0, by what is left of a trajectory.
-        degree: GPUs of its block.
-        running_max, queue_max: requests that it runs at once, and that may wait for it beyond.
+        name: the NAME in `service:NAME`.
+        bucket: number of its bucket, from 0, the fewest remaining tokens first.
+        degree: how many GPUs its block has.
+        running_max: how many requests it runs at once.
+        queue_max: how many more requests may wait for it.
         context_max: tokens of the longest context that fits.
-        step_ns, request_ns: a decode step takes so long, and so much longer for each request.
-        prefill_ns: what a token of a context takes that is computed again.
-        node: where its KV lies, for the price of moving it; empty: nobody knows.
+        step_ns: time of a decode step without requests.
+        request_ns: time that each running request adds to a decode step.
+        prefill_ns: time to compute the KV cache of one token of context.
+        node: name of the node that holds its KV cache, from which the price of moving the cache
+            follows; empty if not known.
     """
 
     name: str
@@ -47,17 +50,18 @@ class RolloutsSpec(msgspec.Struct, frozen=True, array_like=True):
     """A rollout pool.
 
     Attributes:
-        name: what turns name.
+        name: the POOL in `rollouts:POOL`.
         edges: the most remaining tokens of each bucket but the last.
-        services: at least one in each bucket.
-        tree: folder in which what was learned is kept; empty: nowhere.
-        rule: of moving between buckets, see `scheduler.routing.cmlfq.Cmlfq`.
-        payload_edges, depth, least, enough, epochs, nodes_max, since: see
-            `scheduler.routing.cmlfq.Shape`.
-        transfer: whether the engines move KV between services; if not it is computed again.
-        kv_base_ns, kv_near_ns, kv_far_ns, worth, idle, crowded: see
+        services: its services, at least one for each bucket.
+        tree: folder in which the learned causal tree is kept; empty for nowhere.
+        rule: the rule of moving between buckets, see `scheduler.routing.cmlfq.Cmlfq`.
+        payload_edges, depth, least, enough, epochs, nodes_max, since: limits of the causal tree,
+            see `scheduler.routing.cmlfq.Shape`.
+        transfer: whether the engines move KV caches between services. If not, the cache is computed
+            again.
+        kv_base_ns, kv_near_ns, kv_far_ns, worth, idle, crowded: costs of moving a trajectory, see
             `scheduler.routing.rollout_router.KvCost`.
-        idle_ns: a trajectory without a turn or a tool's return for so long is forgotten.
+        idle_ns: a trajectory is forgotten after so long without a turn and without a tool's return.
     """
 
     name: str
@@ -82,18 +86,19 @@ class RolloutsSpec(msgspec.Struct, frozen=True, array_like=True):
     idle_ns: int = _NS_DAY
 
     def with_services(self, services: tuple[RolloutService, ...]) -> RolloutsSpec:
-        """The same among these services."""
+        """Returns this pool with other services."""
         return msgspec.structs.replace(self, services=services)
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
-    """What a trajectory's next turn needs to be dealt. Tokens are whole numbers.
+    """What the router knows of a trajectory's next turn. Tokens are whole numbers.
 
     Attributes:
         pool: the rollout pool.
-        trajectory: its client's name for the trajectory; two clients' never mix.
-        prompt: which prompt it began with; samples of one prompt have one number.
-        context: tokens that the turn begins with, prompt and returns included.
+        trajectory: the client's name for the trajectory. Names of two clients never mean the same
+            trajectory.
+        prompt: number of the prompt; all samples of one prompt have the same.
+        context: tokens of the context that the turn begins with, prompt and tool returns included.
         generated: tokens that the policy has generated in this trajectory so far.
     """
 
@@ -105,14 +110,17 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Routed(msgspec.Struct, frozen=True, array_like=True):
-    """Where a turn went.
+    """The route of a turn.
 
     Attributes:
-        pool, service: which it was given to.
-        wanted: the bucket that what is left of it was believed to belong to.
-        bucket: the service's own; another one where that had no room or idled.
-        how: `stay` (its KV is there), `transfer` (moving it is cheapest), or `prefill`.
-        move_ns: what that was expected to take.
+        pool: the rollout pool.
+        service: the service that it was routed to.
+        wanted: the bucket that fits the estimate of the trajectory's remaining tokens.
+        bucket: the bucket of `service`. It differs from `wanted` if that one had no room, or if
+            this one was idle.
+        how: `stay` (its KV cache is there already), `transfer` (moving the cache is cheapest) or
+            `prefill` (the cache is computed again).
+        move_ns: the expected time of that.
     """
 
     pool: str
@@ -124,8 +132,10 @@ class Routed(msgspec.Struct, frozen=True, array_like=True):
 
 
 def wrong_number(spec: RolloutsSpec) -> str:
-    """Which number of a pool is out of its bounds; empty if none is. 0 (of `queue_max`: -1) is for
-    what the broker fills in."""
+    """Returns which number of a pool is out of bounds, in words; an empty string if none is.
+
+    0 is allowed where the broker fills the number in; for `queue_max`, that is -1.
+    """
     least = {"queue_max": -1, "idle_ns": 1}
     most = {"context_max": CONTEXT_MAX, "running_max": COUNT_MAX, "queue_max": COUNT_MAX,
             "step_ns": STEP_NS_MAX, "request_ns": STEP_NS_MAX, "prefill_ns": TOKEN_NS_MAX,

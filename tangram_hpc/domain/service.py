@@ -1,9 +1,11 @@
-"""Pure. `ServiceSpec` and `EndpointSpec`: what an action may name as its key besides `cpu`.
+"""Defines services and endpoints, the key resources besides `cpu`. Pure.
 
-A service is a model (reward, judge, teacher) that runs on an aligned block of 1, 2, 4 or 8 GPUs of
-one node. It stays on its block after a call and is parked only when the GPUs are wanted for
-something else, so bringing it back costs `restore_ns` at the start of the call that needs it. An
-endpoint is somebody else's API: so many calls at once, and a token bucket.
+A service is a model (reward model, judge, teacher) that runs on an aligned block of 1, 2, 4 or 8
+GPUs of one node. After a call it stays on its block. It is parked only when something else needs
+the GPUs, so the call that next needs it pays `restore_ns` first.
+
+An endpoint is an API that somebody else serves. Its quota is a number of concurrent calls and a
+token bucket.
 """
 
 from __future__ import annotations
@@ -13,27 +15,28 @@ import msgspec
 from ..errors import Throttled, Transient
 
 BLOCK_SIZES = (1, 2, 4, 8)
-MICRO = 1_000_000  # parts of a token that rates and bursts are counted in
-FALTERED, THROTTLED = 1, 2  # how an endpoint pushed back: it failed (5xx), or said too many (429)
+MICRO = 1_000_000  # rates and bursts are counted in millionths of a token
+FALTERED, THROTTLED = 1, 2  # an endpoint failed (5xx), or had too many calls (429)
 
 
 class ServiceSpec(msgspec.Struct, frozen=True, array_like=True):
     """A GPU service.
 
     Attributes:
-        name: what `service:NAME` names.
-        restore_ns: what bringing it onto a block costs; learned from then on.
-        weights_mib: host memory that it takes while it is parked.
-        calls: how many calls of it are expected, where that is known; used to deal GPUs out.
-        backend: what runs it; empty in a simulation.
-        options: what the backend is told, as JSON; opaque here.
-        degrees: sizes of the blocks that it runs on.
-        batch: at most so many calls of it run as one.
-        stay_ns: once brought to a block it is not parked for so long, unless a call is overdue.
-        node, gpus: the only place where it can stand: the name of a node, and its block there;
-            empty for any.
-        shares: its parked weights are those of every service that says the same word, and count
-            once; empty for none.
+        name: the NAME in `service:NAME`.
+        restore_ns: expected time to bring it onto a block; learned from each time that happens.
+        weights_mib: host memory that its weights take while it is parked.
+        calls: how many calls are expected, if that is known. The GPUs are divided by it.
+        backend: the backend that runs it; empty in a simulation.
+        options: options of the backend, as JSON. They are not read here.
+        degrees: sizes of the blocks on which it can run.
+        batch: how many of its calls may run together as one, at most.
+        stay_ns: minimum residency. After it was brought to a block it is not parked for so long,
+            unless a call of another service is overdue.
+        shares: services with the same word share their parked weights, which count once; empty for
+            none.
+        node: name of the only node on which it can be; empty for any.
+        gpus: the only block of that node on which it can be; empty for any.
     """
 
     name: str
@@ -50,11 +53,16 @@ class ServiceSpec(msgspec.Struct, frozen=True, array_like=True):
     gpus: tuple[int, ...] = ()
 
     def may_stand(self, node: str, gpus: tuple[int, ...]) -> bool:
-        """Whether it can be brought to this block of the node of this name."""
+        """Whether it can be brought to this block of the node with this name."""
         return self.node in ("", node) and self.gpus in ((), gpus)
 
     def restored(self, took_ns: int) -> ServiceSpec:
-        """As it is believed to be after bringing it in once took so long."""
+        """Returns this service with a new estimate of `restore_ns`, after it came onto a block in
+        `took_ns`.
+
+        The first measurement replaces the estimate; each later one moves it by a quarter of the
+        difference.
+        """
         learned = self.restore_ns + (took_ns - self.restore_ns) // 4
         believed = learned if self.restore_ns else took_ns
         return msgspec.structs.replace(self, restore_ns=believed)
@@ -64,10 +72,10 @@ class EndpointSpec(msgspec.Struct, frozen=True, array_like=True):
     """An external API and its quota.
 
     Attributes:
-        name: what `endpoint:NAME` names.
-        concurrency: calls at once.
-        rate_micro: millionths of a token a second; 0 for no limit on the rate.
-        burst_micro: millionths of a token that the bucket holds; it is full at first.
+        name: the NAME in `endpoint:NAME`.
+        concurrency: how many calls may run at once.
+        rate_micro: tokens per second, in millionths of a token; 0 for no limit on the rate.
+        burst_micro: capacity of the token bucket, in millionths of a token. It is full at first.
     """
 
     name: str
@@ -77,8 +85,7 @@ class EndpointSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 def pushed_by(failure: BaseException) -> tuple[int, int]:
-    """What an attempt's exception says of its endpoint: `pushed` and `retry_after_ns` of Outcome.
-    """
+    """Returns `pushed` and `retry_after_ns` of an `Outcome`, as the exception of a call implies."""
     if not isinstance(failure, Throttled | Transient):
         return 0, 0
     wait_ns = round(min(max(0.0, failure.retry_after), 86_400.0) * 1e9)
@@ -86,10 +93,10 @@ def pushed_by(failure: BaseException) -> tuple[int, int]:
 
 
 def service_of(key: str) -> str:
-    """The service that a key names; empty when it names none."""
+    """Returns the name of the service in a key resource; an empty string if it is none."""
     return key[8:] if key != "cpu" and key.startswith("service:") else ""
 
 
 def endpoint_of(key: str) -> str:
-    """The endpoint that a key names; empty when it names none."""
+    """Returns the name of the endpoint in a key resource; an empty string if it is none."""
     return key[9:] if key != "cpu" and key.startswith("endpoint:") else ""

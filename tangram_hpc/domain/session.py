@@ -1,8 +1,9 @@
-"""Pure. `SessionSpec`: a trajectory's stateful sandbox as its client asked for it.
+"""Defines `SessionSpec`, what a client asks of a session. Pure.
 
-A session holds memory from open to close and no cores between its actions (allocate-on-execution,
-ARL-Tangram §5.2); a placer that reserves cores for whole sessions (`static:K`) says so by its
-placement, not here.
+A session is a trajectory's sandbox, which keeps its state from one action to the next. It holds
+memory while it is open, and CPUs only while one of its actions runs (allocate-on-execution,
+ARL-Tangram, section 5.2). A placer that reserves CPUs for a whole session (`static:K`) says so when
+it places the session, not here.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import msgspec
 
 from .ids import show
 
-# Between a session's actions, what they left running is stopped, has a small share of one core, or
-# ("end") was killed with the action that left it.
+# What happens to the processes that an action leaves running, until the session's next action
+# begins: they are stopped, or they may use a small share of one core, or they are killed with the
+# action that left them.
 BACKGROUNDS = ("stop", "share", "end")
 
 
@@ -20,23 +22,26 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     """What a client asks of a session.
 
     Attributes:
-        id: minted by the client.
-        mem_mib: memory held from open to close.
-        component: only on nodes of this het component or partition; empty for any.
-        parallel: whether its actions may run beside each other; else one after another.
+        id: number that the client chose (`domain.ids`).
+        name: what people see in listings; empty for none.
+        mem_mib: memory that it holds while it is open.
+        component: the het component or partition on whose nodes it must be; empty for any.
+        parallel: whether its actions may run at the same time; otherwise one runs after another.
         backend: one of `isolation.BACKENDS`; empty for the best that its node has.
-        image: what its file system is made of, as its backend names images; empty for the node's.
-        network: whether it may reach a network.
-        disk_mib: what its files may take; 0 for the site's default.
-        trusted: its code is its user's own and may see the user's files.
-        background: what becomes of processes that outlive their action, one of `BACKGROUNDS`.
-        origin: session whose files it begins with (a fork); 0 for none.
-        idle_ns: closed when nothing waited, ran or renewed it for so long; 0 for never.
-        grace_ns: how long it outlives the loss of its client; -1 for as long as the broker says.
-        movable: its files are all that it needs to go on: when its node is drained, it goes to
-            another one with them, and loses its background processes, its host's name and what
-            lies outside its directory and its temporary one.
-        files: digest of the files it begins with after a move; only the broker sets it.
+        image: the image of its file system, as its backend names images; empty for the node's own
+            file system.
+        network: whether it may use the network.
+        disk_mib: limit on the size of its files; 0 for the site's default.
+        trusted: whether the user wrote its code, so that it may see the user's files.
+        background: what happens to processes that outlive their action: one of `BACKGROUNDS`.
+        origin: id of the session whose files it begins with, if it is a fork; 0 for none.
+        idle_ns: it is closed after so long without an action and without a renewal; 0 for never.
+        grace_ns: how long it stays open after its client is lost; -1 for the broker's own grace.
+        movable: whether its files are all that it needs to go on. When its node is drained, it
+            moves to another node with them. It loses its background processes, its host name, and
+            all files outside its own directory and its temporary directory.
+        files: digest of the archive of files that it begins with after a move; only the broker sets
+            it.
     """
 
     id: int
@@ -57,12 +62,19 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     files: str = ""
 
     def moved(self, files: str) -> SessionSpec:
-        """The same, to begin elsewhere with these files: it is nobody's fork any more."""
+        """Returns this specification, to begin on another node with the files of this digest.
+
+        It has no origin any more: a session that moved is no longer a fork of another one.
+        """
         return msgspec.structs.replace(self, origin=0, files=files)
 
 
 def why_ended(session: int, reason: str) -> str:
-    """The reason of an action that ended with its session; `reason` is empty where the session's
-    own client closed it."""
+    """Returns the reason to give for an action that ended because its session ended.
+
+    Args:
+        session: id of the session.
+        reason: why the session ended; empty if its own client closed it.
+    """
     return f"session {show(session)} " + (f"ended: {reason}" if reason else
                                           "was closed by its client")

@@ -1,14 +1,14 @@
-"""Pure. What a broker asks of Slurm, and what Slurm says of jobs.
+"""Defines what the broker asks of Slurm, and what Slurm says of jobs. Pure.
 
-Law: Slurm's own words (states, reasons, option names); nothing here is guessed. A het job's
-components are separate rows with one job id, the leader's.
+States, reasons and names of options are Slurm's own words, and nothing is guessed. The components
+of a heterogeneous job are separate rows with one job id, that of the leader.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-# Slurm's words, as `squeue -o %T` writes them; every other word means that it holds nodes
+# Slurm's words, as `squeue -o %T` writes them. In every other state a job holds nodes.
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD",
                       "SPECIAL_EXIT"})
 _OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL",
@@ -20,7 +20,7 @@ COMMENT_MAX = 250  # characters of our part
 
 
 def with_remark(old: str, text: str) -> str:
-    """A Comment as it becomes: what others wrote, then our part in place of an earlier one."""
+    """Returns a job's Comment with our part replaced by `text`, and all that others wrote kept."""
     others = old.partition(MARK)[0].rstrip(" ;")
     ours = f"{MARK} {text}"
     return f"{others}; {ours}" if others else ours
@@ -30,11 +30,11 @@ class JobOrder(msgspec.Struct, frozen=True):
     """A batch job to submit.
 
     Attributes:
-        script: the batch script, `#!` first. Its `#SBATCH` lines count, as for sbatch.
+        script: the batch script, with `#!` first. Its `#SBATCH` lines count, as they do for sbatch.
         options: what sbatch takes as `--NAME=VALUE`, by long name without dashes; an empty value
-            is a flag. They win over the script's own lines.
-        environ: what the job finds in its environment besides its submitter's own, which comes
-            without all that is Slurm's, MPI's or ours.
+            makes a flag. Options win over the lines in the script.
+        environ: variables that are added to the job's environment. The rest of it is the
+            submitter's, without all variables of Slurm, of MPI and of this package.
     """
 
     script: str
@@ -43,28 +43,29 @@ class JobOrder(msgspec.Struct, frozen=True):
 
 
 class JobRef(msgspec.Struct, frozen=True):
-    """A job, or one component of a het job by its offset; -1 for the whole job."""
+    """A job, or one component of a heterogeneous job by its offset; -1 for the whole job."""
 
     job: int
     component: int = -1
 
     def show(self) -> str:
-        """As Slurm's commands take it: `7`, or `7+1`."""
+        """Returns the reference as Slurm's commands take it: `7`, or `7+1`."""
         return f"{self.job}+{self.component}" if self.component >= 0 else str(self.job)
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """A job, or one component of a het job, as Slurm has it now.
+    """A job, or one component of a heterogeneous job, as Slurm has it now.
 
     Attributes:
-        job: its id; of a component, the leader's.
-        component: het offset; -1 where it is no het job.
-        state: Slurm's word, such as PENDING, RUNNING, COMPLETING, CANCELLED.
-        reason: Slurm's word for why it waits or ended so; empty for none.
-        name, partition: its own; `partition` may be several while it waits.
-        nodes: that it holds or held, each by name; empty while it waits.
-        start_ns: epoch; when it started, or is expected to; 0 for not known.
-        end_ns: epoch; when it ended, or its limit ends it; 0 for not known.
+        job: its id; for a component, the id of the leader.
+        component: its het offset; -1 if the job is not heterogeneous.
+        state: Slurm's word, such as PENDING, RUNNING, COMPLETING or CANCELLED.
+        reason: Slurm's word for why it waits or why it ended; empty for none.
+        name: its name.
+        partition: its partition; while it waits there may be several.
+        nodes: names of the nodes that it holds or held; empty while it waits.
+        start_ns: when it started or is expected to, in ns since the epoch; 0 if not known.
+        end_ns: when it ended, or when its time limit ends it; 0 if not known.
         restarts: how often it was requeued.
         comment: its Comment.
     """
@@ -83,31 +84,31 @@ class JobView(msgspec.Struct, frozen=True):
 
     @property
     def waits(self) -> bool:
-        """It holds no nodes and may still get some."""
+        """Whether it holds no nodes and may still get some."""
         return self.state in _WAITING
 
     @property
     def over(self) -> bool:
-        """It has ended and will not start again."""
+        """Whether it has ended and will not start again."""
         return self.state in _OVER
 
     @property
     def holds(self) -> bool:
-        """It holds nodes."""
+        """Whether it holds nodes."""
         return not self.waits and not self.over
 
 
 class SlurmCalls(msgspec.Struct, frozen=True):
-    """What a broker has asked of Slurm so far, and what stands in the way of more.
+    """How many calls the broker has made to Slurm, and what prevents more of them.
 
     Attributes:
-        filling: who asks: `cli` or `pyslurm`; empty where there is no Slurm.
-        submits, queries, cancels, comments: calls that were made, by kind.
-        failed: of all those, how many got no answer in time ("not now").
-        refused: of all those, how many Slurm refused ("never").
-        held_back: calls that were not made, as the budget was used up.
-        closed_until_ns: epoch; no call is made before; 0 for none.
-        last_error: the last failure in one line.
+        filling: the adapter that calls Slurm, `cli` or `pyslurm`; empty where there is no Slurm.
+        submits, queries, cancels, comments: how many calls were made, by kind.
+        failed: how many of them got no answer in time.
+        refused: how many of them Slurm rejected.
+        held_back: how many calls were not made because the budget was used up.
+        closed_until_ns: no call is made before this time, in ns since the epoch; 0 for none.
+        last_error: the last failure, in one line.
     """
 
     filling: str = ""

@@ -1,6 +1,7 @@
-"""Pure. The states of actions, leases, sessions and nodes, in Slurm's words where Slurm has one.
+"""Names the states of actions, leases, sessions, nodes and allocations. Pure.
 
-Which move is legal is `scheduler/state/transitions.py`; this file only names the states.
+Where Slurm has a word for a state, it is Slurm's word. Which changes of state are legal is written
+in `scheduler/state/transitions.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from enum import Enum
 
 
 class ActionState(str, Enum):
-    """An action's life; it ends when its result is known."""
+    """The states of an action, which ends when its result is known."""
 
     PENDING = "PENDING"
     CONFIGURING = "CONFIGURING"
@@ -24,7 +25,7 @@ class ActionState(str, Enum):
 
 
 class LeaseState(str, Enum):
-    """A lease's life; it ends when the node says that what was lent is clean again."""
+    """The states of a lease, which ends when its node has released everything that was lent."""
 
     GRANTED = "GRANTED"
     ACTIVE = "ACTIVE"
@@ -34,8 +35,10 @@ class LeaseState(str, Enum):
 
 
 class SessionState(str, Enum):
-    """A session's life: WAITING for admission, then a sandbox on its home node. MOVING: its files
-    leave that node, and it waits for another."""
+    """The states of a session: it is WAITING until a node is chosen for its sandbox.
+
+    MOVING means that its files leave their node, after which it waits for another node.
+    """
 
     WAITING = "WAITING"
     OPENING = "OPENING"
@@ -48,7 +51,7 @@ class SessionState(str, Enum):
 
 
 class NodeState(str, Enum):
-    """A node's life; a rejoin is a new epoch."""
+    """The states of a node. A worker that joins again is a new node, with a new number."""
 
     UP = "UP"
     DRAINING = "DRAINING"
@@ -57,7 +60,7 @@ class NodeState(str, Enum):
 
 
 class AllocState(str, Enum):
-    """An allocation's life: decided upon, in Slurm's queue, granted, to end, gone."""
+    """The states of an allocation: decided upon, in Slurm's queue, granted, to be ended, gone."""
 
     ASKED = "ASKED"
     PENDING = "PENDING"
