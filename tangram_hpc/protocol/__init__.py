@@ -1,6 +1,7 @@
-"""Bytes only: messages, frames, payloads, authentication, and when a silent peer counts as lost.
+"""Messages, frames, payloads, authentication, and the rule by which a silent peer counts as lost.
 
-Client, broker, worker and gateway speak what is defined here; so do a worker and its sandboxes
-(`hostwire.py`), and a worker and its service runners (`service_frames.py`). All functions are pure
-functions of bytes and times. Sockets, MPI and pipes are in `transport/`.
+Client, broker, worker and gateway speak what is defined here. So do a worker and its execution
+processes (`hostwire.py`), and a worker and its service runners (`service_frames.py`). All of it is
+pure: functions of bytes and of times that are handed in. Sockets, MPI and pipes are in
+`transport/`.
 """

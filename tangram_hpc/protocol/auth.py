@@ -1,7 +1,7 @@
-"""Pure. The mutual challenge: both sides prove that they hold the job's key before any frame.
+"""Both sides prove that they hold the job's key before any frame is read. Pure.
 
-Law: the key never travels; each proof covers both nonces, the job and the prover's role, so that
-neither can be replayed or reflected. HMAC-SHA256 (RFC 2104).
+The key never travels. Each proof covers both nonces, the job and the role of the side that proves,
+so that neither proof can be replayed or reflected. HMAC-SHA256 (RFC 2104).
 
     broker -> peer    16 B magic+version, 32 B nonce
     peer   -> broker  32 B nonce, 32 B proof("peer")
@@ -21,12 +21,12 @@ ANSWER = NONCE + PROOF
 
 
 def proof(key: bytes, role: str, broker_nonce: bytes, peer_nonce: bytes, job: str) -> bytes:
-    """What `role` ("peer" or "broker") sends to prove that it holds `key`."""
+    """Returns what the side in `role` ("peer" or "broker") sends to prove that it holds `key`."""
     text = b"\0".join([MAGIC, role.encode(), job.encode()]) + broker_nonce + peer_nonce
     return hmac.new(key, text, hashlib.sha256).digest()
 
 
 def proven(given: bytes, key: bytes, role: str, broker_nonce: bytes, peer_nonce: bytes,
            job: str) -> bool:
-    """Whether `given` is that proof; compared in constant time."""
+    """Whether `given` is the proof of the side in `role`; compared in constant time."""
     return hmac.compare_digest(given, proof(key, role, broker_nonce, peer_nonce, job))

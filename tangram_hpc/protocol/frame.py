@@ -1,8 +1,8 @@
-"""Pure. Frames: many messages and their payloads in one write, without copying large payloads.
+"""Packs many messages and their payloads into one write, without copying large payloads. Pure.
 
-Layout (little endian): u32 length of the rest, u32 length of the meta part, meta, payloads.
-The meta part is msgpack `[[message, ...], [payload length, ...]]`; a message with `n = 1` owns the
-next payload in order.
+A frame is, in little endian: u32 length of the rest, u32 length of the meta part, the meta part,
+the payloads. The meta part is msgpack `[[message, ...], [payload length, ...]]`. Each message with
+`n = 1` owns the next payload, in order.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .message import AnyMessage, Message
 from .reading import reader
 
 FRAME_MAX = 256 * 1024 * 1024
-# bytes a read: for twice as many the C library maps memory anew at every read, 20 us
+# Bytes in one read. With twice as many, the C library maps new memory for every read: 20 us.
 RECEIVE = 1 << 16
-_SMALL = 512  # bytes; payloads of this mean size cost less to copy than to name one by one
+_SMALL = 512  # bytes; up to this mean size, payloads cost less to copy than to list one by one
 _HEAD = struct.Struct("<II")
 _encoder = msgspec.msgpack.Encoder()
 _read = reader(tuple[list[AnyMessage], list[int]])
@@ -29,7 +29,7 @@ Parcel = tuple[AnyMessage, memoryview | None]
 
 
 class Outbox:
-    """Collects messages until the next flush; not thread-safe."""
+    """Collects messages until the next flush. It is not thread-safe."""
 
     __slots__ = ("bytes", "messages", "payloads")
 
@@ -39,7 +39,7 @@ class Outbox:
         self.bytes = 0
 
     def put(self, message: Message, payload: Buffer | None = None) -> None:
-        """Adds a message; `payload` must be given exactly when the message has `n = 1`."""
+        """Adds a message. `payload` must be given exactly if the message has `n = 1`."""
         assert (payload is not None) == bool(getattr(message, "n", 0)), message
         self.messages.append(message)
         if payload is not None:
@@ -47,7 +47,9 @@ class Outbox:
             self.bytes += len(payload)
 
     def take(self) -> list[Buffer]:
-        """One frame with all that was put, as buffers for a gathering write; [] when empty."""
+        """Returns one frame with all that was put, as buffers for a gathering write; [] if nothing
+        was.
+        """
         if not self.messages:
             return []
         lengths = [len(p) for p in self.payloads]
@@ -61,7 +63,7 @@ class Outbox:
 
 
 class Inbox:
-    """Turns a stream of bytes into frames; keeps what is incomplete."""
+    """Cuts a stream of bytes into frames, and keeps the beginning of one that is incomplete."""
 
     __slots__ = ("_kept", "_need")
 
@@ -70,7 +72,7 @@ class Inbox:
         self._need = 8
 
     def feed(self, data: Buffer) -> Iterator[Parcel]:
-        """Yields each message with its payload (a view that lives as long as it is held).
+        """Yields each message with its payload, a view of `data` that keeps those bytes alive.
 
         Raises:
             ProtocolError: the bytes are not frames.
@@ -96,10 +98,10 @@ class Inbox:
 
 
 def open_frame(body: memoryview) -> Iterator[Parcel]:
-    """The messages of one frame's body (all after the first length).
+    """Yields the messages of one frame, given its body: all that follows the first length.
 
     Raises:
-        ProtocolError: the body is not a frame's.
+        ProtocolError: the bytes are not the body of a frame.
     """
     meta_len = int.from_bytes(body[:4], "little")
     try:

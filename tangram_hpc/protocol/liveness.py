@@ -1,19 +1,19 @@
-"""Pure. Who has been silent for too long; every call takes `now`.
+"""Decides which peers have been silent for too long. Pure: every call takes `now`.
 
 A process that judges others by a clock must first ask whether it ran itself. A broker that was
 stopped (SIGSTOP, `scontrol suspend`, a machine that froze) finds on waking that everybody has been
-silent, although what they said meanwhile lies unread in its sockets. So a judge measures its own
-stalls: it looks at the clock regularly, and a gap between two looks that is much longer than
-planned is time in which it did not run and heard nothing. That time counts against nobody.
+silent, although what they sent meanwhile is unread in its sockets. So it measures its own stalls:
+it looks at the clock regularly, and a gap between two looks that is much longer than planned is
+time in which it did not run and heard nothing. That time counts against nobody.
 
-Law: liveness is decided by what was heard, never by MPI and never by Slurm's exit codes.
+Liveness is decided by what was heard, never by MPI and never by Slurm's exit codes.
 """
 
 from __future__ import annotations
 
 
 class Stalls:
-    """Measures for how long its owner did not run.
+    """Measures how long its owner did not run.
 
     Args:
         now: the time of the first look.
@@ -27,7 +27,7 @@ class Stalls:
         self.total: float = 0  # the length of all stalls so far, in the unit of `now`
 
     def look(self, now: float) -> float:
-        """The length of the stall that ends with this look; 0 if there was none."""
+        """Returns the length of the stall that ends with this look; 0 if there was none."""
         gap, self._looked = now - self._looked, now
         if gap <= self._most:
             return 0
@@ -36,11 +36,12 @@ class Stalls:
 
 
 class Patience:
-    """A limit on a wait that counts only the time in which the one who waits ran.
+    """A time limit that counts only the time in which the waiting process itself ran.
 
     Args:
-        now, limit: in one unit.
-        step: the longest time between two looks that is counted in full; more was a stall.
+        now: the time of the first look.
+        limit: the time limit, in the unit of `now`.
+        step: how much of the time between two looks is counted, at most. More was a stall.
     """
 
     __slots__ = ("_left", "_looked", "_step")
@@ -49,32 +50,36 @@ class Patience:
         self._looked, self._left, self._step = now, limit, step
 
     def over(self, now: float) -> bool:
-        """Whether the limit is reached; to be called at each look."""
+        """Whether the limit has been reached. It must be called at each look."""
         self._left -= min(now - self._looked, self._step)
         self._looked = now
         return self._left <= 0
 
 
 class Liveness:
-    """Peers and when each was last heard; O(1) to hear, O(peers) to ask."""
+    """Remembers when each peer was last heard. To hear one costs O(1), to ask for the silent
+    O(peers).
+    """
 
     def __init__(self, silence_ns: int) -> None:
         self._silence_ns = silence_ns
         self._heard: dict[int, int] = {}
 
     def hear(self, peer: int, now: int) -> None:
-        """Something came from this peer."""
+        """Notes that something came from this peer."""
         self._heard[peer] = now
 
     def forget(self, peer: int) -> None:
-        """The peer left in an orderly way, or its loss is known."""
+        """Removes a peer that left in order, or whose loss is known."""
         self._heard.pop(peer, None)
 
     def stalled(self, now: int) -> None:
-        """The judge did not run until now: all peers count as heard, since what they said may not
-        have been read yet, and they may have been stopped together with the judge."""
+        """Counts all peers as heard at `now`, after the process did not run until then.
+
+        What they sent may not have been read yet, and they may have been stopped together with it.
+        """
         self._heard = dict.fromkeys(self._heard, now)
 
     def silent(self, now: int) -> list[int]:
-        """The peers that said nothing for longer than is allowed."""
+        """Returns the peers that sent nothing for longer than is allowed."""
         return [p for p, at in self._heard.items() if now - at > self._silence_ns]

@@ -1,9 +1,10 @@
-"""Pure. Every message that passes between client, broker and worker.
+"""Defines every message that passes between client, broker and worker. Pure.
 
-Law: one `Struct` a message, tagged by a small int, encoded as an array. A message that carries a
-payload says so by `n = 1`; the payload itself travels beside the messages of a frame
-(`protocol/frame.py`) and is never decoded by the broker. A new field goes to the end with a
-default; anything else needs a new `PROTOCOL_VERSION`.
+Each message is one `Struct`, encoded as an array, and tagged by a small whole number. A message
+with `n = 1` has a payload, which travels beside the messages in their frame (`protocol/frame.py`).
+The broker never decodes a payload.
+
+A new field goes to the end and has a default. Any other change needs a new `PROTOCOL_VERSION`.
 """
 
 from __future__ import annotations
@@ -21,31 +22,35 @@ from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 
 PROTOCOL_VERSION = 7
-INLINE_MAX = 66 * 1024  # 64 KiB of data and its wrapping; more goes by digest through the store
+INLINE_MAX = 66 * 1024  # 64 KiB of data and their framing; larger payloads go through the store
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="t", gc=False):
-    """The common head of all messages. Nothing of them points back at them, so that the collector
-    need not look (`gc`)."""
+    """The base class of all messages.
+
+    A message never refers back to itself, so Python's garbage collector need not look at it (`gc`).
+    """
 
 
 # ---- both ways -------------------------------------------------------------------------------
 
 
 class Ping(Message, frozen=True, tag=1):
-    """Are you there? `stamp` comes back in the Pong."""
+    """Asks whether the peer lives. `stamp` comes back in its Pong."""
 
     stamp: int = 0
 
 
 class Pong(Message, frozen=True, tag=2):
-    """I am."""
+    """Answers a Ping."""
 
     stamp: int = 0
 
 
 class Refused(Message, frozen=True, tag=3):
-    """The peer ends the conversation: a wrong version, job or role. `text` is for a person."""
+    """The peer ends the connection because of a wrong version, job or role; `text` says which, for
+    people.
+    """
 
     text: str
 
@@ -54,8 +59,17 @@ class Refused(Message, frozen=True, tag=3):
 
 
 class Hello(Message, frozen=True, tag=10):
-    """First message of a client. `uid` stays the same when it reconnects; rank and size are its
-    place in its MPI world (-1, 0 without one)."""
+    """The first message of a client.
+
+    Attributes:
+        version: the protocol version that it speaks.
+        job: the job that it wants to reach.
+        uid: its own name for itself, which stays the same when it connects again.
+        name: what people see.
+        rank: its rank in its MPI world; -1 without one.
+        size: the size of that world; 0 without one.
+        via: the way it came, `socket` or `mpi`.
+    """
 
     version: int
     job: str
@@ -67,7 +81,7 @@ class Hello(Message, frozen=True, tag=10):
 
 
 class Submit(Message, frozen=True, tag=11):
-    """An action; the payload is for its worker. Submitting an id again is harmless."""
+    """Submits an action, with a payload for its worker. To submit an id again does no harm."""
 
     action: Action
     n: int = 1
@@ -80,28 +94,34 @@ class Cancel(Message, frozen=True, tag=12):
 
 
 class RequestSession(Message, frozen=True, tag=13):
-    """Open a session. Requesting an id again is harmless. `again`: it was asked for before the way
-    was lost; if it has ended since, SessionDown says so and no other one opens in its place."""
+    """Requests a session. To request an id again does no harm.
+
+    `again` says that it was requested before the connection was lost. If the session has ended
+    since then, the answer is SessionDown, and no new session opens under its id.
+    """
 
     spec: SessionSpec
     again: bool = False
 
 
 class ReleaseSession(Message, frozen=True, tag=14):
-    """Close a session; what still runs in it is killed."""
+    """Closes a session. What still runs in it is killed."""
 
     session: int
 
 
 class Ack(Message, frozen=True, tag=15):
-    """The client holds these results: the broker may forget them."""
+    """The client holds the results of these actions, so the broker may forget them."""
 
     actions: tuple[int, ...]
 
 
 class Ask(Message, frozen=True, tag=16):
-    """A question about the broker's state (`info`, `nodes`, `pending`; `explain` with an
-    action's id); answered by Answer."""
+    """A query about the broker's state, answered by Answer.
+
+    `what` is `info`, `nodes`, `pending` or another name in `broker/questions/`; `explain` has an
+    action's id as its `argument`.
+    """
 
     request: int
     what: str
@@ -109,23 +129,28 @@ class Ask(Message, frozen=True, tag=16):
 
 
 class DeclareService(Message, frozen=True, tag=21):
-    """Actions shall call this service from now on; answered by Answer or Rejected."""
+    """Declares a service, which actions may call from now on. Answered by Answer or Rejected."""
 
     request: int
     spec: ServiceSpec
 
 
 class DeclareRollouts(Message, frozen=True, tag=22):
-    """Turns shall be dealt among this pool's services from now on; answered by Answer or
-    Rejected. The same again is harmless."""
+    """Declares a rollout pool, among whose services turns are routed from now on.
+
+    It is answered by Answer or Rejected. To declare the same pool again does no harm.
+    """
 
     request: int
     spec: RolloutsSpec
 
 
 class ToolReturned(Message, frozen=True, tag=23):
-    """A tool that ran elsewhere returned so many characters to one of the client's trajectories;
-    `status` as in `scheduler.routing.cmlfq`. Unknown ones are ignored."""
+    """Reports that a tool of a trajectory, which ran elsewhere, returned so many characters.
+
+    `status` is SUCCESS, FAILURE or TIMEOUT of `scheduler.routing.cmlfq`. The broker ignores the
+    message if it does not know the trajectory.
+    """
 
     pool: str
     trajectory: str
@@ -135,8 +160,11 @@ class ToolReturned(Message, frozen=True, tag=23):
 
 
 class EndTrajectory(Message, frozen=True, tag=24):
-    """One of the client's trajectories ended with so many generated tokens (-1: it was cut off),
-    in this step of the trainer (-1: as the last one). Unknown ones are ignored."""
+    """Reports that a trajectory ended with so many generated tokens; -1 if it was cut off.
+
+    `epoch` is the training step; -1 for the same as that of the trajectory before. The broker
+    ignores the message if it does not know the trajectory.
+    """
 
     pool: str
     trajectory: str
@@ -145,8 +173,12 @@ class EndTrajectory(Message, frozen=True, tag=24):
 
 
 class Forget(Message, frozen=True, tag=26):
-    """What came of the actions of these names, and of all whose name begins with `prefix`, need not
-    be kept any longer (`Action.once`); answered by Answer."""
+    """Lets the broker delete the kept results of actions with these idempotency keys
+    (`Action.once`).
+
+    If `prefix` is not empty, the results of all keys that begin with it may go too. Answered by
+    Answer.
+    """
 
     request: int
     names: tuple[str, ...]
@@ -154,26 +186,31 @@ class Forget(Message, frozen=True, tag=26):
 
 
 class Bye(Message, frozen=True, tag=17):
-    """The client ends: no grace is needed."""
+    """The client ends and will not come back, so that it needs no grace."""
 
 
 class RenewSession(Message, frozen=True, tag=19):
-    """The client still wants a session: its idle clock starts again."""
+    """The client still wants a session: its time of idleness begins anew."""
 
     session: int
 
 
 class DeclareEndpoint(Message, frozen=True, tag=20):
-    """From now on actions may name this endpoint; answered by Answer, or by Rejected under
-    `request`. The same again is harmless."""
+    """Declares an endpoint, which actions may call from now on.
+
+    It is answered by Answer or Rejected. To declare the same endpoint again does no harm.
+    """
 
     request: int
     spec: EndpointSpec
 
 
 class Done(Message, frozen=True, tag=25):
-    """How the call under a grant went. `lease` as Granted said it; 0: the action is not wanted any
-    more, granted or not. A state of PREEMPTED sends it back: it waits again at its old turn."""
+    """Reports how the call of an endpoint went that was made under a grant.
+
+    `lease` is the one in Granted; 0 says that the client no longer wants the action, granted or
+    not. An outcome of PREEMPTED sends the action back: it waits again, in its old place.
+    """
 
     action: int
     lease: int
@@ -181,7 +218,7 @@ class Done(Message, frozen=True, tag=25):
 
 
 class Shutdown(Message, frozen=True, tag=18):
-    """Asks the broker to end (`tangram shutdown`), and the broker's worker to end."""
+    """Asks the broker to end (`tangram shutdown`). The broker sends it to its workers, too."""
 
     reason: str = ""
 
@@ -190,7 +227,7 @@ class Shutdown(Message, frozen=True, tag=18):
 
 
 class Welcome(Message, frozen=True, tag=30):
-    """First answer: the client's number, and what it must know of the job."""
+    """The first answer to a client: its number, and what it must know of the job."""
 
     client: int
     job: str
@@ -198,12 +235,24 @@ class Welcome(Message, frozen=True, tag=30):
     placer: str
     sync: str
     grace_s: float
-    fresh: bool = True  # False: known from before, its open actions are still known
+    fresh: bool = True  # False if the broker knows it, and its open actions, from before
 
 
 class Result(Message, frozen=True, tag=31):
-    """An action's outcome, with the worker's payload. Times in ns by the broker's clock; `grants`:
-    (since its last grant, units from then on); `route`: of a turn, where it went."""
+    """The outcome of an action, with the payload that its worker returned.
+
+    Attributes:
+        action: id of the action.
+        outcome: how its last attempt ended.
+        node: name of the node.
+        cores: the CPUs that it held last.
+        attempt: number of the last attempt, from 1.
+        queue_ns: how long it waited until its last grant, by the broker's clock.
+        held_ns: time from that grant to the end, by the broker's clock.
+        n: 1 if it has a payload.
+        grants: for each size that the lease had: ns since the grant, and units from then on.
+        route: where a turn was routed to; None for other actions.
+    """
 
     action: int
     outcome: Outcome
@@ -217,14 +266,16 @@ class Result(Message, frozen=True, tag=31):
     route: Routed | None = None
 
     def under(self, action: int) -> Result:
-        """The same, told of another action that was to do the same work."""
+        """Returns this result for another action, which had the same idempotency key."""
         return msgspec.structs.replace(self, action=action)
 
 
 class Rejected(Message, frozen=True, tag=32):
-    """The action or session can never run; `text` names the field and the remedy. `lost`: it
-    could have, but its session is gone. With the id 0 a message was refused that has no id; its
-    conversation goes on."""
+    """The action or session can never run; `text` names the field and the remedy.
+
+    `lost` says that it could have run, but its session is gone. An id of 0 means that a message
+    without an id was refused; the connection stays open.
+    """
 
     id: int
     text: str
@@ -232,7 +283,7 @@ class Rejected(Message, frozen=True, tag=32):
 
 
 class SessionUp(Message, frozen=True, tag=33):
-    """The session's sandbox stands on `node`; it waited `wait_ns` for admission."""
+    """The sandbox of a session is ready on `node`, after it waited `wait_ns` for a place."""
 
     session: int
     node: str
@@ -240,8 +291,11 @@ class SessionUp(Message, frozen=True, tag=33):
 
 
 class SessionDown(Message, frozen=True, tag=34):
-    """The session is gone; `reason` is empty after an orderly end. `never`: it could not have
-    opened on any node."""
+    """The session has ended.
+
+    `reason` is empty if that was what the client wanted. `never` says that the session could not
+    have opened on any node.
+    """
 
     session: int
     reason: str
@@ -249,24 +303,27 @@ class SessionDown(Message, frozen=True, tag=34):
 
 
 class Output(Message, frozen=True, tag=35):
-    """A piece of a streamed action's output; stream 1 is stdout, 2 stderr."""
+    """A part of the output of an action that streams; `stream` 1 is stdout, 2 is stderr."""
 
-    id: int  # broker -> client: the action; worker -> broker: the lease
+    id: int  # of the action from the broker to a client, of the lease from a worker
     stream: int
     n: int = 1
 
 
 class Answer(Message, frozen=True, tag=36):
-    """Answers Ask: the payload is JSON."""
+    """Answers a query; the payload is JSON."""
 
     request: int
     n: int = 1
 
 
 class Granted(Message, frozen=True, tag=37):
-    """The client may make this call now: it holds a slot and has taken a token of its endpoint
-    under this lease, until it says Done. `rate_micro`, `burst_micro`: the bucket's, as it is now;
-    a client that stood still keeps to them by itself, and gives back what it cannot use."""
+    """The client may now make this call: it holds a slot and has taken a token of the endpoint.
+
+    It holds the slot under `lease` until it sends Done. `rate_micro` and `burst_micro` are the
+    token bucket's current values. A client that did not run for a while observes them by itself,
+    and gives back what it cannot use in time.
+    """
 
     action: int
     lease: int
@@ -278,7 +335,7 @@ class Granted(Message, frozen=True, tag=37):
 
 
 class WorkerHello(Message, frozen=True, tag=50):
-    """First message of a worker: what it lends."""
+    """The first message of a worker, with what it lends."""
 
     version: int
     job: str
@@ -286,14 +343,17 @@ class WorkerHello(Message, frozen=True, tag=50):
 
 
 class Started(Message, frozen=True, tag=51):
-    """These leases' processes run (sent on the worker's beat, for those still running)."""
+    """The processes of these leases run. Workers report it periodically, for leases that still run.
+    """
 
     leases: tuple[int, ...]
 
 
 class Finished(Message, frozen=True, tag=52):
-    """An attempt's outcome is known. `clean`: its units are free too. `n`: a payload for the
-    client comes with it."""
+    """The outcome of an attempt is known.
+
+    `clean` says that its units are free, too. With `n = 1`, a payload for the client comes along.
+    """
 
     lease: int
     outcome: Outcome
@@ -302,39 +362,41 @@ class Finished(Message, frozen=True, tag=52):
 
 
 class Released(Message, frozen=True, tag=53):
-    """What a lease's processes left behind is gone: its units are free."""
+    """What a lease's processes left behind has been removed, so its units are free."""
 
     lease: int
 
 
 class Returned(Message, frozen=True, tag=56):
-    """Leases that follow one which takes long; they have not begun and will not."""
+    """The worker gives back leases that wait behind one which takes long. They will not begin."""
 
     leases: tuple[int, ...]
 
 
 class Leaving(Message, frozen=True, tag=57):
-    """This node will be gone soon, the job goes on: nothing more is to be given to it. When the
-    conversation then ends, what ran here is the broker's to start elsewhere."""
+    """This node will soon be gone, while the job goes on. The broker shall give it nothing more.
+
+    When the connection then ends, the broker starts elsewhere what ran on the node.
+    """
 
     reason: str
 
 
 class SandboxUp(Message, frozen=True, tag=54):
-    """A session's sandbox stands."""
+    """The sandbox of a session is ready."""
 
     session: int
 
 
 class SandboxDown(Message, frozen=True, tag=55):
-    """A session's sandbox is gone. `reason` is empty when that was asked for."""
+    """The sandbox of a session is gone. `reason` is empty if the broker had ordered that."""
 
     session: int
     reason: str = ""
 
 
 class SandboxPacked(Message, frozen=True, tag=58):
-    """A session's sandbox is gone as PackSandbox asked; its files are in the store."""
+    """The sandbox of a session is gone, as PackSandbox ordered, and its files are in the store."""
 
     session: int
     files: str
@@ -344,7 +406,7 @@ class SandboxPacked(Message, frozen=True, tag=58):
 
 
 class WorkerWelcome(Message, frozen=True, tag=70):
-    """First answer to a worker."""
+    """The first answer to a worker: its number, and what it must know of the job."""
 
     node: int
     store: str
@@ -353,9 +415,17 @@ class WorkerWelcome(Message, frozen=True, tag=70):
 
 
 class Start(Message, frozen=True, tag=71):
-    """Run an action under a lease on these units, after bringing its service onto the GPUs where
-    that costs `restore_ns`, and when the lease `after` is gone from them (0: now); the payload is
-    the client's."""
+    """Start an action under a lease; the payload is the client's.
+
+    Attributes:
+        lease: number of the lease.
+        action: the action.
+        cores: the CPUs that are lent.
+        gpus: the GPUs that are lent.
+        n: 1, as it has a payload.
+        restore_ns: expected time to bring the action's service onto `gpus` first; 0 if it is there.
+        after: the lease on the same units that must end first; 0 to start at once.
+    """
 
     lease: int
     action: Action
@@ -367,7 +437,7 @@ class Start(Message, frozen=True, tag=71):
 
 
 class Kill(Message, frozen=True, tag=72):
-    """End what runs under a lease and report `state`."""
+    """End what runs under a lease, and report `state`."""
 
     lease: int
     state: ActionState
@@ -375,33 +445,35 @@ class Kill(Message, frozen=True, tag=72):
 
 
 class Resize(Message, frozen=True, tag=73):
-    """The lease's units from now on."""
+    """The CPUs of a lease from now on."""
 
     lease: int
     cores: tuple[int, ...]
 
 
 class OpenSandbox(Message, frozen=True, tag=74):
-    """Build a session's sandbox."""
+    """Build the sandbox of a session."""
 
     spec: SessionSpec
 
 
 class PrepareService(Message, frozen=True, tag=76):
-    """Actions may call this service here from now on."""
+    """Actions may call this service on this node from now on."""
 
     spec: ServiceSpec
 
 
 class CloseSandbox(Message, frozen=True, tag=75):
-    """Take a session's sandbox down."""
+    """Remove the sandbox of a session."""
 
     session: int
 
 
 class PackSandbox(Message, frozen=True, tag=77):
-    """Take a session's sandbox down and put its files into the store; answered by SandboxPacked, or
-    by SandboxDown when that cannot be done."""
+    """Remove the sandbox of a session and archive its files in the job's store.
+
+    It is answered by SandboxPacked, or by SandboxDown if it cannot be done.
+    """
 
     session: int
 

@@ -1,8 +1,9 @@
-"""Pure. What clients and workers put into payloads; the broker never decodes one.
+"""Defines what clients and workers put into payloads. Pure.
 
-Law: msgpack and raw array buffers only. Nothing here unpickles; a pickle is bytes that only the
-function runner (its call) or a client that said `trusted=True` (its result) opens. A payload over
-`INLINE_MAX` travels as a `Stored` reference: the bytes lie in the job's store under their digest.
+The broker never decodes a payload. A payload holds msgpack and raw array buffers only, and nothing
+here unpickles. A pickle is bytes here. Only the runner of a function opens one (its call), and a
+client that said `trusted=True` (its result). A payload of more than `INLINE_MAX` bytes travels as a
+`Stored` reference to an entry in the job's store.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from .reading import reader
 
 
 class Payload(msgspec.Struct, frozen=True, array_like=True, tag_field="p", gc=False):
-    """The common head of all payloads."""
+    """The base class of all payloads."""
 
 
 class Stored(Payload, frozen=True, tag=1):
-    """The real payload lies in the store, `size` bytes under this name: a sha256 hex digest, and
-    for whom it is kept there (`owner_of_result`)."""
+    """Refers to the real payload, `size` bytes in the job's store.
+
+    `digest` is the entry's name: a sha256 in hex, then the owner for whom the entry is kept (see
+    `owner_of_result`).
+    """
 
     digest: str
     size: int
@@ -32,9 +36,16 @@ class Stored(Payload, frozen=True, tag=1):
 class ExecCall(Payload, frozen=True, tag=2):
     """A command for a sandbox.
 
-    `argv` runs as it is, or `shell` through /bin/sh -c (exactly one is set). `env` adds to the
-    sandbox's own. `cwd` is relative to the session's directory unless absolute. `files` are
-    written before the start (path -> bytes). `stream` sends output while it runs.
+    Attributes:
+        argv: the command and its arguments; empty if `shell` is set.
+        shell: text for `/bin/sh -c`; empty if `argv` is set.
+        env: variables that are added to the sandbox's own.
+        cwd: working directory, relative to the session's directory unless it is absolute.
+        stdin: what the command reads.
+        files: content of files that are written before the start, by path.
+        stream: whether its output is sent while it runs.
+        clean_env: whether the sandbox's own variables are set; if not, `env` is the whole
+            environment.
     """
 
     argv: tuple[str, ...] = ()
@@ -48,8 +59,15 @@ class ExecCall(Payload, frozen=True, tag=2):
 
 
 class FileCall(Payload, frozen=True, tag=3):
-    """Read (`data` is None) or write one file of a session's sandbox; or, as `op` says, `list`
-    what lies at `path` (answered by FileList) or `mkdir` it and its parents."""
+    """An operation on the files of a session's sandbox.
+
+    Attributes:
+        path: which file or folder.
+        data: what to write; None to read.
+        mode: mode of the file that is written.
+        op: empty to read or write one file; `list` for all that is beneath a folder (answered by
+            FileList); `mkdir` to make a folder and its parents.
+    """
 
     path: str
     data: bytes | None = None
@@ -58,8 +76,13 @@ class FileCall(Payload, frozen=True, tag=3):
 
 
 class FunctionCall(Payload, frozen=True, tag=4):
-    """A Python function: `digest` names its cloudpickle in the store; `arguments` is a pickle of
-    (args, kwargs). `pickled` allows the result to travel as a pickle."""
+    """A call of a Python function.
+
+    Attributes:
+        digest: name of the function's cloudpickle in the store.
+        arguments: pickle of (args, kwargs).
+        pickled: whether the result may travel as a pickle.
+    """
 
     digest: str
     arguments: bytes
@@ -67,8 +90,13 @@ class FunctionCall(Payload, frozen=True, tag=4):
 
 
 class ServiceCall(Payload, frozen=True, tag=5):
-    """A call of a service: what it is asked to do, with what (`protocol.value`), and how many
-    tokens that is, for the budget of a batch."""
+    """A call of a service.
+
+    Attributes:
+        method: what the service is asked to do.
+        arguments: its arguments, encoded by `protocol.value`.
+        tokens: how many tokens they are, which counts against the limit of a batch.
+    """
 
     method: str
     arguments: bytes
@@ -76,7 +104,12 @@ class ServiceCall(Payload, frozen=True, tag=5):
 
 
 class ExecReturn(Payload, frozen=True, tag=10):
-    """A command's output, capped; `cut` counts the bytes that were dropped of each stream."""
+    """The output of a command, cut to a limit.
+
+    Attributes:
+        stdout, stderr: what was kept.
+        cut: how many bytes of each were dropped.
+    """
 
     stdout: bytes = b""
     stderr: bytes = b""
@@ -84,14 +117,20 @@ class ExecReturn(Payload, frozen=True, tag=10):
 
 
 class FileReturn(Payload, frozen=True, tag=11):
-    """A file's content."""
+    """The content of a file."""
 
     data: bytes = b""
 
 
 class FileEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One thing beneath a listed folder. `name`: its path from there, empty for the listed thing
-    itself when that is a file; `kind`: `file`, `dir`, `link` or `other`; `size` in bytes."""
+    """One file or folder in a listing.
+
+    Attributes:
+        name: its path from the listed folder; empty if the listed path itself is a file.
+        kind: `file`, `dir`, `link` or `other`.
+        size: in bytes.
+        mode: its permission bits.
+    """
 
     name: str
     kind: str
@@ -100,21 +139,23 @@ class FileEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FileList(Payload, frozen=True, tag=14):
-    """All that lies beneath a folder, links not followed; or one file. The names are a sandbox's:
-    whoever writes to them checks them."""
+    """All that is beneath a folder, links not followed; or one file.
+
+    The names come from a sandbox, so whoever writes files of these names must check them.
+    """
 
     entries: tuple[FileEntry, ...]
 
 
 class ValueReturn(Payload, frozen=True, tag=12):
-    """A function's result as msgpack, or as a pickle when `pickled`."""
+    """The result of a function, as msgpack, or as a pickle if `pickled`."""
 
     data: bytes
     pickled: bool = False
 
 
 class ErrorReturn(Payload, frozen=True, tag=13):
-    """A function's exception, as text only."""
+    """The exception of a function, as text only."""
 
     kind: str
     text: str
@@ -136,21 +177,25 @@ AnyPayload = Union[  # noqa: UP007
 
 
 def owner_of_result(action: Action, lease: int) -> str:
-    """Whose a result is in the job's store: its client's, or its own name's. Each attempt has an
-    entry of its own, since a late one must not replace what a client is about to read."""
+    """Returns for whom the result of an action is kept in the job's store: its client, or its
+    idempotency key. Each attempt has an entry of its own, since a late attempt must not replace
+    what a client is about to read.
+    """
     if action.once:
         return owner_by_name(action.once)
     return f"{owner_by_client(client_of(action.id))}{action.id & (1 << COUNTER_BITS) - 1}.{lease}"
 
 
 def owner_by_client(client: int) -> str:
-    """How the owners of all that a client keeps in the store begin."""
+    """Returns the prefix of all owners for whom entries of this client are kept."""
     return f"{client}."
 
 
 def owner_by_name(once: str) -> str:
-    """The owner of what an action with a name of its own keeps in the store. It outlives the
-    client, and goes when the name is forgotten."""
+    """Returns the owner of the entries of an idempotency key.
+
+    They outlive the client, and go when the key is forgotten.
+    """
     return f"once-{hashlib.sha256(once.encode()).hexdigest()[:32]}"
 
 
@@ -159,15 +204,15 @@ _read = reader(AnyPayload)
 
 
 def encode(payload: Payload) -> bytes:
-    """The payload's bytes."""
+    """Returns the bytes of a payload."""
     return _encoder.encode(payload)
 
 
 def decode(data: bytes | memoryview) -> AnyPayload:
-    """The payload in these bytes.
+    """Returns the payload in these bytes.
 
     Raises:
-        msgspec.DecodeError: they are not a payload.
+        msgspec.DecodeError: the bytes are not a payload.
     """
     payload: AnyPayload = _read(data)
     return payload

@@ -1,8 +1,9 @@
-"""Pure. Reading msgpack that another process or a file gives: the one door to msgspec's decoders.
+"""Decodes msgpack that came from another process or from a file. Pure.
 
-Law: bytes that are not what was asked for are a `msgspec.DecodeError`, whatever is wrong with them.
-By itself msgspec lets through what Python says of a str that is not UTF-8 and of what is nested too
-deep, and an extension's hook lets through what numpy says; whoever reads would forget them.
+Bytes that are not what was expected raise `msgspec.DecodeError`, whatever is wrong with them. By
+itself msgspec lets other exceptions through: for a str that is not UTF-8, for a value that is
+nested too deep, and for what numpy raises in an extension's hook. A caller would forget them. So
+all decoders of msgpack are made here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _WRONG = (ValueError, TypeError, IndexError, RecursionError)
 
 def reader(kind: Any, ext_hook: Callable[[int, memoryview], Any] | None = None
            ) -> Callable[[bytes | bytearray | memoryview], Any]:
-    """A function that gives the `kind` in some bytes, or raises msgspec.DecodeError."""
+    """Returns a function that decodes a value of type `kind`, or raises msgspec.DecodeError."""
     decode = msgspec.msgpack.Decoder(kind, ext_hook=ext_hook).decode
 
     def read(data: bytes | bytearray | memoryview) -> Any:

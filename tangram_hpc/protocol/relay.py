@@ -1,42 +1,45 @@
-"""Pure. What a rank and its gateway say to each other, and how often a side that must poll looks.
+"""Defines what a rank and its gateway send to each other, and how a side that must poll waits.
+Pure.
 
-Law: one word is one message: a tag and bytes. DATA is a piece of the byte stream between the rank's
-client and the broker, in order, unread. OPEN carries the conversation's number and is echoed;
-whatever reaches the rank before that echo belongs to an older conversation. A rank that hears
-nothing for `DOUBT_S` sends nothing more, and for `SILENCE_S` takes its gateway for dead: MPI itself
-tells nobody of a death, and to send to the dead can hang or crash.
+One message is a tag and bytes. DATA is a part of the byte stream between the rank's client and the
+broker; the stream is kept in order, and the gateway does not read it. OPEN carries the number of
+the connection, and the gateway echoes it. What reaches the rank before that echo belongs to an
+older connection.
+
+A rank that hears nothing for `DOUBT_S` sends nothing more, and after `SILENCE_S` it counts its
+gateway as dead. MPI itself reports no death, and to send to a dead process can hang or crash.
 """
 
 from __future__ import annotations
 
 # both ways
-OPEN = 1  # rank: begin conversation N (u32); gateway: begun, what follows belongs to it
-DATA = 2  # bytes of the conversation
+OPEN = 1  # rank: begin connection N (u32); gateway: it has begun, and what follows belongs to it
+DATA = 2  # bytes of the connection
 # rank -> gateway
-CLOSE = 3  # the conversation ends
-LEAVE = 4  # the rank's program ends: b"" in order, b"!" by an error
+CLOSE = 3  # the connection ends
+LEAVE = 4  # the rank's program ends: b"" in order, b"!" with an error
 # gateway -> rank
 BEAT = 5  # the gateway lives
-GONE = 6  # the broker's side of the conversation ended; the bytes are the reason
-PART = 7  # all ranks leave in order: finalise MPI
-END = 8  # not all can: end without finalising
+GONE = 6  # the broker's side of the connection ended; the bytes are the reason
+PART = 7  # all ranks end in order: finalise MPI
+END = 8  # some rank cannot: end without finalising MPI
 
 BEAT_S = 0.5
 DOUBT_S = 1.5
-SILENCE_S = 5.0  # rank's patience with its gateway
-DEAF_S = 15.0  # gateway's patience with a rank (its client pings every 2 s)
-PIECE = 1 << 20  # bytes in one DATA at most
-WINDOW = 8 << 20  # bytes on their way to one peer at most; the rest waits at home
+SILENCE_S = 5.0  # how long a rank waits for a word of its gateway
+DEAF_S = 15.0  # how long a gateway waits for a word of a rank, whose client pings every 2 s
+PIECE = 1 << 20  # bytes in one DATA, at most
+WINDOW = 8 << 20  # bytes on their way to one peer, at most; the rest waits in the sender
 
-_SHARE = 16  # sleep a sixteenth of the time that was quiet: at most 6 % later than without
+_SHARE = 16  # sleep for 1/16 of the quiet time, so that what comes is seen at most 6 % later
 
 
 class Pace:
-    """When to look again: spin at first, then sleep for a share of the time that was quiet.
+    """Says when to poll again: at once at first, later after a fraction of the time that was quiet.
 
     Args:
-        spin_ns: how long to spin after something moved.
-        floor_s: the shortest sleep.
+        spin_ns: how long to poll without a pause after something moved.
+        floor_s: the shortest pause.
     """
 
     __slots__ = ("_floor_s", "_moved_at", "_spin_ns")
@@ -45,11 +48,11 @@ class Pace:
         self._spin_ns, self._floor_s, self._moved_at = spin_ns, floor_s, 0
 
     def moved(self, now_ns: int) -> None:
-        """Something was sent or came."""
+        """Notes that something was sent or received."""
         self._moved_at = now_ns
 
     def pause_s(self, now_ns: int, most_s: float) -> float:
-        """Seconds to sleep now; 0 says spin."""
+        """Returns how many seconds to sleep now, at most `most_s`; 0 to poll again at once."""
         quiet = now_ns - self._moved_at
         if quiet < self._spin_ns:
             return 0.0

@@ -1,7 +1,7 @@
-"""Pure. What a worker and the runner of a copy say to each other, and how it is framed.
+"""Defines what a worker and the runner of a service copy send to each other. Pure.
 
-Law: nothing here leaves the machine or is kept. One order, one answer; each is a little-endian u32
-length and one msgpack message; never a pickle. What a request holds is opaque here.
+Nothing of it leaves the machine or is stored. Each order has one answer. A frame is a little-endian
+u32 length and one msgpack message, never a pickle. The arguments of a request are not read here.
 """
 
 from __future__ import annotations
@@ -16,20 +16,29 @@ from ..errors import ProtocolError
 from .reading import reader
 
 FRAME_MAX = 1 << 30  # bytes of requests or replies
-_SLACK = 64  # bytes; what a message is around them
+_SLACK = 64  # bytes of a message around its requests or replies
 HEAD = struct.Struct("<I")
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
-    """The common head of all messages of this file."""
+    """The base class of all messages of this file."""
 
 
 # ---- worker -> runner ------------------------------------------------------------------------
 
 
 class Load(Frame, frozen=True, tag=1):
-    """First order: which model, and as what. `threads`: of CPU; `max_len` in tokens; `fresh`: where
-    newer weights of it are published, if anywhere."""
+    """The first order: load a model.
+
+    Attributes:
+        model: name or path of the model.
+        task: what it shall do.
+        dtype: type of its numbers.
+        max_len: longest input, in tokens.
+        device: kind of device it will run on.
+        threads: CPU threads that it may use.
+        fresh: folder where newer weights of it are published; empty for none.
+    """
 
     model: str
     task: str
@@ -41,52 +50,52 @@ class Load(Frame, frozen=True, tag=1):
 
 
 class Wake(Frame, frozen=True, tag=2):
-    """Bring it onto the device of this number, as the runner's process counts them."""
+    """Bring the model onto the device with this number, as the runner's process counts devices."""
 
     device: int = 0
 
 
 class Park(Frame, frozen=True, tag=3):
-    """Leave the device."""
+    """Move the model away from its device."""
 
 
 class Call(Frame, frozen=True, tag=4):
-    """Carry these out as one batch: each a method and its arguments."""
+    """Carry out these requests as one batch. Each is a method and its arguments."""
 
     requests: tuple[tuple[str, bytes], ...]
 
 
 class Close(Frame, frozen=True, tag=5):
-    """Exit; nothing is answered."""
+    """Exit. There is no answer."""
 
 
 # ---- runner -> worker ------------------------------------------------------------------------
 
 
 class Loaded(Frame, frozen=True, tag=20):
-    """It is ready, parked, and takes so much host memory."""
+    """The model is loaded and parked; `host_mib` is the host memory that it takes."""
 
     host_mib: int
 
 
 class Done(Frame, frozen=True, tag=21):
-    """Wake or Park is carried out."""
+    """A Wake or Park has been carried out."""
 
 
 class Answers(Frame, frozen=True, tag=22):
-    """Of each request its value, or why it was wrong."""
+    """For each request its value, or what was wrong with it."""
 
     replies: tuple[tuple[bytes, str], ...]
 
 
 class NoRoom(Frame, frozen=True, tag=23):
-    """The device's memory does not suffice; all is as it was before the order."""
+    """The device has too little memory. Everything is as it was before the order."""
 
     text: str
 
 
 class Refused(Frame, frozen=True, tag=24):
-    """The model can never be served so."""
+    """The model can never be served in this way."""
 
     text: str
 
@@ -100,10 +109,10 @@ _read_answer = reader(Answer)
 
 
 def frame(message: Frame) -> bytes:
-    """A message as it goes through the socket.
+    """Returns the bytes of a message's frame.
 
     Raises:
-        ProtocolError: it is too large.
+        ProtocolError: the message is too large.
     """
     body = _encoder.encode(message)
     if len(body) > FRAME_MAX + _SLACK:
@@ -112,10 +121,10 @@ def frame(message: Frame) -> bytes:
 
 
 def size(head: bytes) -> int:
-    """How many bytes follow this head.
+    """Returns how many bytes follow this head.
 
     Raises:
-        ProtocolError: more than a frame may have.
+        ProtocolError: the head announces more than a frame may have.
     """
     told: int = HEAD.unpack(head)[0]
     if told > FRAME_MAX + _SLACK:
@@ -124,20 +133,20 @@ def size(head: bytes) -> int:
 
 
 def order(body: bytes) -> Order:
-    """The order in a frame.
+    """Returns the order in the body of a frame.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: it is no order.
     """
     told: Order = _told(_read_order, body, "an order")
     return told
 
 
 def answer(body: bytes) -> Answer:
-    """The answer in a frame.
+    """Returns the answer in the body of a frame.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: it is no answer.
     """
     told: Answer = _told(_read_answer, body, "an answer")
     return told

@@ -1,7 +1,7 @@
-"""Pure. A function's result as msgpack and raw array buffers: what may travel without a pickle.
+"""Encodes a function's result as msgpack and raw array buffers, without pickle. Pure.
 
-Law: decoding builds only the types listed here, whatever the bytes say: None, bool, int, float,
-str, bytes, list, tuple, dict, numpy arrays and scalars of plain dtypes. numpy is imported only when
+Decoding builds only the types listed here, whatever the bytes say: None, bool, int, float, str,
+bytes, list, tuple, dict, and numpy arrays and scalars of plain dtypes. numpy is imported only when
 an array is met.
 """
 
@@ -23,10 +23,10 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_value(value: Any) -> bytes:
-    """The value's bytes.
+    """Returns the bytes of a value.
 
     Raises:
-        TypeError: it holds something that cannot travel so; the text names its type.
+        TypeError: the value holds something that cannot travel like this; the text names its type.
     """
     try:
         return _encoder.encode(_portable(value))
@@ -37,10 +37,10 @@ def encode_value(value: Any) -> bytes:
 
 
 def decode_value(data: bytes | bytearray | memoryview) -> Any:
-    """The value in these bytes; arrays are writable and own their memory.
+    """Returns the value in these bytes. Arrays are writable and own their memory.
 
     Raises:
-        msgspec.DecodeError: they are not a value.
+        msgspec.DecodeError: the bytes are not a value.
     """
     return _read(data)
 
@@ -72,7 +72,10 @@ def _key(name: Any) -> Any:
 
 
 def _array(numpy: Any, value: Any) -> Any:
-    """Layout: one byte with the length of the head, the head (dtype and shape), the raw buffer."""
+    """Returns an array or scalar as an extension.
+
+    Its bytes are: one byte with the length of the head, the head (dtype and shape), the raw buffer.
+    """
     array = numpy.asarray(value)
     exact = type(value) is numpy.ndarray or isinstance(value, numpy.generic)
     if not exact or array.dtype.names or not _DTYPE.fullmatch(array.dtype.str):
