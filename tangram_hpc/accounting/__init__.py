@@ -1,6 +1,6 @@
-"""Who used what of what was held: a pure fold over the journal's events.
+"""Computes who used how much of what was held, as a pure fold over the journal's events.
 
-Here are records of actions, what allocations held, the columns of `tangram acct`, and a job's
-summary in one line. Nothing here reads a file or prints; `storage/` reads the journal, and `cli/`
+It has the records of actions, what allocations held, the columns of `tangram acct`, and the summary
+of a job in one line. Nothing here reads a file or prints: `storage/` reads the journal, and `cli/`
 prints.
 """

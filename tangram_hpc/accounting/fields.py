@@ -1,7 +1,8 @@
-"""Pure. The columns of `tangram acct`: sacct's names and formats where sacct has the column.
+"""Defines the columns of `tangram acct`. Pure.
 
-Law: one table (name, width, printer, value); everything about a column is in its line. `value` is
-what `--json` shows: whole numbers in ns, MiB or KiB, and names that end in the unit.
+Where sacct has a column, ours has its name and its format. One table says everything about a
+column: name, width, how its value is printed, and what it means. `as_json` has the same values for
+machines: whole numbers, with the unit at the end of each name.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .record import ActionRecord
 
 
 class Field(NamedTuple):
-    """One column; `text` prints it as sacct does."""
+    """One column; `text` prints its value as sacct does, and `about` explains it."""
 
     name: str
     width: int
@@ -26,14 +27,16 @@ class Field(NamedTuple):
 
 
 def stamp(ns: int) -> str:
-    """Epoch ns as `YYYY-MM-DDTHH:MM:SS.mmm` local time; `Unknown` for 0, as sacct."""
+    """Returns a time as `YYYY-MM-DDTHH:MM:SS.mmm` in local time; `Unknown` for 0, as sacct prints
+    it.
+    """
     if not ns:
         return "Unknown"
     return datetime.fromtimestamp(ns / 1e9).isoformat(timespec="milliseconds")
 
 
 def duration(ns: int) -> str:
-    """`[D-]HH:MM:SS.mmm`."""
+    """Returns a duration as `[D-]HH:MM:SS.mmm`."""
     ms = ns // 10**6
     days, ms = divmod(ms, 86_400_000)
     text = f"{ms // 3_600_000:02d}:{ms // 60_000 % 60:02d}:{ms // 1000 % 60:02d}.{ms % 1000:03d}"
@@ -41,13 +44,15 @@ def duration(ns: int) -> str:
 
 
 def job_id(r: ActionRecord) -> str:
-    """`JOB.CLIENT.COUNTER`."""
+    """Returns the JobID of an action, `JOB.CLIENT.COUNTER`."""
     return f"{r.job}.{show(r.action.id)}"
 
 
 def _exit_code(r: ActionRecord) -> str:
-    """`code:signal` as sacct shows it, where a failure by a signal has code 0. Unlike sacct's it is
-    never `0:0` for an action that ended in another state than COMPLETED."""
+    """Returns `code:signal` as sacct shows it: a failure by a signal has code 0.
+
+    Unlike sacct, it never returns `0:0` for an action that ended in another state than COMPLETED.
+    """
     o = r.outcome
     if o is None:
         return "0:0"
@@ -65,7 +70,7 @@ def _tres(cpus: int, mem: int, gpus: int) -> str:
 
 
 def _measure(r: ActionRecord, name: str) -> int | None:
-    """A measure of its GPUs; None where it was not taken."""
+    """Returns a measurement of the action's GPUs; None if it was not taken."""
     value: int = getattr(r.outcome, name) if r.outcome is not None else -1
     return value if value >= 0 else None
 
@@ -76,7 +81,9 @@ def _shown(r: ActionRecord, name: str, unit: str = "") -> str:
 
 
 def _energy(r: ActionRecord) -> str:
-    """As sacct: J, thousands as K; always an estimate, which the ~ says."""
+    """Returns the energy as sacct prints it: in J, thousands as K; `~` marks that it is an
+    estimate.
+    """
     mj = _measure(r, "energy_mj")
     if mj is None:
         return ""
@@ -97,7 +104,7 @@ def _of(r: ActionRecord, name: str) -> Any:
 
 
 def _bound(r: ActionRecord, figure: str) -> str:
-    """">" when this figure of it is a lower bound."""
+    """Returns ">" if this figure is a lower bound, else an empty string."""
     return ">" if r.outcome is not None and figure in r.outcome.lower_bounds else ""
 
 
@@ -161,7 +168,9 @@ _BY_NAME = {f.name.lower(): f for f in FIELDS}
 
 
 def choose(text: str) -> list[tuple[Field, int]]:
-    """The columns of a format such as `JobID%20,State`; width < 0 aligns left.
+    """Returns the columns of a format such as `JobID%20,State`, with their widths.
+
+    A width below 0 aligns left.
 
     Raises:
         InvalidInput: a column is not known, or a width is not a number.
@@ -180,7 +189,7 @@ def choose(text: str) -> list[tuple[Field, int]]:
 
 
 def as_json(r: ActionRecord) -> dict[str, Any]:
-    """A record with whole numbers and units in the names, for machines."""
+    """Returns a record for machines: whole numbers, with the unit at the end of each name."""
     o = r.outcome
     return {
         "job_id": job_id(r), "job": r.job, "action": show(r.action.id), "name": r.action.name,

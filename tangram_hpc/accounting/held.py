@@ -1,9 +1,9 @@
-"""Pure. What each allocation held and what of it was used: a fold over the journal's events.
+"""Computes what each allocation held, and how much of it was lent to actions. Pure.
 
-Law: one pass, O(events). Held is from Slurm's grant (or, where nobody knows that, from its first
-worker's joining) to its end (or its last worker's leaving); used is what was lent to actions on its
-nodes. Amounts in core-ns. Nothing is guessed: an allocation that still runs is held up to the last
-event.
+An allocation is held from Slurm's grant to its end. Where nobody knows these times, it is held from
+the first joining of one of its workers to the leaving of the last. Used is what was lent to actions
+on its nodes. Amounts are in core-ns. Nothing is guessed: an allocation that still runs is held
+until the last event. The fold takes one pass, O(events).
 """
 
 from __future__ import annotations
@@ -17,7 +17,22 @@ from .starts import without_gaps
 
 @dataclass(slots=True)
 class HeldRow:
-    """One allocation. `name`: its shape, empty for one that the broker did not ask for."""
+    """What one allocation held and used.
+
+    Attributes:
+        job: the Slurm job id, or `LEADER+N` for a het component.
+        name: name of its shape; empty if the broker did not request it.
+        own: whether it is the broker's own allocation.
+        came: whether it was granted.
+        nodes: names of its nodes.
+        cpus: CPUs of all its nodes.
+        since: when it began, in ns since the epoch.
+        until: when it ended, in ns since the epoch.
+        used_ns: core-ns that were lent to actions.
+        why: why it was given back, or how it ended.
+        earlier_ns: how long earlier starts of the job held it, before a requeue.
+        earlier_core_ns: core-ns that earlier starts of the job held.
+    """
 
     job: str
     name: str = ""
@@ -34,23 +49,23 @@ class HeldRow:
 
     @property
     def span_ns(self) -> int:
-        """How long it was held."""
+        """How long it was held, in ns."""
         return self.earlier_ns + (max(0, self.until - self.since) if self.came else 0)
 
     @property
     def held_ns(self) -> int:
-        """CPUs x time."""
+        """How much was held, in core-ns: CPUs times time."""
         now = self.cpus * max(0, self.until - self.since) if self.came else 0
         return self.earlier_core_ns + now
 
     def rest(self) -> None:
-        """The job is requeued: others of its nodes may come, later."""
+        """Ends the current holding because the job is requeued; it may later get other nodes."""
         self.earlier_ns, self.earlier_core_ns = self.span_ns, self.held_ns
         self.came, self.cpus, self.nodes = False, 0, []
 
 
 class Held:
-    """Takes events in order; `rows` by job."""
+    """Folds events into rows, one for each job id. Events must come in order."""
 
     def __init__(self) -> None:
         self.rows: dict[str, HeldRow] = {}
@@ -65,7 +80,7 @@ class Held:
         self.last_ns = 0
 
     def add(self, event: ev.Event) -> None:
-        """One event."""
+        """Takes one event."""
         before, self.last_ns = self.last_ns, event.at
         match event:
             case ev.BrokerStarted():
@@ -101,7 +116,7 @@ class Held:
                 self._off(lease, event.at)
 
     def close(self) -> None:
-        """This is all there is: what is still held or lent ends with the last event."""
+        """Ends the fold: what is still held or lent ends with the last event."""
         for lease in list(self._lent):
             self._take(lease, self.last_ns)
         for job, up in self._up.items():
@@ -109,7 +124,9 @@ class Held:
                 self.rows[job].until = self.last_ns
 
     def _begin_again(self, before: int) -> None:
-        """What is not a satellite was held by the start before until its last word."""
+        """Handles a start of the broker: what is no satellite was held until the last event before
+        it.
+        """
         for row in self.rows.values():
             if row.came and not row.name:
                 row.until = before if self._up.get(row.job) else row.until
@@ -163,7 +180,7 @@ class Held:
         return job
 
     def _off(self, lease: int, at: int) -> None:
-        """A lease is gone from its units: the one that was granted after it is next."""
+        """Takes a lease off its units. The lease that was granted after it, if any, begins."""
         if lease in self._lent:
             self._take(lease, at)
         after, before = self._behind.pop(lease, None), self._before.pop(lease, 0)
@@ -178,7 +195,7 @@ class Held:
 
 
 def held(events: Iterable[ev.Event]) -> list[HeldRow]:
-    """A row an allocation that came, in order of their coming."""
+    """Returns a row for each allocation that was granted, in the order of the grants."""
     fold = Held()
     for event in without_gaps(events):
         fold.add(event)
@@ -187,7 +204,7 @@ def held(events: Iterable[ev.Event]) -> list[HeldRow]:
 
 
 def total(rows: Iterable[HeldRow]) -> Iterator[int]:
-    """Held and used, of all."""
+    """Yields two sums over the rows: core-ns held, and core-ns used."""
     known = list(rows)
     yield sum(row.held_ns for row in known)
     yield sum(row.used_ns for row in known)

@@ -1,6 +1,6 @@
-"""Pure. `ActionRecord`s and `Usage`: the journal's events folded into a row an action.
+"""Folds the journal's events into one record for each action, and into the usage of the job. Pure.
 
-Law: nothing is guessed; what an event did not say stays empty. The fold is one pass, O(events).
+Nothing is guessed: what no event said stays empty. The fold takes one pass, O(events).
 """
 
 from __future__ import annotations
@@ -21,7 +21,26 @@ from .starts import without_gaps
 
 @dataclass(slots=True)
 class ActionRecord:
-    """One action's story. Times are epoch ns by the broker's clock, 0 for "not yet"."""
+    """What happened to one action. Times are in ns since the epoch, by the broker's clock.
+
+    Attributes:
+        job: the Slurm job.
+        user: the user who ran the job.
+        action: the action as it was submitted, or a turn as it was routed.
+        submit_ns: when it was submitted.
+        rank: MPI rank of its client; -1 for none.
+        start_ns: when its last attempt began; 0 if none did.
+        end_ns: when its result was known; 0 if it is not.
+        node: the node of its last attempt; None if there was none, or if its client makes the call.
+        attempt: how often it was started, as far as the nodes reported.
+        outcome: how its last attempt ended; None if it did not.
+        state: its state.
+        grants: for each size that its last lease had: since when, and the CPUs.
+        gpus: the GPUs of its last attempt.
+        route: where a turn was routed to last; None for other actions.
+        lost_ahead: whether a prefetched lease was lost with its node. The node may have started the
+            action without having reported it, so that `attempt` is a lower bound.
+    """
 
     job: str
     user: str
@@ -43,22 +62,22 @@ class ActionRecord:
 
     @property
     def elapsed_ns(self) -> int:
-        """Grant to result."""
+        """Time from the last grant to the result; 0 if either is missing."""
         return self.end_ns - self.start_ns if self.start_ns and self.end_ns else 0
 
     @property
     def planned_ns(self) -> int:
-        """Submit to (last) grant, or to the end of one that never started."""
+        """Time from submission to the last grant, or to the end of an action that never started."""
         return (self.start_ns or self.end_ns or self.submit_ns) - self.submit_ns
 
     @property
     def cpus(self) -> int:
-        """The most CPUs that it held."""
+        """The most CPUs that it held at one time."""
         return max((len(cores) for _, cores in self.grants), default=0)
 
     @property
     def cpu_held_ns(self) -> int:
-        """Σ CPUs held x time, resizes counted."""
+        """Core-ns that it held, with all changes of its size."""
         ends = [*(at for at, _ in self.grants[1:]), self.end_ns]
         return sum(len(cores) * max(0, end - at)
                    for (at, cores), end in zip(self.grants, ends, strict=False))
@@ -66,7 +85,11 @@ class ActionRecord:
 
     @property
     def gpu_held_ns(self) -> int:
-        """GPUs held x time, its share of what a batch held together; a restore is whose it was."""
+        """GPU-ns that it held.
+
+        The calls of a batch share the time of the batch equally. A restore counts for the call that
+        needed it.
+        """
         if self.outcome is None or not self.gpus:
             return 0
         if self.action.kind is not Kind.CALL:
@@ -77,8 +100,14 @@ class ActionRecord:
 
 @dataclass(slots=True)
 class Usage:
-    """What a whole job held and used, in unit-ns: CPUs of its nodes while they were joined, CPUs
-    that sessions reserved, CPUs lent to actions, CPU time that actions burnt."""
+    """What a whole job held and used, in core-ns.
+
+    Attributes:
+        held_ns: CPUs of its nodes, while they had joined.
+        reserved_ns: CPUs that sessions reserved.
+        lent_ns: CPUs that were lent to actions.
+        burnt_ns: CPU time that the processes of actions used.
+    """
 
     held_ns: int = 0
     reserved_ns: int = 0
@@ -87,7 +116,9 @@ class Usage:
 
 
 class Fold:
-    """Takes events in order; `records` holds a row an action, in order of submission."""
+    """Folds events into `records`, by action id in the order of submission. Events must come in
+    order.
+    """
 
     def __init__(self) -> None:
         self.records: dict[int, ActionRecord] = {}
@@ -108,7 +139,7 @@ class Fold:
         self.last_ns = 0
 
     def add(self, event: ev.Event) -> None:
-        """One event."""
+        """Takes one event."""
         self.last_ns = event.at
         match event:
             case ev.BrokerStarted():
@@ -156,7 +187,11 @@ class Fold:
                         self._doomed.setdefault(record.action.id, end)
 
     def close(self) -> None:
-        """The job is over, or this is all there is: amounts still held end with the last event."""
+        """Ends the fold: what is still held ends with the last event.
+
+        If the broker stopped, actions without an idempotency key that are still open count as
+        cancelled.
+        """
         for node in self._nodes:
             if node not in self._gone:
                 self._leave(node, self.last_ns)
@@ -210,7 +245,7 @@ class Fold:
         record.grants = [(at, event.cores)]
 
     def _off(self, lease: int, at: int) -> None:
-        """A lease is gone from its units: the one that was granted after it is next."""
+        """Takes a lease off its units. The lease that was granted after it, if any, begins."""
         after = self._ahead.pop(lease, None)
         before = self._before.pop(lease, 0)
         if after is None:
@@ -256,7 +291,7 @@ class Fold:
 
 
 def fold(events: Iterable[ev.Event]) -> Fold:
-    """All events folded."""
+    """Returns the fold of all events."""
     result = Fold()
     for event in without_gaps(events):
         result.add(event)

@@ -1,8 +1,9 @@
-"""Pure. Between two starts of a job's broker nothing is held: the job waits in Slurm's queue.
+"""Moves the ends that a broker's start implies back to the last event before that start. Pure.
 
-Law: only times are changed, and only those of what a start says had ended before it (its nodes,
-their leases and sessions, what was never to run again): that ended with the last word of the start
-before. Accounting reads events through this; the scheduler does not.
+Between two starts of a job's broker nothing is held, because the job waits in Slurm's queue. When
+the broker starts again, it ends what was open: nodes, their leases and sessions, and actions that
+will not run again. Those ends bear the time of the start. For accounting they happened when the
+earlier start was last heard. The scheduler does not read events through this; accounting does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _ENDS = (ev.NodeLost, ev.LeaseFinished, ev.LeaseReleased, ev.LeaseReturned, ev.S
 
 
 def without_gaps(events: Iterable[ev.Event]) -> Iterator[ev.Event]:
-    """The events, each in its turn. O(1) an event."""
+    """Yields the events in order, with such times corrected. O(1) for each event."""
     last = before = started = 0
     for event in events:
         if type(event) is ev.BrokerStarted:

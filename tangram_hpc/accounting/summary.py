@@ -1,7 +1,7 @@
-"""Pure. A job's actions in one short line: what goes into the Comment of its Slurm job.
+"""Writes a summary of a job's actions in one line, for the Comment of its Slurm job. Pure.
 
-Law: the format is stable: words `key=value`, in this order, new ones only at the end; at most
-`TEXT_MAX` characters; what was not measured is left out.
+The format is stable: words `key=value` in a fixed order. New words go to the end. The line has at
+most `TEXT_MAX` characters, and what was not measured is left out.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ _HOUR = 3600 * 10**9
 
 
 def summary(folded: Fold) -> str:
-    """`actions=2000 act_mean=2.214s cpu_held=12.10h cpu_lent=81% cpu_used=63% completed=1990 ...`.
+    """Returns a line such as `actions=2000 act_mean=2.214s cpu_held=12.10h cpu_lent=81%
+    cpu_used=63% ...`.
 
-    actions: that were submitted; act_mean: submit to result, of those that ended; cpu_held: CPU-
-    hours that nodes lent to the broker; of those cpu_lent: held by actions, cpu_used: burnt by
-    them; gpu_lent: GPU-hours held by actions; then how many ended in each state. O(actions).
+    `actions` counts those that were submitted. `act_mean` is the mean time from submission to
+    result, of those that ended. `cpu_held` is how many CPU-hours nodes lent to the broker;
+    `cpu_lent` is the part that actions held, and `cpu_used` the part that their processes used.
+    `gpu_lent` is how many GPU-hours actions held. Then follows how many actions are in each state.
+    O(actions).
     """
     records, usage = folded.records.values(), folded.usage
     ended = [r for r in records if r.state in ENDED and r.end_ns]

@@ -1,8 +1,8 @@
 """Everything a person writes: settings, services, endpoints, allocations and rollout pools.
 
-Each module checks what was written, names the field and the remedy when it is wrong, and returns
-values of `domain/` or its own frozen models. Apart from the files of the simulators, this package
-is the only door to pydantic, and it is the only one to TOML. It starts nothing and asks neither
-Slurm nor a broker. It stands after `scheduler/` and `libra/` in the import order, because it checks
-names and bounds that are defined there.
+Each module checks what was written. If it is wrong, the error names the field and the remedy. If it
+is right, the result is a value of `domain/` or a frozen model of this package. Apart from the
+simulators' files, this package is the only one that imports pydantic, and the only one that reads
+TOML. It starts nothing and asks neither Slurm nor a broker. In the order of imports it comes after
+`scheduler/` and `libra/`, because it checks names and bounds that are defined there.
 """

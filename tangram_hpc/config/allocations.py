@@ -1,8 +1,8 @@
-"""What a person writes of allocations that grow and shrink: `[elastic]` in TOML.
+"""Checks the table `[elastic]`, by which a user lets the broker request and give back allocations.
 
-Law: checked here, before anything is asked of Slurm; a wrong field is one line that names it. The
-scheduler sees an `AllocPolicy` and never the rest. Nothing is asked for unless the user has said
-how many nodes and how many core-hours at most.
+It is checked before anything is asked of Slurm, and an error names the wrong field in one line. The
+scheduler sees an `AllocPolicy` and nothing else of it. Nothing is requested unless the user gave a
+bound on nodes and on core-hours.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Model(BaseModel):
 
 
 class Satellite(_Model):
-    """One kind of satellite: `[[elastic.satellites]]`; those preferred first."""
+    """One entry of `[[elastic.satellites]]`: a kind of satellite. Preferred kinds come first."""
 
     name: str = Field(pattern=_WORD, description="of this kind; one of its own")
     partition: str = Field("", description="empty for the site's default")
@@ -41,7 +41,7 @@ class Satellite(_Model):
 
 
 class Elastic(_Model):
-    """The whole table. Nothing is asked for while `max_nodes` is 0."""
+    """The table `[elastic]`. Nothing is requested while `max_nodes` is 0."""
 
     max_nodes: int = Field(0, ge=0, le=4096, description="satellites' nodes at once, those asked "
                                                          "for included")
@@ -71,10 +71,14 @@ class Elastic(_Model):
 
 
 def elastic(table: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Elastic:
-    """The table, checked; `overrides` (from the command line) win where they are not None.
+    """Returns the table, checked.
+
+    Args:
+        table: the table as it was written.
+        overrides: values from the command line, which win unless they are None.
 
     Raises:
-        InvalidInput: a field is wrong; names it.
+        InvalidInput: a field is wrong; the text names it.
     """
     given = {k: v for k, v in (overrides or {}).items() if v is not None}
     try:
@@ -98,7 +102,7 @@ def elastic(table: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 
 
 def alloc_policy(told: Elastic) -> AllocPolicy:
-    """What the scheduler needs of it."""
+    """Returns what the scheduler needs of the table."""
     def ns(seconds: float) -> int:
         return round(seconds * _S)
 

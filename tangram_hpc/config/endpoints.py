@@ -1,7 +1,7 @@
-"""What a person writes of an endpoint: `register_endpoint(name, ...)`, `[endpoints.NAME]` in TOML.
+"""Checks an endpoint: `register_endpoint(name, ...)`, or `[endpoints.NAME]` in TOML.
 
-Law: checked here, before anything is sent; a wrong field is one line that names it. The scheduler
-sees an `EndpointSpec` and never the rest.
+It is checked before anything is sent, and an error names the wrong field in one line. The scheduler
+sees an `EndpointSpec` and nothing else of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import InvalidInput
 
 
 class Quota(BaseModel):
-    """What somebody else's API allows."""
+    """What an API that somebody else serves allows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,17 +28,20 @@ class Quota(BaseModel):
                                                                "endpoint than one after it")
 
     def bucket(self) -> float:
-        """Tokens that its bucket holds here: the endpoint's own burst, less what could come too
-        early by the jitter; at least one."""
+        """Returns the capacity of the token bucket, in tokens; at least one.
+
+        It is the endpoint's own burst, less the tokens that calls could take too early because of
+        the jitter.
+        """
         burst = self.burst if self.burst is not None else max(1.0, self.rate)
         return max(1.0, burst - self.rate * self.jitter_ms / 1e3)
 
 
 def endpoint_spec(name: str, wanted: Quota | Mapping[str, Any]) -> EndpointSpec:
-    """What the scheduler needs of an endpoint.
+    """Returns what the scheduler needs of an endpoint.
 
     Raises:
-        InvalidInput: a field is wrong; names it.
+        InvalidInput: a field is wrong; the text names it.
     """
     if not isinstance(name, str) or not name or any(c.isspace() for c in name):
         raise InvalidInput(f"endpoint name: {name!r} must be one word")

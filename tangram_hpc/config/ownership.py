@@ -1,12 +1,12 @@
-"""Whether a file can be believed: only its reader and root may have written it.
+"""Reads a settings file only if nobody but its reader and root can have written it.
 
-A settings file decides which code is trusted, where secrets are sent and what a batch script
-runs: who can write it can run commands as its reader. The rule is that of ssh: the file and each
-folder on the way to it belong to the reader or to root, and neither group nor others may write to
-them. Two additions: the owner of a symbolic link on the way counts as well, and a folder with the
-sticky bit (`/tmp`) passes, since nobody but an entry's owner can replace that entry. Folders above
-the reader's home are not looked at, as in ssh: who can replace the home can replace all that is in
-it.
+A settings file decides which code is trusted, where secrets are sent and what a batch script runs,
+so whoever can write it can run commands as its reader. The rule is that of ssh: the file and each
+folder on its path belong to the reader or to root, and neither the group nor others may write to
+them. There are two additions. The owner of a symbolic link on the path counts as well. A folder
+with the sticky bit, such as `/tmp`, passes, since nobody but the owner of an entry can replace that
+entry. As in ssh, folders above the reader's home are not checked: whoever can replace the home can
+replace everything in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LINKS_MAX = 40  # as the kernel's own limit on one path
 
 
 def read_trusted(path: Path, home: Path, what: str) -> str | None:
-    """The text of a file that only this process's user and root can have written.
+    """Returns the text of a file that only this process's user and root can have written.
 
     Args:
         path: absolute path of the file.
@@ -31,11 +31,11 @@ def read_trusted(path: Path, home: Path, what: str) -> str | None:
         what: kind of the file, for the error.
 
     Returns:
-        The text; None when there is no such file.
+        The text; None if there is no such file.
 
     Raises:
-        InvalidInput: another account can write to the file or to a folder on the way to it, or it
-            cannot be read; one line with the remedy.
+        InvalidInput: another account can write to the file or to a folder on its path, or it cannot
+            be read; one line with the remedy.
     """
     try:
         folders, links, real = _way(path)
@@ -63,7 +63,7 @@ def read_trusted(path: Path, home: Path, what: str) -> str | None:
 
 
 def _way(path: Path) -> tuple[list[Path], list[Path], Path]:
-    """Each folder and each symbolic link that lead to a file, and the file's path without links."""
+    """Returns the folders and symbolic links on the path of a file, and its path without links."""
     at, pending = Path("/"), list(reversed(path.parts[1:]))
     folders, links = [at], []
     while pending:

@@ -1,8 +1,8 @@
-"""What a person writes of a rollout pool: `register_rollouts(name, {...})` or `[rollouts.NAME]` in
-TOML.
+"""Checks a rollout pool: `register_rollouts(name, {...})`, or `[rollouts.NAME]` in TOML.
 
-Law: checked here, before anything is sent; a wrong field is one line that names it. What is left
-out and depends on a service (its batch, its blocks) is filled in by the broker, which knows it.
+It is checked before anything is sent, and an error names the wrong field in one line. Values that
+were left out and depend on a service, such as its batch or its blocks, are filled in by the broker,
+which knows the service.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Bucket(BaseModel):
 
 
 class Rollouts(BaseModel):
-    """A pool. Costs need only be right relative to each other."""
+    """A rollout pool. Its costs need to be right only relative to each other."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -88,10 +88,12 @@ class Rollouts(BaseModel):
 
 
 def rollouts_spec(name: str, wanted: Rollouts | Mapping[str, Any]) -> RolloutsSpec:
-    """What the scheduler needs of a pool; 0 (of `queue_max`: -1) where it fills in.
+    """Returns what the scheduler needs of a pool.
+
+    Where the broker fills a number in, it is 0, or -1 for `queue_max`.
 
     Raises:
-        InvalidInput: a field is wrong; names it.
+        InvalidInput: a field is wrong; the text names it.
     """
     if not name or any(c.isspace() for c in name):
         raise InvalidInput(f"rollouts name: {name!r} must be one word")

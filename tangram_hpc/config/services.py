@@ -1,7 +1,7 @@
-"""What a person writes of a service: `register_service(name, {...})` or `[services.NAME]` in TOML.
+"""Checks a service: `register_service(name, {...})`, or `[services.NAME]` in TOML.
 
-Law: checked here, before anything is sent; a wrong field is one line that names it. What a backend
-needs of its own is one class; the scheduler sees a `ServiceSpec` and never the rest.
+It is checked before anything is sent, and an error names the wrong field in one line. Each backend
+has one class for what it needs. The scheduler sees a `ServiceSpec` and nothing else of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import InvalidInput
 
 
 class Service(BaseModel):
-    """What every service has."""
+    """The fields that all services have."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,11 +37,11 @@ class Service(BaseModel):
     restore_s: float = Field(0.0, ge=0, description="what bringing it to a block costs; learned")
 
     def weights(self) -> int:
-        """Host memory that it takes parked, MiB."""
+        """Returns the host memory that it takes while it is parked, in MiB."""
         return self.weights_mib
 
     def shares(self) -> str:
-        """See `ServiceSpec.shares`."""
+        """Returns the word of `ServiceSpec.shares`."""
         return ""
 
 
@@ -61,19 +61,24 @@ class TorchService(Service):
                                                        "device's share of the node's cores")
 
     def weights(self) -> int:
-        """As its safetensors are large, where nothing else is said."""
+        """Returns the size of its safetensors in MiB, unless `weights_mib` says otherwise."""
         size = sum(f.stat().st_size for f in Path(self.model).glob("*.safetensors"))
         return self.weights_mib or -(-size >> 20)
 
     def shares(self) -> str:
-        """Variants of one model are those whose files are the very same."""
+        """Returns a word that names its files and dtype: models with the very same files share
+        weights.
+        """
         files = [] if self.fresh else sorted(Path(self.model).glob("*.safetensors"))
         return json.dumps([os.path.realpath(f) for f in files] + [self.dtype]) if files else ""
 
 
 class EngineService(Service):
-    """What every engine has that somebody else runs and that is reached by HTTP. It stays on the
-    GPUs that its owner gave it: say which, as the scheduler lends them."""
+    """The fields of all engines that somebody else runs and that are reached by HTTP.
+
+    An engine stays on the GPUs that its owner gave it. `node` and `gpus` say which these are,
+    because the scheduler lends them.
+    """
 
     url: str = Field(description="base URL, as http://localhost:8000")
     node: str = Field("", description="the name of the node whose GPUs it has; empty where only "
@@ -101,15 +106,17 @@ class EngineService(Service):
 
 
 class HttpService(EngineService):
-    """Any engine that speaks plain JSON: one POST for a batch of calls, and POSTs that park and
-    wake it, without a body.
+    """An engine that speaks plain JSON: one POST for a batch of calls, others to park and wake it.
 
-    `call_path` gets `{"requests": [{"method": "score", "arguments": {...}}, ...]}` and answers
-    `{"replies": [{"value": ...} or {"error": "why this one is wrong"}, ...]}`, in their order.
-    `park_path` and `wake_path` answer 2xx when it is done, twice is harmless, and the GPUs' memory
-    is free when `park_path` has answered. A status of 507, or of 5xx with "out of memory" in its
-    text, says that it did not fit and that the engine is as it was; `health_path` answers 2xx while
-    it lives. A batch that gets a 4xx is sent again call by call."""
+    - `call_path` gets `{"requests": [{"method": "score", "arguments": {...}}, ...]}` and answers
+      `{"replies": [{"value": ...} or {"error": "why this one is wrong"}, ...]}`, in their order. A
+      batch that gets a 4xx is sent again, call by call.
+    - `park_path` and `wake_path` get no body and answer 2xx when they are done. To call them twice
+      does no harm. When `park_path` has answered, the memory of the GPUs is free.
+    - A status of 507, or of 5xx with "out of memory" in its text, says that the model did not fit,
+      and that the engine is as it was.
+    - `health_path` answers 2xx while the engine lives.
+    """
 
     backend: Literal["http"]
     call_path: str = Field("/call", pattern="^/")
@@ -121,8 +128,10 @@ class HttpService(EngineService):
 
 
 class VllmService(EngineService):
-    """A vLLM server: OpenAI's API, /sleep and /wake_up. Start it with `VLLM_SERVER_DEV_MODE=1` in
-    its environment and with `--enable-sleep-mode`."""
+    """A vLLM server: OpenAI's API, /sleep and /wake_up.
+
+    Start it with `VLLM_SERVER_DEV_MODE=1` in its environment and with `--enable-sleep-mode`.
+    """
 
     backend: Literal["vllm"]
     model: str = Field(description="the model's name in its API")
@@ -131,16 +140,20 @@ class VllmService(EngineService):
 
 
 class SglangService(EngineService):
-    """An SGLang server: /generate, /release_memory_occupation and /resume_memory_occupation. Start
-    it with `--enable-memory-saver --enable-weights-cpu-backup`."""
+    """An SGLang server: /generate, /release_memory_occupation and /resume_memory_occupation.
+
+    Start it with `--enable-memory-saver --enable-weights-cpu-backup`.
+    """
 
     backend: Literal["sglang"]
     model: str = Field(description="its --served-model-name")
 
 
 class FakeService(Service):
-    """Computes nothing: it takes as long as it says, for tests of what is around it. Its answers
-    say that they are fake."""
+    """A service that computes nothing and takes as long as it says, for tests.
+
+    Its answers say that they are fake.
+    """
 
     backend: Literal["fake"]
     wake_s: float = Field(0.0, ge=0)
@@ -155,10 +168,10 @@ _KINDS: dict[str, type[Service]] = {"torch": TorchService, "http": HttpService,
 
 
 def service_spec(name: str, wanted: Service | Mapping[str, Any]) -> ServiceSpec:
-    """What the scheduler needs of a service, and what its backend is told.
+    """Returns what the scheduler needs of a service, with the options of its backend.
 
     Raises:
-        InvalidInput: a field is wrong; names it.
+        InvalidInput: a field is wrong; the text names it.
     """
     if not isinstance(name, str) or not name or any(c.isspace() for c in name):
         raise InvalidInput(f"service name: {name!r} must be one word")
@@ -178,10 +191,10 @@ def service_spec(name: str, wanted: Service | Mapping[str, Any]) -> ServiceSpec:
 
 
 def options_of(spec: ServiceSpec) -> Any:
-    """What its backend is told: the class that `service_spec` was given.
+    """Returns the options of a service's backend: an instance of the class that `service_spec` got.
 
     Raises:
-        InvalidInput: another version of this package wrote it.
+        InvalidInput: another version of this package wrote them.
     """
     try:
         return _KINDS[spec.backend].model_validate_json(spec.options)

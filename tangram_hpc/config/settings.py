@@ -1,6 +1,6 @@
-"""Everything a person may set, with its default, its bounds and where it came from.
+"""Reads all settings: everything a person may set, with its default, its bounds and its origin.
 
-A later source wins over an earlier one, key by key (a table such as `[elastic]` is one key):
+A later source wins over an earlier one, key by key. A table such as `[elastic]` is one key.
 
 1. the defaults below;
 2. the site's file, `/etc/tangram/tangram.toml`;
@@ -9,10 +9,10 @@ A later source wins over an earlier one, key by key (a table such as `[elastic]`
 5. `TANGRAM_*` in the environment;
 6. the command line.
 
-Settings are code: they say which code is trusted, where secrets go and what batch scripts run.
-So the site's and the user's file are refused where another account could have written them
-(`ownership.py`), and `tangram.toml` of the current directory, which may be somebody's repository,
-is read only when it is named. An unknown key is an error with a suggestion; every error is one line
+Settings are code: they say which code is trusted, where secrets go and what batch scripts run. So
+the site's and the user's file are refused if another account could have written them
+(`ownership.py`). A `tangram.toml` of the current directory, which may be somebody's repository, is
+read only when it is named. An unknown key is an error with a suggestion. Every error is one line
 that names the field, the source and the remedy.
 """
 
@@ -46,7 +46,7 @@ _KIND = "config file"
 
 
 class Config(BaseModel):
-    """All settings. Seconds end in `_s`, MiB in `_mib`."""
+    """All settings. Names of seconds end in `_s`, of MiB in `_mib`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -146,7 +146,7 @@ _NOT_SETTINGS = {"ACCESS", "CONFIG", "HOME", "JOB", "GATEWAY", "WORLD_SIZE", "RU
 
 @dataclass(frozen=True)
 class Gathered:
-    """What all sources say together, before it is checked."""
+    """The values of all sources together, before they are checked."""
 
     values: dict[str, Any]
     origin: dict[str, str]
@@ -161,7 +161,7 @@ def gather(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = Non
     """Reads all sources; `overrides` are the command line's.
 
     Raises:
-        InvalidInput: a file is refused, cannot be read or is no TOML; one line.
+        InvalidInput: a file is refused, cannot be read or is not TOML; one line.
     """
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
@@ -199,7 +199,8 @@ def gather(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = Non
 
 
 def user_file(environ: Mapping[str, str]) -> Path:
-    """Where the user's own settings lie, by the XDG base directories; it need not exist."""
+    """Returns the path of the user's settings file, by the XDG base directories. It need not exist.
+    """
     base = environ.get("XDG_CONFIG_HOME", "")
     if not base.startswith("/"):  # unset, or relative, which the standard tells to ignore
         base = str(_home(environ) / ".config")
@@ -216,13 +217,13 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None, *,
                 say: bool = True) -> Config:
-    """The settings in force.
+    """Returns the settings in force.
 
     Args:
         environ: the environment.
-        overrides: what the command line says; None values are left out.
-        say: whether a `tangram.toml` of the current directory that is not read is told on stderr;
-            False where another process of the same job tells it.
+        overrides: values from the command line, which win unless they are None.
+        say: whether to warn on stderr about a `tangram.toml` of the current directory that is not
+            read; False where another process of the same job warns.
 
     Raises:
         InvalidInput: a field is unknown or wrong, or a file is refused; one line.
@@ -234,7 +235,9 @@ def load_config(environ: Mapping[str, str], overrides: Mapping[str, Any] | None 
 
 
 def ignored_line(path: Path, environ: Mapping[str, str]) -> str:
-    """What to tell of a file in the current directory that is not read: why, and the remedy."""
+    """Returns the warning about a file in the current directory that is not read: why, and the
+    remedy.
+    """
     return (f"{path} is not read: settings that lie in the current directory count only when they "
             f"are named. If they are yours, say `--config {FILE}` or TANGRAM_CONFIG={path} (in a "
             f"batch script `tangram template render -o config={FILE}`), or move them to "
@@ -242,10 +245,10 @@ def ignored_line(path: Path, environ: Mapping[str, str]) -> str:
 
 
 def read_toml(path: Path, what: str = _KIND) -> dict[str, Any]:
-    """A TOML file; `what` names its kind in an error.
+    """Returns the content of a TOML file; `what` names its kind in an error.
 
     Raises:
-        InvalidInput: it cannot be read or is no TOML; one line.
+        InvalidInput: the file cannot be read or is not TOML; one line.
     """
     try:
         return _parsed(path.read_text(), path, what)
@@ -263,10 +266,10 @@ def _parsed(text: str, path: Path, what: str) -> dict[str, Any]:
 
 
 def checked(found: Gathered) -> Config:
-    """The settings as they are in force.
+    """Returns the settings in force, checked.
 
     Raises:
-        InvalidInput: a field is unknown or wrong; names it, its source and the remedy.
+        InvalidInput: a field is unknown or wrong; the text names it, its source and the remedy.
     """
     values, origin = found.values, found.origin
     try:
