@@ -8,6 +8,8 @@ endpoint is somebody else's API: so many calls at once, and a token bucket.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from ..errors import Throttled, Transient
@@ -93,3 +95,10 @@ def service_of(key: str) -> str:
 def endpoint_of(key: str) -> str:
     """The endpoint that a key names; empty when it names none."""
     return key[9:] if key != "cpu" and key.startswith("endpoint:") else ""
+
+
+def parked_mib(services: Iterable[ServiceSpec]) -> int:
+    """Host memory that services take on a node while all of them are parked there. Services that
+    share their weights count once; those without a backend take none."""
+    by_weights = {s.shares or f"\0{s.name}": s.weights_mib for s in services if s.backend}
+    return sum(by_weights.values())
