@@ -24,13 +24,12 @@ class ActionState(str, Enum):
 
 
 class LeaseState(str, Enum):
-    """A lease's life; it ends when the node says that what was lent is clean again."""
+    """The life of a lease. It ends when its node reports that nothing of the attempt is left."""
 
     GRANTED = "GRANTED"
     ACTIVE = "ACTIVE"
     RELEASING = "RELEASING"
     RELEASED = "RELEASED"
-    FENCED = "FENCED"
 
 
 class SessionState(str, Enum):

@@ -133,7 +133,7 @@ def _holders(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[dict[st
         node, of = ledger.place(lease.node), ledger.actions[lease.action].action
         same = pool_of(of.key, of.degrees[-1]) == pool_of(action.key, action.degrees[-1])
         if not same or shape.node not in (0, lease.node) or (
-                shape.component not in ("", node.spec.component)) or (
+                not node.spec.serves(shape.component)) or (
                 shape.guarded and not node.spec.untrusted):
             continue
         if action.id not in ledger.ready and lease.session != action.session:

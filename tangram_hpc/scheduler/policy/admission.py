@@ -126,7 +126,7 @@ def refusal_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str
 def misfit_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str:
     """Which field of a session no node can ever satisfy, and the remedy; empty if one can."""
     component, mem = spec.component, spec.mem_mib
-    nodes = [n for n in ledger.held_nodes() if component in ("", n.spec.component)]
+    nodes = [n for n in ledger.held_nodes() if n.spec.serves(component)]
     if not nodes:
         return f"component: no node is in {component!r}" if component else ""
     origin = ledger.sessions.get(spec.origin)
@@ -205,7 +205,7 @@ def ending_reason(ledger: Ledger, entry: ActionEntry, now: int) -> str:
         return ""
     shape, endings = ledger.ready.shape_of(entry.action.id), Endings(ledger, now)
     nodes = [n for n in ledger.held_nodes() if shape.node in (0, n.node)
-             and shape.component in ("", n.spec.component)
+             and n.spec.serves(shape.component)
              and (n.spec.untrusted or not shape.guarded)]
     up = [n for n in nodes if n.state is NodeState.UP]
     if not nodes or any(endings.fits(n, shape) for n in up):
@@ -228,7 +228,7 @@ def misfit(ledger: Ledger, placer: Placer, action: Action, nodes: list[NodeEntry
         return why
     if _fits(nodes, action):
         return ""
-    nodes = [n for n in nodes if action.component in ("", n.spec.component)]
+    nodes = [n for n in nodes if n.spec.serves(action.component)]
     if not nodes:
         return f"component: no node is in {action.component!r}" if action.component else ""
     if action.guarded:
@@ -284,7 +284,7 @@ def _misfit_of_turn(ledger: Ledger, placer: Placer, turn: Turn, nodes: list[Node
 def _holds(n: NodeEntry, action: Action, cpus: int) -> bool:
     return (cpus <= len(n.cores.units) and action.mem_mib <= n.spec.mem_mib - n.parked_mib
             and action.gpus <= len(n.gpus.units)
-            and action.component in ("", n.spec.component)
+            and n.spec.serves(action.component)
             and (bool(n.spec.untrusted) or not action.guarded))
 
 
