@@ -13,6 +13,7 @@ from ..domain.action import Action, Kind
 from ..domain.ids import client_of
 from ..domain.node import NodeSpec
 from ..domain.outcome import Outcome
+from ..domain.retry import is_retried, is_sent_back
 from ..domain.rollouts import Routed
 from ..domain.session import why_ended
 from ..domain.states import ENDED, ActionState
@@ -282,11 +283,8 @@ class Fold:
                                                         event.at - event.outcome.exec_ns))
         self.usage.lent_ns += record.cpu_held_ns
         self.usage.burnt_ns += event.outcome.cpu_ns
-        again = (doomed is None and event.outcome.state is ActionState.NODE_FAIL
-                 and not record.action.session and record.attempt < record.action.attempts_max)
-        sent_back = (doomed is None and record.state is ActionState.PREEMPTED
-                     and not record.action.session)
-        if again or sent_back:
+        if doomed is None and (is_sent_back(record.action, event.outcome)
+                               or is_retried(record.action, event.outcome, record.attempt)):
             record.state = ActionState.PENDING
 
 

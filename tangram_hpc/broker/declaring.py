@@ -15,9 +15,11 @@ from ..domain.rollouts import RolloutsSpec
 from ..errors import InvalidInput
 from ..ports import Timer, Trees
 from ..protocol import message as ms
-from ..scheduler.handlers.quota_facts import declaration
-from ..scheduler.handlers.rollout_facts import declaration_of_rollouts
-from ..scheduler.handlers.service_facts import declaration_of_service
+from ..scheduler.policy.declarations import (
+    declaration_of_endpoint,
+    declaration_of_rollouts,
+    declaration_of_service,
+)
 from ..scheduler.routing.cmlfq import CausalTree
 from ..scheduler.routing.rollout_pools import RolloutPool, shape_of
 from ..scheduler.scheduler import Scheduler
@@ -45,9 +47,9 @@ class Declaring:
         match message:
             case ms.DeclareService(spec=service):
                 facts, why = declaration_of_service(
-                    ledger, self.scheduler.placer, service, now)
+                    ledger, self.scheduler.state.placer, service, now)
             case ms.DeclareEndpoint(spec=endpoint):
-                facts, why = declaration(ledger, endpoint, now)
+                facts, why = declaration_of_endpoint(ledger, endpoint, now)
             case ms.DeclareRollouts(spec=pool):
                 why = self._declare_pool(pool)
                 facts = []

@@ -18,8 +18,8 @@ from ..domain.session import SessionSpec
 from ..domain.states import SessionState
 from ..ports import Buffer, Clock, Journal, Link, Overflow, Slurm, Spool, Timer, Trees
 from ..protocol import message as ms
-from ..scheduler.handlers.quota_facts import finished, held_by_client, told_by_client
 from ..scheduler.policy.admission import refusal, refusal_of_session
+from ..scheduler.policy.lease_reports import finished, held_by_client, told_by_client
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.state.ledger import SessionEntry
 from .declaring import Declaring
@@ -76,7 +76,7 @@ class Broker(Declaring, Draining, Sandboxes):
     def start(self) -> None:
         """Writes the first event and begins to watch. The scheduler may have been given an earlier
         broker's journal before."""
-        s, p = self.settings, self.scheduler.placer
+        s, p = self.settings, self.scheduler.state.placer
         for fact in self._once.ends_unsaid(self._now()):
             self._happen(fact)
         self._happen(ev.BrokerStarted(self._now(), s.job, p.name, self._journal.mode, s.user,
@@ -182,7 +182,7 @@ class Broker(Declaring, Draining, Sandboxes):
     def _join_client(self, talk: Talk, hello: ms.Hello) -> None:
         if why := self._mismatch(hello.version, hello.job):
             return self._refuse(talk, why)
-        ledger, s = self.scheduler.ledger, self.settings
+        ledger, s, placer = self.scheduler.ledger, self.settings, self.scheduler.state.placer
         known = ledger.by_uid.get(hello.uid, 0)
         talk.client = known or ledger.next_client
         old = self._clients.get(talk.client)
@@ -192,7 +192,7 @@ class Broker(Declaring, Draining, Sandboxes):
         self._clients[talk.client] = talk
         self._happen(ev.ClientJoined(self._now(), talk.client, hello.uid, hello.name, hello.rank,
                                      hello.size, hello.via))
-        self._say(talk.client, ms.Welcome(talk.client, s.job, s.store, self.scheduler.placer.name,
+        self._say(talk.client, ms.Welcome(talk.client, s.job, s.store, placer.name,
                                           self._journal.mode, s.grace_s, not known))
         for result in self._outgoing.of(talk.client) if known else ():
             self._say(talk.client, result)
@@ -275,7 +275,7 @@ class Broker(Declaring, Draining, Sandboxes):
         elif action.once and (known := self._once.answer(action))[0]:
             return self._say(talk.client, *known[1]) if known[1] is not None else None
         else:
-            why = refusal(self.scheduler.ledger, self.scheduler.placer, action)
+            why = refusal(self.scheduler.ledger, self.scheduler.state.placer, action)
         if payload is None:
             why = why or "n: the Submit came without its payload"
         elif action.once and not why:
@@ -302,7 +302,7 @@ class Broker(Declaring, Draining, Sandboxes):
             gone = f"session {show(spec.id)} was closed while its client was away"
             self._say(talk.client, ms.SessionDown(spec.id, gone))
             return
-        why = refusal_of_session(self.scheduler.ledger, self.scheduler.placer, spec)
+        why = refusal_of_session(self.scheduler.ledger, self.scheduler.state.placer, spec)
         if client_of(spec.id) != talk.client:
             why = f"id: {show(spec.id)} is not this client's"
         if why:

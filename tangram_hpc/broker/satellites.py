@@ -17,7 +17,7 @@ from ..domain.allocation import SatelliteShape
 from ..domain.slurm import JobOrder, JobRef, JobView
 from ..domain.states import AllocState
 from ..ports import Clock, Slurm, SlurmNever, SlurmNotNow, Timer
-from ..scheduler.handlers.alloc_facts import backoff_until, refused
+from ..scheduler.autoscale.backoff import backoff_until, refused
 from ..scheduler.state.alloc_ledger import AllocEntry
 from ..scheduler.state.ledger import Ledger
 

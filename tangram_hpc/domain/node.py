@@ -59,3 +59,7 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     def held_by(self, enforcement: str) -> NodeSpec:
         """Returns this node with another enforcement."""
         return msgspec.structs.replace(self, enforcement=enforcement)
+
+    def serves(self, component: str) -> bool:
+        """Whether the node is in this het component or partition; an empty name is any."""
+        return not component or component == self.component

@@ -10,6 +10,8 @@ token bucket.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from ..errors import Throttled, Transient
@@ -100,3 +102,10 @@ def service_of(key: str) -> str:
 def endpoint_of(key: str) -> str:
     """Returns the name of the endpoint in a key resource; an empty string if it is none."""
     return key[9:] if key != "cpu" and key.startswith("endpoint:") else ""
+
+
+def parked_mib(services: Iterable[ServiceSpec]) -> int:
+    """Host memory that services take on a node while all of them are parked there. Services that
+    share their weights count once; those without a backend take none."""
+    by_weights = {s.shares or f"\0{s.name}": s.weights_mib for s in services if s.backend}
+    return sum(by_weights.values())

@@ -31,7 +31,6 @@ class LeaseState(str, Enum):
     ACTIVE = "ACTIVE"
     RELEASING = "RELEASING"
     RELEASED = "RELEASED"
-    FENCED = "FENCED"
 
 
 class SessionState(str, Enum):

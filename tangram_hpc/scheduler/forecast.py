@@ -103,7 +103,7 @@ class _Ahead:
         self._settle()
         for lease in list(self._ledger.leases.values()):
             self._expect(lease, new=True)
-        self._scheduler.dirty = True
+        self._scheduler.state.dirty = True
         self._plan()
         while self._found.at is None:
             at = self._next()

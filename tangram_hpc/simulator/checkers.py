@@ -12,10 +12,10 @@ from fractions import Fraction
 from itertools import pairwise
 
 from ..domain.service import endpoint_of, service_of
+from ..scheduler.state.ledger import RESIZE_GAP_NS
 from .records import Record, Run
 from .workload import Cluster, WorkAction, Workload, to_ns
 
-RESIZE_GAP_NS = 20_000_000
 _Spans = dict[Hashable, list[tuple[int, int, int]]]  # what -> (from, to, amount)
 
 

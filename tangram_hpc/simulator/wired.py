@@ -117,11 +117,11 @@ class WiredWorld:
                 if self._check:
                     self.scheduler.ledger.check()
             if self.player is not None and self._stuck():
-                raise InfeasibleRequest(f"policy {self.scheduler.placer.name}: {self.player.left} "
-                                        "trajectories never end")
+                raise InfeasibleRequest(f"policy {self.scheduler.state.placer.name}: "
+                                        f"{self.player.left} trajectories never end")
         assert self._log is not None
         head: dict[str, Any] = {"format": FORMAT, "workload": self._work.name,
-                "policy": self.scheduler.placer.name, "latency_ns": self._latency_ns}
+                "policy": self.scheduler.state.placer.name, "latency_ns": self._latency_ns}
         if self._failures:
             head["failures"] = [[*failure] for failure in self._failures]
         self.usage.last_ns = self.agenda.now
@@ -198,7 +198,7 @@ class WiredWorld:
         if isinstance(message, ms.Welcome):
             assert message.client == CLIENT
             self.player = Player(self._work, self.agenda, self._oracle,
-                                 self.scheduler.placer.reserve > 0)
+                                 self.scheduler.state.placer.reserve > 0)
             self._log = Log(self.player, self.scheduler.ledger)
             return
         player = self.player

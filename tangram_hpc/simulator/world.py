@@ -58,10 +58,11 @@ class World:
             self._instant()
         if self.player.left:
             ready = len(self.scheduler.ledger.ready)
-            raise InfeasibleRequest(f"policy {self.scheduler.placer.name}: {self.player.left} "
-                                    f"trajectories never end; {ready} actions wait for ever")
+            raise InfeasibleRequest(f"policy {self.scheduler.state.placer.name}: "
+                                    f"{self.player.left} trajectories never end; "
+                                    f"{ready} actions wait for ever")
         head = {"format": FORMAT, "workload": self._work.name,
-                "policy": self.scheduler.placer.name}
+                "policy": self.scheduler.state.placer.name}
         return Run(head | ({"services_warm": True} if warm else {}), self._log.ordered(),
                    self.player.step_ns)
 
@@ -150,7 +151,7 @@ class World:
 
     def _submit(self, play: Play) -> None:
         spec, actions = self.player.due(play)
-        ledger, placer = self.scheduler.ledger, self.scheduler.placer
+        ledger, placer = self.scheduler.ledger, self.scheduler.state.placer
         if spec is not None:
             self._refuse(spec.name, refusal_of_session(ledger, placer, spec))
             self._happen(ev.SessionRequested(self.agenda.now, spec))
@@ -177,13 +178,14 @@ class World:
         for endpoint in self._cluster.endpoint_specs():
             self._happen(ev.EndpointDeclared(0, endpoint))
         self._happen(ev.NodesComplete(0, len(specs)))
-        if not services or not isinstance(self.scheduler.placer, Static):
+        if not services or not isinstance(self.scheduler.state.placer, Static):
             return False
         gpus = [(n, gpu) for n, node in enumerate(specs, 1) for gpu in node.gpus]
         for name, dealt in deal(services, gpus).items():
             if not dealt:
-                raise InvalidInput(f"policy {self.scheduler.placer.name}: {len(services)} services "
-                                   f"want a GPU each and the cluster has {len(gpus)}")
+                raise InvalidInput(f"policy {self.scheduler.state.placer.name}: "
+                                   f"{len(services)} services want a GPU each "
+                                   f"and the cluster has {len(gpus)}")
             for number, gpu in dealt:
                 self._happen(ev.ServiceLoaded(0, name, number, (gpu,)))
         return True

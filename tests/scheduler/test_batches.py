@@ -16,7 +16,7 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.scheduler.forecast import forecast
-from tangram_hpc.scheduler.handlers.service_facts import refusal_of_service
+from tangram_hpc.scheduler.policy.declarations import refusal_of_service
 
 S = 10**9
 
@@ -157,9 +157,9 @@ def test_too_many_services_are_refused_by_name_and_shared_weights_count_once() -
     w = world(services="")
     for name, shares in (("a", "x"), ("b", "x"), ("c", "")):
         spec = ServiceSpec(name, backend="fake", weights_mib=400, shares=shares)
-        assert refusal_of_service(w.ledger, w.scheduler.placer, spec) == ""
+        assert refusal_of_service(w.ledger, w.scheduler.state.placer, spec) == ""
         w.happen(ev.ServiceDeclared(0, spec))
-    placer, more = w.scheduler.placer, ServiceSpec("d", backend="fake", weights_mib=400)
+    placer, more = w.scheduler.state.placer, ServiceSpec("d", backend="fake", weights_mib=400)
     why = refusal_of_service(w.ledger, placer, more)
     assert why.startswith("weights_mib: too many services: parked they would take 1200 MiB")
     again = ServiceSpec("c", backend="fake", weights_mib=400, batch=9)
@@ -171,7 +171,7 @@ def test_too_many_services_are_refused_by_name_and_shared_weights_count_once() -
 def test_an_engine_is_called_only_on_the_gpus_it_has(placer: str) -> None:
     w = world(placer, gpus=4, services="a")
     spec = ServiceSpec("vllm", S, backend="vllm", degrees=(2,), node="n1", gpus=(2, 3))
-    assert refusal_of_service(w.ledger, w.scheduler.placer, spec) == ""
+    assert refusal_of_service(w.ledger, w.scheduler.state.placer, spec) == ""
     w.happen(ev.ServiceDeclared(0, spec))
     w.happen(ev.NodeJoined(0, 2, NodeSpec("n2", "h", (0,), 1000, (0, 1, 2, 3), ahead=8)))
     first, second = call(w, "vllm", degrees=(2,)), call(w, "vllm", degrees=(2,))
@@ -184,7 +184,7 @@ def test_an_engine_is_called_only_on_the_gpus_it_has(placer: str) -> None:
     assert (lease.node, lease.gpus) == (1, (2, 3))
     for wrong in (ServiceSpec("x", degrees=(2,), gpus=(1, 2)),
                   ServiceSpec("x", degrees=(2,), gpus=(2, 3), node="n9")):
-        why = refusal_of_service(w.ledger, w.scheduler.placer, wrong)
+        why = refusal_of_service(w.ledger, w.scheduler.state.placer, wrong)
         assert why.startswith("degrees: no node has")
 
 

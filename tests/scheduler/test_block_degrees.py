@@ -49,9 +49,9 @@ def test_a_call_is_refused_at_once_or_starts(
     begun = []
     for degrees in calls:
         action = Action(w.id(), "x", degrees=degrees, **CALL)
-        why = refusal(w.ledger, w.scheduler.placer, action)
+        why = refusal(w.ledger, w.scheduler.state.placer, action)
         assert "\n" not in why
-        spec, most = w.ledger.services["judge"], w.scheduler.placer.block_max
+        spec, most = w.ledger.services["judge"], w.scheduler.state.placer.block_max
         able = [n for n in w.ledger.nodes.values() if degrees[0] <= most
                 for block, _ in n.gpus.blocks[degrees[0]] if spec.may_stand(n.spec.name, block)]
         assert bool(why) != bool(able), (why, able)
@@ -108,13 +108,14 @@ def test_static_deals_turns_only_to_services_on_one_gpu() -> None:
     w.happen(ev.RolloutsDeclared(0, RolloutsSpec("wide", (), both[1:])))
     turns = {pool: Action(w.id(), "x", Kind.CALL, (1,), f"rollouts:{pool}",
                           turn=Turn(pool, "t", 0, 0, 0)) for pool in ("both", "wide")}
-    why = {pool: refusal(w.ledger, w.scheduler.placer, turn) for pool, turn in turns.items()}
+    why = {pool: refusal(w.ledger, w.scheduler.state.placer, turn) for pool, turn in turns.items()}
     assert why["both"] == "" and "'wide' calls two on 2 GPUs, but placer static:1" in why["wide"]
 
 
 def test_a_replay_goes_by_the_placer_that_wrote_the_journal() -> None:
     w = World("elastic")
-    w.happen(ev.BrokerStarted(0, "j", "elastic", "none", block_max=w.scheduler.placer.block_max))
+    block_max = w.scheduler.state.placer.block_max
+    w.happen(ev.BrokerStarted(0, "j", "elastic", "none", block_max=block_max))
     w.happen(ev.ServiceDeclared(0, ServiceSpec("two", degrees=(2,))))
     w.happen(ev.RolloutsDeclared(0, RolloutsSpec(
         "wide", (), (RolloutService("two", 0, 2, 8, 8, 1000, 1, 1, 1),))))
@@ -134,7 +135,7 @@ def test_a_call_of_an_unknown_service_is_refused_while_nodes_join(placer: str) -
     w = World(placer)
     w.node(gpus=2, complete=False)
     call = Action(w.id(), "x", Kind.CALL, (1,), "service:typo")
-    assert refusal(w.ledger, w.scheduler.placer, call) == "key: no service 'typo' is declared"
+    assert refusal(w.ledger, w.scheduler.state.placer, call) == "key: no service 'typo' is declared"
 
 
 @pytest.mark.parametrize("degrees", [[2], [2, 4], [8]])

@@ -268,7 +268,7 @@ def test_many_idle_nodes_are_filled_in_bounded_passes() -> None:
         w.node(cpus=4)
     waiting = [w.submit((1,)) for _ in range(200)]
     passes = 0
-    while (now := w.scheduler.next_deadline()) <= w.now + 1 or w.scheduler.dirty:
+    while (now := w.scheduler.next_deadline()) <= w.now + 1 or w.scheduler.state.dirty:
         w.now = max(w.now, now)
         before = w.ledger.next_lease
         w.plan()

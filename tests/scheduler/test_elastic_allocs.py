@@ -26,9 +26,9 @@ from tangram_hpc.domain.rollouts import Turn
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState, AllocState, NodeState, SessionState
 from tangram_hpc.scheduler.autoscale.alloc_demand import Load, loads
-from tangram_hpc.scheduler.handlers.alloc_facts import refused
-from tangram_hpc.scheduler.handlers.rollout_facts import declaration_of_rollouts
+from tangram_hpc.scheduler.autoscale.backoff import refused
 from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.policy.declarations import declaration_of_rollouts
 from tangram_hpc.scheduler.scheduler import Scheduler
 
 S = 10**9
@@ -161,7 +161,7 @@ def test_a_queue_that_drains_in_time_asks_for_nothing() -> None:
     w = Elastic()
     w.burst(8)  # 80 s of work on 4 CPUs, 20 s are aimed at, and a node takes 10 s
     assert w.to(60) == []
-    assert w.scheduler.elastic.verdict == "what is held and on its way is enough"
+    assert w.scheduler.state.elastic.verdict == "what is held and on its way is enough"
 
 
 def test_a_small_shortage_asks_for_one() -> None:
@@ -327,7 +327,7 @@ def test_rejection_tells_why_and_backs_off() -> None:
         before = w.now
         while not w.asked and w.now < before + 300 * S:
             w.to(w.now // S + 1)
-            told = w.scheduler.elastic.verdict
+            told = w.scheduler.state.elastic.verdict
             assert w.asked or "invalid partition" in told or "it has been so" in told
     gaps = [b - a for a, b in pairwise(at)]
     assert 30 <= gaps[0] < 40 and 60 <= gaps[1] < 70 and 120 <= gaps[2] < 130, gaps
@@ -427,7 +427,7 @@ def test_a_shape_that_slurm_never_took_is_tried_with_one() -> None:
     w = Elastic(tried=False)
     w.burst(100)
     assert asks(w.to(60)) == ["cpu8"]
-    assert "not said yet" in w.scheduler.elastic.verdict
+    assert "not said yet" in w.scheduler.state.elastic.verdict
     w.taken(w.asked[0])
     assert asks(w.to(70)) == ["cpu8"] * 3
 
@@ -462,7 +462,7 @@ def test_core_hours_count_what_was_used_when_one_ends() -> None:
         w.happen(ev.AllocationHeld(w.now, alloc, w.now))
     since = w.now
     assert asks(w.to(50)) == []
-    assert "core-hours used or promised" in w.scheduler.elastic.verdict
+    assert "core-hours used or promised" in w.scheduler.state.elastic.verdict
     for alloc in list(w.ledger.allocs.entries)[1:]:
         w.gone(alloc)
     assert w.ledger.allocs.ended_core_ns == 2 * 8 * (w.now - since)

@@ -322,7 +322,7 @@ def test_a_replay_takes_the_same_turns() -> None:
     again = Scheduler(make_placer("elastic"))
     for event in w.events:
         again.handle(event)
-    w.scheduler.dirty = again.dirty = True
+    w.scheduler.state.dirty = again.state.dirty = True
     for x in (w.scheduler, again):
         x.handle(ev.LeaseFinished(w.now, next(iter(x.ledger.leases)),
                                   Outcome(ActionState.COMPLETED), True))

@@ -183,7 +183,7 @@ def test_what_shrinks_feeds_what_grows_and_starts_in_one_placement() -> None:
     a, b = w.submit((1, 2, 4)), w.submit((1, 2, 4))
     w.plan()
     c = w.submit((1, 4))
-    placer = w.scheduler.placer = Resizer()
+    placer = w.scheduler.state.placer = Resizer()
     la, lb = w.lease_of(a), w.lease_of(b)
     w.now = 50_000_000
     placer.next = Placement(resizings=[Resizing(lb, 3), Resizing(la, 0)],
@@ -192,7 +192,7 @@ def test_what_shrinks_feeds_what_grows_and_starts_in_one_placement() -> None:
     assert [w.ledger.leases[x].units for x in (la, lb, w.lease_of(c))] == [0, 3, 4]
     assert w.ledger.nodes[1].cores.free == 1
     assert w.scheduler.next_deadline() == 90_000_000
-    w.scheduler.dirty = True
+    w.scheduler.state.dirty = True
     placer.next = Placement(resizings=[Resizing(la, 1)])
     with pytest.raises(AssertionError, match="too soon"):
         w.plan()
@@ -212,7 +212,7 @@ def test_a_parallel_session_runs_beside_itself_and_waits_count_from_the_submissi
     w.happen(ev.SessionRequested(w.now, spec))
     one, two, three = (w.submit(1, session=spec.id) for _ in range(3))
     later = w.submit(2)
-    w.scheduler.dirty = True
+    w.scheduler.state.dirty = True
     placed = w.scheduler.plan(5)
     assert [type(e) for e in placed] == [ev.SessionPlaced]  # openings alone
     w.happen(placed[0])
@@ -249,8 +249,8 @@ def test_a_lost_node_takes_its_services_and_quota_with_it() -> None:
     ({"key": "service:judge", "gpus": 1}, "gpus")])
 def test_never_names_the_key(fields, named) -> None:
     w = keyed(gpus=4)
-    assert named in refusal(w.ledger, w.scheduler.placer, Action(1, "x", **fields))
-    assert refusal(w.ledger, w.scheduler.placer, Action(1, "x", key="service:judge")) == ""
+    assert named in refusal(w.ledger, w.scheduler.state.placer, Action(1, "x", **fields))
+    assert refusal(w.ledger, w.scheduler.state.placer, Action(1, "x", key="service:judge")) == ""
 
 
 def test_gpus_are_dealt_by_calls_for_each_gpu() -> None:
@@ -280,7 +280,7 @@ def test_random_keys_break_no_law_and_replay(seed: int, placer: str) -> None:
     w.drain()
     ends = {w.ledger.actions[a].state for a in submitted}
     assert ends <= {ActionState.COMPLETED, ActionState.NODE_FAIL} and not len(w.ledger.ready)
-    again = type(w.scheduler)(w.scheduler.placer)
+    again = type(w.scheduler)(w.scheduler.state.placer)
     for event in w.events:
         again.handle(event)
     assert again.ledger.actions == w.ledger.actions

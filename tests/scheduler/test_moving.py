@@ -244,7 +244,7 @@ def test_a_word_counts_only_from_its_home() -> None:
 def test_only_the_broker_names_files() -> None:
     w = World()
     w.node()
-    assert refusal_of_session(w.ledger, w.scheduler.placer,
+    assert refusal_of_session(w.ledger, w.scheduler.state.placer,
                               SessionSpec(9, files="x")).startswith("files: ")
 
 

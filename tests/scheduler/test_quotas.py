@@ -18,8 +18,9 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import FALTERED, MICRO, THROTTLED, EndpointSpec
 from tangram_hpc.domain.states import ENDED, ActionState
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.scheduler.handlers.quota_facts import declaration, told_by_client
 from tangram_hpc.scheduler.policy.admission import refusal
+from tangram_hpc.scheduler.policy.declarations import declaration_of_endpoint
+from tangram_hpc.scheduler.policy.lease_reports import told_by_client
 from tangram_hpc.scheduler.scheduler import Scheduler
 from tangram_hpc.scheduler.state import rate_limit as rl
 
@@ -241,17 +242,17 @@ def test_who_is_away_is_granted_nothing_until_it_is_back() -> None:
 def test_never_and_in_use_are_one_line() -> None:
     w = quota()
     grant = Action(1, "x", Kind.GRANT, key="endpoint:poet")
-    assert "register_endpoint" in refusal(w.ledger, w.scheduler.placer, grant)
+    assert "register_endpoint" in refusal(w.ledger, w.scheduler.state.placer, grant)
     odd = Action(1, "x", Kind.GRANT, key="endpoint:search", mem_mib=5)
-    assert "holds none" in refusal(w.ledger, w.scheduler.placer, odd)
-    assert declaration(w.ledger, SPEC, w.now) == ([], "")
+    assert "holds none" in refusal(w.ledger, w.scheduler.state.placer, odd)
+    assert declaration_of_endpoint(w.ledger, SPEC, w.now) == ([], "")
     other = EndpointSpec("search", 4, 10 * MICRO, 3 * MICRO)
     call = ask(w)
     w.plan()
-    facts, why = declaration(w.ledger, other, w.now)
+    facts, why = declaration_of_endpoint(w.ledger, other, w.now)
     assert facts == [] and "in use with concurrency 2, rate 10/s" in why
     say(w, call, ActionState.COMPLETED)
-    facts, why = declaration(w.ledger, other, w.now)
+    facts, why = declaration_of_endpoint(w.ledger, other, w.now)
     assert why == "" and len(facts) == 1
     before = w.ledger.endpoints["search"].level_at(w.now)
     w.happen(facts[0])
@@ -296,7 +297,7 @@ def test_random_pushback_breaks_no_law_and_replays(seed: int) -> None:
         w.plan()
     w.drain()
     assert all(w.ledger.actions[a].state in ENDED for a in submitted)
-    again = Scheduler(w.scheduler.placer)
+    again = Scheduler(w.scheduler.state.placer)
     for event in w.events:
         again.handle(event)
     assert again.ledger.actions == w.ledger.actions

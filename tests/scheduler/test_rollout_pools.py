@@ -32,10 +32,10 @@ from tangram_hpc.errors import InvalidInput
 from tangram_hpc.libra.simulation.rl_lengths import Source, three_phases
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.scheduler.forecast import forecast
-from tangram_hpc.scheduler.handlers.quota_facts import finished
-from tangram_hpc.scheduler.handlers.rollout_facts import declaration_of_rollouts
 from tangram_hpc.scheduler.placement.placers.registry import make_placer
 from tangram_hpc.scheduler.policy.admission import reason, refusal
+from tangram_hpc.scheduler.policy.declarations import declaration_of_rollouts
+from tangram_hpc.scheduler.policy.lease_reports import finished
 from tangram_hpc.scheduler.routing import rollout_pools
 from tangram_hpc.scheduler.routing.cmlfq import CausalTree, Cmlfq, Signal, bucket_of
 from tangram_hpc.scheduler.routing.rollout_pools import shape_of
@@ -77,7 +77,7 @@ class Site(World):
         turn = Turn("p", str(trajectory), prompt, context, generated)
         action = Action(self.id(), "p.sample", Kind.CALL, (1,), "rollouts:p", turn=turn,
                         attempts_max=attempts, once=once)
-        assert refusal(self.ledger, self.scheduler.placer, action) == ""
+        assert refusal(self.ledger, self.scheduler.state.placer, action) == ""
         self.now += 1
         self.happen(ev.ActionSubmitted(self.now, action))
         return action.id
@@ -248,10 +248,10 @@ def test_what_can_never_be_served_is_said_in_one_line() -> None:
                        (Turn("p", "t", 1, 1, -1), "context, generated: none may be negative"),
                        (Turn("p", "t", 1, 30_001, 0), "context: 30001 tokens fit on no service")):
         action = Action(world.id(), "x", Kind.CALL, (1,), "rollouts:p", turn=turn)
-        why = refusal(world.ledger, world.scheduler.placer, action)
+        why = refusal(world.ledger, world.scheduler.state.placer, action)
         assert why.startswith(text) and "\n" not in why
     tool = Action(world.id(), "x", Kind.EXEC, (1,), turn=base)
-    assert refusal(world.ledger, world.scheduler.placer, tool).startswith("turn: only a call")
+    assert refusal(world.ledger, world.scheduler.state.placer, tool).startswith("turn: only a call")
 
 
 def test_turns_whose_services_can_never_stand_fail_and_do_not_wait() -> None:
@@ -272,7 +272,7 @@ def test_turns_whose_services_can_never_stand_fail_and_do_not_wait() -> None:
                       turn=Turn("q", f"t{context}", 1, context, 0))
     small, large = turn(400), turn(600)
     for action in (small, large):
-        assert refusal(world.ledger, world.scheduler.placer, action) == ""  # nobody knows yet
+        assert refusal(world.ledger, world.scheduler.state.placer, action) == ""  # nobody knows yet
         world.happen(ev.ActionSubmitted(world.now, action))
     world.happen(ev.NodesComplete(world.now, 1))
     world.plan()
@@ -282,12 +282,12 @@ def test_turns_whose_services_can_never_stand_fail_and_do_not_wait() -> None:
     assert said[1] == ("pool: no service of 'q' that takes 600 tokens can stand, as no node has an "
                        "aligned block for it: big needs 4 GPUs; hold such a node, or serve the "
                        "model on fewer GPUs")
-    assert refusal(world.ledger, world.scheduler.placer, turn(600)) == said[1]
+    assert refusal(world.ledger, world.scheduler.state.placer, turn(600)) == said[1]
     world.happen(ev.NodeDraining(world.now, 1, "its end is near"))
-    assert refusal(world.ledger, world.scheduler.placer, turn(400)) == ""  # not now
+    assert refusal(world.ledger, world.scheduler.state.placer, turn(400)) == ""  # not now
     world.happen(ev.NodeLost(world.now, 1, "gone"))
     world.node(gpus=1)
-    assert refusal(world.ledger, world.scheduler.placer, turn(400)).startswith(
+    assert refusal(world.ledger, world.scheduler.state.placer, turn(400)).startswith(
         "pool: no service of 'q' that takes 400 tokens can stand, as no node has an aligned block "
         "for it: s0 needs 1 GPU of n1, big needs 4 GPUs; ")
 
@@ -311,9 +311,9 @@ def test_a_turn_of_another_shape_than_a_clients_is_refused(fields: dict[str, obj
     world = site()
     world.happen(ev.EndpointDeclared(0, EndpointSpec("web", 1, 0, 10**6)))
     turn = Action(world.id(), "x", Kind.CALL, (1,), "rollouts:p", turn=Turn("p", "t", 1, 100, 0))
-    assert refusal(world.ledger, world.scheduler.placer, turn) == ""
+    assert refusal(world.ledger, world.scheduler.state.placer, turn) == ""
     wrong = msgspec.structs.replace(turn, **fields)
-    assert refusal(world.ledger, world.scheduler.placer, wrong).startswith(text)
+    assert refusal(world.ledger, world.scheduler.state.placer, wrong).startswith(text)
 
 
 @pytest.mark.parametrize("name", ["running_max", "context_max", "step_ns", "request_ns",

@@ -220,7 +220,8 @@ def test_closing_a_session_cancels_what_waits_in_it() -> None:
     early = w.submit(session=s)
     made = w.happen(ev.SessionClosing(w.now, s, ""))  # not even placed
     assert replies(made) == {early: ActionState.CANCELLED} and not w.ledger.sessions
-    assert refusal(w.ledger, w.scheduler.placer, Action(5, "x", session=s)).startswith("session:")
+    placer = w.scheduler.state.placer
+    assert refusal(w.ledger, placer, Action(5, "x", session=s)).startswith("session:")
 
 
 def test_a_file_action_needs_no_unit_and_waits_for_nobody() -> None:
@@ -244,8 +245,8 @@ def test_a_file_action_needs_no_unit_and_waits_for_nobody() -> None:
 def test_never_is_said_at_once_and_names_the_field(fields, named) -> None:
     w = World()
     w.node()
-    assert named in refusal(w.ledger, w.scheduler.placer, Action(1, "x", **fields))
-    assert refusal(w.ledger, w.scheduler.placer, Action(1, "x")) == ""
+    assert named in refusal(w.ledger, w.scheduler.state.placer, Action(1, "x", **fields))
+    assert refusal(w.ledger, w.scheduler.state.placer, Action(1, "x")) == ""
 
 
 def test_never_is_not_known_before_all_nodes_joined() -> None:
@@ -255,7 +256,8 @@ def test_never_is_not_known_before_all_nodes_joined() -> None:
     w.plan()
     assert replies(w.happen(ev.NodesComplete(w.now, 1))) == {wait: ActionState.FAILED}
     assert w.ledger.actions[fits].lease
-    assert "mem" in refusal_of_session(w.ledger, w.scheduler.placer, SessionSpec(9, "", 10**6))
+    placer = w.scheduler.state.placer
+    assert "mem" in refusal_of_session(w.ledger, placer, SessionSpec(9, "", 10**6))
 
 
 @pytest.mark.parametrize("name", ["fcfs", "fcfs:0", "static:x", "best", "first-fit:2"])

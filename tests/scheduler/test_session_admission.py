@@ -23,11 +23,11 @@ FULL = {"backends": ("bwrap", "process", "podman"), "untrusted": ("bwrap", "podm
 
 
 def session_refusal(w: World, **fields) -> str:
-    return refusal_of_session(w.ledger, w.scheduler.placer, SessionSpec(w.id(), **fields))
+    return refusal_of_session(w.ledger, w.scheduler.state.placer, SessionSpec(w.id(), **fields))
 
 
 def action_refusal(w: World, **fields) -> str:
-    return refusal(w.ledger, w.scheduler.placer, Action(w.id(), "x", **fields))
+    return refusal(w.ledger, w.scheduler.state.placer, Action(w.id(), "x", **fields))
 
 
 def test_untrusted_code_is_refused_where_nothing_keeps_it_from_its_users_files() -> None:

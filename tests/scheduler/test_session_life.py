@@ -229,7 +229,7 @@ def test_a_fork_of_what_is_gone_is_refused_and_a_lost_node_ends_those_that_wait(
     w = World()
     node = w.node(mem=100)
     s = opened(w, mem=60)
-    placer = w.scheduler.placer
+    placer = w.scheduler.state.placer
     assert refusal_of_session(w.ledger, placer, SessionSpec(w.id(), origin=s)) == ""
     for spec in (SessionSpec(w.id(), origin=999), SessionSpec(1 << 60, origin=s)):
         assert refusal_of_session(w.ledger, placer, spec).startswith("origin: session")

@@ -57,7 +57,7 @@ def _session(scheduler: Scheduler, session: SessionEntry, now: int) -> dict[str,
         return told | {"node": ledger.nodes[session.node].spec.name}
     nodes = homes(ledger, spec)
     return told | {
-        "reason": session_reason(ledger, session, scheduler.placer.reserve),
+        "reason": session_reason(ledger, session, scheduler.state.placer.reserve),
         "waited_s": (now - session.requested_at) / 1e9,
         "ahead": list(ledger.opening).index(spec.id), "nodes": len(nodes),
         "most_free_mib": max((n.free_mem_mib for n in nodes), default=0),
@@ -88,7 +88,7 @@ def _waits(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, Any]
     ahead = _ahead(scheduler, entry)
     holders = _holders(scheduler, entry, now)
     return {
-        "reason": reason(ledger, entry, scheduler.placer.reserve, now),
+        "reason": reason(ledger, entry, scheduler.state.placer.reserve, now),
         "ending": ending_reason(ledger, entry, now),
         "waited_s": (now - entry.submitted_at) / 1e9,
         "ahead": len(ahead), "ahead_sessions": len({e.action.session for e in ahead} - {0}),
@@ -133,7 +133,7 @@ def _holders(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[dict[st
         node, of = ledger.place(lease.node), ledger.actions[lease.action].action
         same = pool_of(of.key, of.degrees[-1]) == pool_of(action.key, action.degrees[-1])
         if not same or shape.node not in (0, lease.node) or (
-                shape.component not in ("", node.spec.component)) or (
+                not node.spec.serves(shape.component)) or (
                 shape.guarded and not node.spec.untrusted):
             continue
         if action.id not in ledger.ready and lease.session != action.session:

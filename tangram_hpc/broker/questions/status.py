@@ -23,7 +23,7 @@ def info(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
     states = Counter(entry.state.value for entry in ledger.actions.values())
     return {
         "job": job,
-        "placer": scheduler.placer.name,
+        "placer": scheduler.state.placer.name,
         "nodes": len(up),
         "cpus": sum(len(n.cores.units) for n in up),
         "cpus_free": sum(n.cores.free for n in up),
@@ -103,7 +103,7 @@ def services(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
 
 def pending(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
     """Every action and every session that waits, why, and for how long."""
-    ledger, reserve = scheduler.ledger, scheduler.placer.reserve
+    ledger, reserve = scheduler.ledger, scheduler.state.placer.reserve
     return {
         "pending": [
             {"id": show(e.action.id), "name": e.action.name,

@@ -23,7 +23,7 @@ def allocations(scheduler: Scheduler, satellites: Satellites, now: int) -> dict[
         "max_core_h": policy.max_core_ns / 3600 / _S, "core_h": _used(allocs, now) / 3600 / _S,
         "promised_core_h": allocs.core_ns() / 3600 / _S,
         "target_s": policy.target_ns / _S, "idle_release_s": policy.idle_ns / _S,
-        "min_nodes": policy.min_nodes, "verdict": scheduler.elastic.verdict,
+        "min_nodes": policy.min_nodes, "verdict": scheduler.state.elastic.verdict,
         "trouble": satellites.troubles, "asked": allocs.asks, "ended": allocs.ended,
         "allocations": [_entry(scheduler, satellites, e, now) for e in allocs.entries.values()],
         "demand": [
@@ -48,7 +48,7 @@ def _used(allocs: AllocLedger, now: int) -> int:
 def _entry(scheduler: Scheduler, satellites: Satellites, e: AllocEntry, now: int
            ) -> dict[str, Any]:
     nodes = scheduler.ledger.nodes
-    idle = [scheduler.elastic.idle_ns(n, now) for n in e.nodes]
+    idle = [scheduler.state.elastic.idle_ns(n, now) for n in e.nodes]
     return {
         "alloc": e.alloc, "job": e.job, "own": e.own, "state": e.state.value,
         "name": e.shape.name if e.shape is not None else "",

@@ -62,7 +62,7 @@ def loads(ledger: Ledger, now: int) -> dict[Key, Load]:
             _movable(ledger, load, ledger.actions[action].action, 1)
     for (kind, component), load in found.items():
         load.held = sum(len(n.gpus.units if kind == GPU else n.cores.units)
-                        for n in ledger.up_nodes() if component in ("", n.spec.component))
+                        for n in ledger.up_nodes() if n.spec.serves(component))
     return found
 
 

@@ -20,11 +20,11 @@ from typing import NamedTuple
 from ...domain import event as ev
 from ...domain.allocation import SatelliteShape
 from ...domain.states import AllocState, NodeState
-from ..handlers.alloc_facts import backoff_until
 from ..policy.admission import stands_somewhere
 from ..state.alloc_ledger import AllocEntry
 from ..state.ledger import Ledger, NodeEntry
 from .alloc_demand import Key, Load, loads, serves, units_of
+from .backoff import backoff_until
 
 LOOK_NS = 1_000_000_000  # between two looks
 _S = 1_000_000_000

@@ -1,6 +1,7 @@
-"""The parts of the scheduler that apply facts to the ledger, one subject a file.
+"""The handlers of the scheduler: free functions `on_<event>(state, event)`, one subject a module.
 
-The subjects are nodes, sessions, services, allocations, endpoints, rollout pools, and a broker that
-starts again. A handler changes the ledger in O(1) and returns what follows. It never plans;
-planning is the task of `placement/`, `policy/` and `autoscale/`.
+A handler applies one event to the state in O(1), unless it says otherwise, and returns the
+decisions that follow. It never plans; that is the task of `placement/`, `policy/`, `routing/` and
+`autoscale/`. `scheduler.py` has the table of handlers, `consequences` the events that an event
+entails. `queueing` has what several handlers share.
 """

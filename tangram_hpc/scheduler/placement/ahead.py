@@ -114,6 +114,6 @@ def _unit_for(ledger: Ledger, action: Action, node: NodeEntry, tails: dict[tuple
 
 def _most(ledger: Ledger, node: NodeEntry, action: Action, most: int) -> int:
     """How many of this shape may be ahead on one unit, of `most` of any shape."""
-    if action.component not in ("", node.spec.component) or not is_short(ledger, action):
+    if not node.spec.serves(action.component) or not is_short(ledger, action):
         return 0
     return min(node.ahead, most, AHEAD_NS // max(LEAST_NS, ledger.estimator.believed(action)[1]))

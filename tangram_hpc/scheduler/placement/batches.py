@@ -85,8 +85,8 @@ def _fill(ledger: Ledger, now: int, lease: LeaseEntry, bays: list[Bay], share: i
     last, walk, endings = next(reversed(lease.chain)), walk_by_turns(bays), Endings(ledger, now)
     while room > 0 and (head := walk.head()) is not None:
         action, shape = head
-        if len(lease.gpus) not in shape.degrees or shape.component not in (
-                "", node.spec.component) or not endings.fits(node, shape):
+        if (len(lease.gpus) not in shape.degrees or not node.spec.serves(shape.component)
+                or not endings.fits(node, shape)):
             walk.skip_shape()
             continue
         walk.next()

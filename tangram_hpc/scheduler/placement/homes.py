@@ -19,7 +19,7 @@ def homes(ledger: Ledger, spec: SessionSpec) -> list[NodeEntry]:
         origin = ledger.sessions.get(spec.origin)
         nodes = [n for n in nodes if origin is not None and n.node == origin.node]
     return [n for n in nodes
-            if spec.component in ("", n.spec.component) and backend_for(n.spec, spec)]
+            if n.spec.serves(spec.component) and backend_for(n.spec, spec)]
 
 
 def may_fork(origin: SessionEntry, fork: int) -> bool:

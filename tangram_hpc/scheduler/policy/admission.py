@@ -11,12 +11,10 @@ from collections.abc import Collection, Iterable
 from ...domain.action import Action, Kind
 from ...domain.ids import client_of, show
 from ...domain.isolation import BACKENDS, backend_for, takes_image
-from ...domain.rollouts import Turn
+from ...domain.rollouts import NAME_MAX, Turn
 from ...domain.service import BLOCK_SIZES, ServiceSpec, endpoint_of, service_of
 from ...domain.session import BACKGROUNDS, SessionSpec
 from ...domain.states import NodeState, SessionState
-from ..handlers.quota_facts import refusal_of_grant
-from ..handlers.rollout_facts import refusal_of_turn
 from ..placement.homes import session_reason
 from ..placement.placers.base import Placer
 from ..state.ledger import ActionEntry, Ledger, NodeEntry
@@ -128,7 +126,7 @@ def refusal_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str
 def misfit_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str:
     """Which field of a session no node can ever satisfy, and the remedy; empty if one can."""
     component, mem = spec.component, spec.mem_mib
-    nodes = [n for n in ledger.held_nodes() if component in ("", n.spec.component)]
+    nodes = [n for n in ledger.held_nodes() if n.spec.serves(component)]
     if not nodes:
         return f"component: no node is in {component!r}" if component else ""
     origin = ledger.sessions.get(spec.origin)
@@ -207,7 +205,7 @@ def ending_reason(ledger: Ledger, entry: ActionEntry, now: int) -> str:
         return ""
     shape, endings = ledger.ready.shape_of(entry.action.id), Endings(ledger, now)
     nodes = [n for n in ledger.held_nodes() if shape.node in (0, n.node)
-             and shape.component in ("", n.spec.component)
+             and n.spec.serves(shape.component)
              and (n.spec.untrusted or not shape.guarded)]
     up = [n for n in nodes if n.state is NodeState.UP]
     if not nodes or any(endings.fits(n, shape) for n in up):
@@ -230,7 +228,7 @@ def misfit(ledger: Ledger, placer: Placer, action: Action, nodes: list[NodeEntry
         return why
     if _fits(nodes, action):
         return ""
-    nodes = [n for n in nodes if action.component in ("", n.spec.component)]
+    nodes = [n for n in nodes if n.spec.serves(action.component)]
     if not nodes:
         return f"component: no node is in {action.component!r}" if action.component else ""
     if action.guarded:
@@ -286,7 +284,7 @@ def _misfit_of_turn(ledger: Ledger, placer: Placer, turn: Turn, nodes: list[Node
 def _holds(n: NodeEntry, action: Action, cpus: int) -> bool:
     return (cpus <= len(n.cores.units) and action.mem_mib <= n.spec.mem_mib - n.parked_mib
             and action.gpus <= len(n.gpus.units)
-            and action.component in ("", n.spec.component)
+            and n.spec.serves(action.component)
             and (bool(n.spec.untrusted) or not action.guarded))
 
 
@@ -312,3 +310,37 @@ def _unknown_key(ledger: Ledger, action: Action) -> str:
         return "" if action.degrees == (1,) else "degrees: an endpoint's are (1,)"
     return "" if action.key == "cpu" else (
         f"key: {action.key!r} is not `cpu`, `service:NAME` or `endpoint:NAME`")
+
+
+def refusal_of_grant(ledger: Ledger, action: Action) -> str:
+    """Why this grant can never be given, naming the field; empty when it can."""
+    name = endpoint_of(action.key)
+    if name not in ledger.endpoints:
+        return (f"endpoint: none is declared as {name!r}; declare it by register_endpoint or "
+                f"[endpoints.{name}] in the broker's config file")
+    if action.degrees != (1,) or action.mem_mib or action.gpus or action.session:
+        return "cpus, mem, gpus, session: a grant of an endpoint holds none"
+    return ""
+
+
+def refusal_of_turn(ledger: Ledger, action: Action) -> str:
+    """Why this turn can never be dealt, naming the field; empty when it can."""
+    turn = action.turn
+    assert turn is not None
+    pool = ledger.rollouts.get(turn.pool)
+    if pool is None:
+        return (f"pool: no rollout pool {turn.pool!r} is declared; declare it by register_rollouts "
+                f"or [rollouts.{turn.pool}] in the broker's config file")
+    if action.kind is not Kind.CALL or action.session or action.mem_mib or action.gpus:
+        return "turn: only a call of a service is one, without session, mem and gpus"
+    if action.component:
+        return "component: a turn goes where its pool's services stand; leave it out"
+    if not turn.trajectory or len(turn.trajectory.encode()) > NAME_MAX:
+        return f"trajectory: {turn.trajectory[:40]!r} is not a name of 1 to {NAME_MAX} bytes"
+    if min(turn.context, turn.generated) < 0:
+        return "context, generated: none may be negative"
+    most = max(s.context_max for s in pool.spec.services)
+    if turn.context > most:
+        return (f"context: {turn.context} tokens fit on no service of pool {turn.pool!r}, the "
+                f"largest takes {most}; serve the model on a larger degree or cut the context")
+    return ""

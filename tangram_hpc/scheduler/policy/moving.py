@@ -34,7 +34,7 @@ def farewell(ledger: Ledger, node: NodeEntry, session: SessionEntry, now: int) -
 def _taken_elsewhere(ledger: Ledger, old: NodeEntry, session: SessionEntry, now: int) -> bool:
     """Whether another node has what it asks for, now or when others there have ended."""
     spec, until = session.spec, max(now, old.spec.ends_at_ns)
-    return any(spec.component in ("", n.spec.component) and backend_for(n.spec, spec)
+    return any(n.spec.serves(spec.component) and backend_for(n.spec, spec)
                and spec.mem_mib <= n.spec.mem_mib - n.parked_mib
                and len(session.cores) <= len(n.cores.units)
                and (not n.lends_until or n.lends_until > until)

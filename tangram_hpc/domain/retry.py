@@ -1,0 +1,30 @@
+"""Pure. Whether an attempt that ended without success is followed by another one.
+
+The scheduler and accounting both ask here, so that a record of a job says the same as the broker
+did. A caller asks only for an action that nobody cancelled. Actions of a session never start again:
+their session's files may have changed, or are gone.
+"""
+
+from __future__ import annotations
+
+from .action import Action
+from .outcome import Outcome
+from .states import ActionState
+
+
+def is_sent_back(action: Action, outcome: Outcome) -> bool:
+    """Whether the action was given back by its endpoint or service, or by a broker that started
+    again. It waits again under its old order tag, and the attempt does not count."""
+    return outcome.state is ActionState.PREEMPTED and not action.session
+
+
+def is_retried(action: Action, outcome: Outcome, attempt: int) -> bool:
+    """Whether the action starts again because its node failed.
+
+    Args:
+        action: the action.
+        outcome: how its last attempt ended.
+        attempt: which attempt that was, counted from 1.
+    """
+    return (outcome.state is ActionState.NODE_FAIL and attempt < action.attempts_max
+            and not action.session)

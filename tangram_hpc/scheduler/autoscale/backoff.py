@@ -1,0 +1,26 @@
+"""Pure. How long a satellite shape is not requested again after Slurm or the queue rejected it.
+
+The wait doubles with each rejection in a row, up to a bound; a node that joins ends the row.
+"""
+
+from __future__ import annotations
+
+from ...domain import event as ev
+from ..state.ledger import Ledger
+
+
+def backoff_until(ledger: Ledger, shape: str, now: int) -> int:
+    """Until when a shape is not requested again after one more rejection, epoch ns."""
+    policy, rejected = ledger.allocs.policy, ledger.allocs.rejected.get(shape)
+    if rejected is not None and now < rejected.until:
+        return rejected.until
+    times = min(rejected.count if rejected is not None else 0, 40)
+    return now + min(policy.backoff_ns << times, max(policy.backoff_ns, policy.backoff_max_ns))
+
+
+def refused(ledger: Ledger, alloc: int, why: str, now: int) -> list[ev.Event]:
+    """The event that Slurm refused a satellite for good; none if the satellite is unknown."""
+    entry = ledger.allocs.entries.get(alloc)
+    if entry is None or entry.shape is None:
+        return []
+    return [ev.AllocationRefused(now, alloc, why, backoff_until(ledger, entry.shape.name, now))]

@@ -1,0 +1,83 @@
+"""Pure. Handlers of events about actions, and how an action ends.
+
+Invariant: `end_action` is the only place where an action gets an end state. An action that ended
+stays in the ledger until its client has acknowledged the result, or has expired.
+"""
+
+from __future__ import annotations
+
+from ...domain import event as ev
+from ...domain.decision import Decision, KillLease, Reply
+from ...domain.ids import client_of
+from ...domain.outcome import Outcome
+from ...domain.service import service_of
+from ...domain.states import ENDED, ActionState
+from ..state.ledger import ActionEntry
+from ..state.scheduler_state import SchedulerState
+from ..state.transitions import ACTION_MOVES, move
+from .clients import forget_action
+from .queueing import dequeue, enqueue
+from .rollouts import note_end
+
+
+def on_action_submitted(state: SchedulerState, event: ev.ActionSubmitted) -> list[Decision]:
+    """Adds an action and lets it wait."""
+    action, ledger = event.action, state.ledger
+    assert action.id not in ledger.actions, f"{action} was submitted twice"
+    entry = ledger.actions[action.id] = ActionEntry(action, event.at)
+    owner = ledger.clients[client_of(action.id)]
+    owner.actions[action.id] = None
+    owner.active_at = event.at
+    if action.once:
+        ledger.once[action.once] = action.id
+    elif not action.session:
+        owner.loose[action.id] = None
+    if service := service_of(action.key):
+        declared = ledger.services.get(service)
+        ledger.demand.came(action, event.at, declared.restore_ns if declared else 0,
+                           ledger.estimator)
+    enqueue(state, entry)
+    return []
+
+
+def on_action_cancelled(state: SchedulerState, event: ev.ActionCancelled) -> list[Decision]:
+    """Ends an action that waits, or kills the attempt of one that runs."""
+    ledger = state.ledger
+    entry = ledger.actions.get(event.action)
+    if entry is None or entry.state in ENDED:
+        return []
+    if entry.state is ActionState.PENDING:
+        dequeue(state, entry.action, event.at)
+        outcome = Outcome(event.state, reason=event.reason)
+        queue_ns = event.at - entry.submitted_at
+        return end_action(state, entry, event.at, Reply(
+            event.action, outcome, 0, (), entry.attempt, queue_ns, 0))
+    entry.doomed = Outcome(event.state, reason=event.reason)
+    ledger.clients[client_of(event.action)].loose.pop(event.action, None)
+    lease = ledger.leases[entry.lease]
+    return [KillLease(lease.node, lease.lease, event.state, event.reason)]
+
+
+def on_action_acknowledged(state: SchedulerState, event: ev.ActionAcknowledged) -> list[Decision]:
+    """Forgets actions whose results their client has received."""
+    ledger = state.ledger
+    for action in event.actions:
+        entry = ledger.actions.get(action)
+        if entry is not None and entry.state in ENDED:
+            forget_action(ledger, action)
+    return []
+
+
+def end_action(state: SchedulerState, entry: ActionEntry, at: int, reply: Reply) -> list[Decision]:
+    """Ends an action with the outcome of `reply`, and returns the reply to its client."""
+    ledger, outcome = state.ledger, reply.outcome
+    entry.state = move(ACTION_MOVES, entry.state, outcome.state, entry)
+    entry.outcome, entry.lease = outcome, 0
+    ledger.once.pop(entry.action.once, None)
+    if entry.action.turn is not None or entry.action.trajectory:
+        note_end(ledger, entry, outcome, at)
+    owner = ledger.clients[client_of(entry.action.id)]
+    owner.loose.pop(entry.action.id, None)
+    if not owner.uid:
+        forget_action(ledger, entry.action.id)
+    return [reply.by(entry.route)]

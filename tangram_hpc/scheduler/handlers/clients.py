@@ -1,0 +1,67 @@
+"""Pure. Handlers of events about clients.
+
+A client is connected, disconnected (`Ledger.expiring`) or expired. One that comes back in time goes
+on with the same number. After it has expired its entry stays, without a uid, until its last action
+and session are gone, so that nobody can come back as that client.
+"""
+
+from __future__ import annotations
+
+from ...domain import event as ev
+from ...domain.decision import Decision
+from ...domain.ids import client_of
+from ...domain.states import ENDED
+from ..state.idle import Away
+from ..state.ledger import ClientEntry, Ledger
+from ..state.scheduler_state import SchedulerState
+
+
+def on_client_joined(state: SchedulerState, event: ev.ClientJoined) -> list[Decision]:
+    """Adds a client, or marks one that came back as connected."""
+    ledger = state.ledger
+    entry = ledger.clients.get(event.client)
+    if entry is None:
+        ledger.clients[event.client] = ClientEntry(event.client, event.uid, event.name)
+        ledger.by_uid[event.uid] = event.client
+        ledger.next_client = max(ledger.next_client, event.client + 1)
+    else:
+        ledger.expiring.pop(event.client, None)
+        state.dirty = True  # endpoints may be granted to it again
+    return []
+
+
+def on_client_left(state: SchedulerState, event: ev.ClientLeft) -> list[Decision]:
+    """Marks a client as disconnected; its grace begins."""
+    state.ledger.expiring[event.client] = Away(event.at, event.expires_at, event.bye)
+    return []
+
+
+def on_client_expired(state: SchedulerState, event: ev.ClientExpired) -> list[Decision]:
+    """Forgets a client and all of its actions that have ended."""
+    ledger = state.ledger
+    entry = ledger.clients[event.client]
+    ledger.expiring.pop(event.client, None)
+    for pool in ledger.rollouts.values():
+        pool.lost_client(event.client)
+    del ledger.by_uid[entry.uid]
+    for action in [a for a in entry.actions if ledger.actions[a].state in ENDED]:
+        forget_action(ledger, action)
+    if not entry.actions and not entry.sessions:
+        del ledger.clients[event.client]
+    else:
+        entry.uid = ""
+    return []
+
+
+def forget_action(ledger: Ledger, action: int) -> None:
+    """Removes an action whose end its client knows, or whose client is gone."""
+    del ledger.actions[action]
+    owner = ledger.clients[client_of(action)]
+    del owner.actions[action]
+    forget_if_gone(ledger, owner)
+
+
+def forget_if_gone(ledger: Ledger, owner: ClientEntry) -> None:
+    """Removes an expired client with its last action and session."""
+    if not owner.uid and not owner.actions and not owner.sessions:
+        ledger.clients.pop(owner.client, None)

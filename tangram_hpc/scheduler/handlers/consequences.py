@@ -1,0 +1,174 @@
+"""Pure. Which other events an event entails: a node's loss ends its leases and sessions.
+
+Every end of an action, lease or session is an event of its own in the journal, so that accounting
+is a plain fold. The functions here read the state and change nothing; the driver handles the events
+that they return, in that order. Each function returns the event itself among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...domain import event as ev
+from ...domain.action import Kind
+from ...domain.ids import show
+from ...domain.outcome import Outcome
+from ...domain.session import why_ended
+from ...domain.states import ENDED, ActionState, AllocState, LeaseState, NodeState, SessionState
+from ..policy.admission import misfit, misfit_of_session
+from ..policy.session_life import OPEN_SESSION
+from ..state.ledger import ActionEntry, Ledger, SessionEntry
+from ..state.scheduler_state import SchedulerState
+
+_RESTARTED = "the broker was started again"
+
+
+def _of_broker_started(state: SchedulerState, event: ev.BrokerStarted) -> list[ev.Event]:
+    """The end of all that an earlier broker of the job left open; nothing for the first broker.
+
+    Its nodes are lost, its sessions with them, its clients expire, and their actions end. Only
+    actions with an idempotency key, outside sessions, wait again under their old order tags; such
+    an attempt is not counted. O(what was open).
+    """
+    ledger, at = state.ledger, event.at
+    events: list[ev.Event] = [event]
+    if not ledger.starts:
+        return events
+    for entry in ledger.actions.values():
+        if entry.state not in ENDED and not _goes_on(entry):
+            cancelled = ev.ActionCancelled(at, entry.action.id, _RESTARTED, ActionState.NODE_FAIL)
+            events += _of_action_cancelled(state, cancelled)
+    for node in ledger.nodes.values():
+        if node.state is not NodeState.DOWN:
+            events += _loss(ledger, ev.NodeLost(at, node.node, _RESTARTED), restart=True)
+    for session in ledger.opening:
+        events += _end_of_session(ledger, ev.SessionClosed(at, session, _RESTARTED))
+    events += [ev.ClientExpired(at, client) for client in ledger.by_uid.values()]
+    return events
+
+
+def _goes_on(entry: ActionEntry) -> bool:
+    action = entry.action
+    return bool(action.once) and not action.session and action.kind is not Kind.GRANT \
+        and entry.doomed is None
+
+
+def _of_node_joined(state: SchedulerState, event: ev.NodeJoined) -> list[ev.Event]:
+    """What a node's joining says about its allocation: Slurm has granted that."""
+    allocs, name = state.ledger.allocs, event.spec.allocation
+    number = allocs.by_job.get(name)
+    if not name:
+        return [event]
+    if number is None:
+        ours = name in (allocs.own, f"{allocs.own}+0")
+        return [ev.AllocationHeld(event.at, allocs.next_alloc, 0, job=name, own=ours), event]
+    if allocs.entries[number].state in (AllocState.ASKED, AllocState.PENDING):
+        return [ev.AllocationHeld(event.at, number, 0), event]
+    return [event]
+
+
+def _of_node_lost(state: SchedulerState, event: ev.NodeLost) -> list[ev.Event]:
+    return _loss(state.ledger, event, restart=False)
+
+
+def _loss(ledger: Ledger, event: ev.NodeLost, restart: bool) -> list[ev.Event]:
+    """The end of all leases and sessions of a lost node. After a `restart` of the broker, actions
+    with an idempotency key are sent back instead of failed."""
+    node = ledger.nodes[event.node]
+    outcome = Outcome(ActionState.NODE_FAIL, reason=f"node {node.spec.name}: {event.reason}")
+    events: list[ev.Event] = [event]
+    for lease in node.leases:
+        entry = ledger.leases[lease]
+        for later in list(entry.chain)[:0:-1]:
+            events.append(ev.LeaseFinished(event.at, later, outcome, True)
+                          if ledger.leases[later].session
+                          else ev.LeaseReturned(event.at, later))
+        if entry.state is LeaseState.RELEASING:
+            events.append(ev.LeaseReleased(event.at, lease))
+            continue
+        back = restart and not entry.session and bool(ledger.actions[entry.action].action.once)
+        events.append(ev.LeaseFinished(
+            event.at, lease, Outcome(ActionState.PREEMPTED, reason=outcome.reason)
+            if back else outcome, True))
+    for session in node.sessions:
+        events += _end_of_session(ledger, ev.SessionClosed(event.at, session, outcome.reason))
+    return events
+
+
+def _of_nodes_complete(state: SchedulerState, event: ev.NodesComplete) -> list[ev.Event]:
+    """The end of all that turns out to be infeasible, now that all expected nodes are known."""
+    ledger, placer = state.ledger, state.placer
+    events: list[ev.Event] = [event]
+    for session in ledger.opening:
+        if why := misfit_of_session(ledger, placer, ledger.sessions[session].spec):
+            events += _end_of_session(ledger, ev.SessionClosed(event.at, session, why, True))
+    for entry in ledger.actions.values():
+        if entry.state is ActionState.PENDING:
+            why = misfit(ledger, placer, entry.action, ledger.held_nodes())
+            if why:
+                events.append(ev.ActionCancelled(event.at, entry.action.id, why,
+                                                 ActionState.FAILED))
+    return events
+
+
+def _of_session_closing(state: SchedulerState, event: ev.SessionClosing) -> list[ev.Event]:
+    ledger = state.ledger
+    session = ledger.sessions.get(event.session)
+    if session is None or session.state not in OPEN_SESSION:
+        return []
+    if session.state is SessionState.WAITING:
+        closed = ev.SessionClosed(event.at, event.session, event.reason)
+        return [event, *_end_of_session(ledger, closed)]
+    return [event, *_end_of_waiting(session, event.at, event.reason),
+            *_end_of_forks(ledger, session, event.at)]
+
+
+def _of_session_closed(state: SchedulerState, event: ev.SessionClosed) -> list[ev.Event]:
+    return _end_of_session(state.ledger, event)
+
+
+def _end_of_session(ledger: Ledger, event: ev.SessionClosed) -> list[ev.Event]:
+    """A session's end, and that of the actions that wait in it and of the forks not yet begun."""
+    session = ledger.sessions.get(event.session)
+    if session is None:
+        return [event]
+    return [*_end_of_waiting(session, event.at, event.reason), event,
+            *_end_of_forks(ledger, session, event.at)]
+
+
+def _end_of_waiting(session: SessionEntry, now: int, reason: str) -> list[ev.Event]:
+    why = why_ended(session.spec.id, reason or session.closing)
+    return [ev.ActionCancelled(now, action, why) for action in session.waiting]
+
+
+def _end_of_forks(ledger: Ledger, session: SessionEntry, now: int) -> list[ev.Event]:
+    why = f"origin: session {show(session.spec.id)} ended before its fork could begin"
+    events: list[ev.Event] = []
+    for fork, copied in session.forks.items():
+        if not copied:
+            events += _end_of_session(ledger, ev.SessionClosed(now, fork, why))
+    return events
+
+
+def _of_action_cancelled(state: SchedulerState, event: ev.ActionCancelled) -> list[ev.Event]:
+    """A cancelled grant of an endpoint ends at once: no worker has an attempt to kill."""
+    ledger = state.ledger
+    entry = ledger.actions.get(event.action)
+    lease = ledger.leases.get(entry.lease) if entry is not None else None
+    if lease is None or lease.node:
+        return [event]
+    outcome = Outcome(event.state, reason=event.reason)
+    return [event, ev.LeaseFinished(event.at, lease.lease, outcome, True)]
+
+
+# The events of an action's usual way entail nothing else and are not in the table.
+CONSEQUENCES: dict[type[ev.Event], Callable[[SchedulerState, Any], list[ev.Event]]] = {
+    ev.BrokerStarted: _of_broker_started,
+    ev.NodeJoined: _of_node_joined,
+    ev.NodeLost: _of_node_lost,
+    ev.NodesComplete: _of_nodes_complete,
+    ev.SessionClosing: _of_session_closing,
+    ev.SessionClosed: _of_session_closed,
+    ev.ActionCancelled: _of_action_cancelled,
+}

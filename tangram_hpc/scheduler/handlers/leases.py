@@ -1,0 +1,252 @@
+"""Pure. Handlers of events about leases: granted, started, resized, finished, released, returned.
+
+A lease that is granted behind another one of the same unit (prefetched) holds nothing until the
+lease before it is gone. The leases of one unit are in one queue (`LeaseEntry.chain`), whose first
+lease holds the unit.
+
+Invariants: a lease takes its units in `_begin` or where it is granted, and gives them back in
+`_pass_on`, nowhere else. Reports on a lease that is no longer in the ledger are ignored: the lease
+id is the fencing key.
+"""
+
+from __future__ import annotations
+
+from ...domain import event as ev
+from ...domain.decision import Decision, Reply, ResizeLease, StartLease
+from ...domain.retry import is_retried, is_sent_back
+from ...domain.service import endpoint_of, service_of
+from ...domain.states import ActionState, LeaseState, SessionState
+from ..placement.ahead import PACE, is_short
+from ..placement.batches import forget, note
+from ..state.ledger import ActionEntry, LeaseEntry, Ledger, NodeEntry, SessionEntry
+from ..state.scheduler_state import SchedulerState
+from ..state.transitions import ACTION_MOVES, LEASE_MOVES, SESSION_MOVES, move
+from .actions import end_action
+from .nodes import mark_drained
+from .queueing import enqueue, promote, push, push_again, update_idle
+from .quotas import count_call
+from .services import note_restore
+
+_WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # the action ran to an end of its own
+
+
+def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Decision]:
+    """Takes an action out of the queue and gives it units, at once or behind another lease."""
+    ledger = state.ledger
+    entry, node = ledger.actions[event.action], ledger.place(event.node)
+    session = ledger.sessions.get(entry.action.session)
+    reserved = session is not None and bool(session.cores)
+    action, key = entry.action, entry.action.key
+    chain = ledger.leases[event.after].chain if event.after else {}
+    chain[event.lease] = None
+    lease = LeaseEntry(event.lease, event.action, event.node, event.cores, event.gpus,
+                       action.mem_mib, action.session, reserved, event.at, chain, key,
+                       ahead=bool(event.after), restore_ns=event.restore_ns)
+    entry.counted = ledger.ready.take(event.action)
+    if session is not None:
+        _start_in_session(session, event)
+    ledger.leases[event.lease] = lease
+    if not event.after:
+        if not reserved:
+            node.cores.take(event.cores)
+        _lend(ledger, lease, node)
+        node.free_mem_mib -= lease.mem_mib
+        assert node.free_mem_mib >= 0, f"{event} overdraws the memory of {node.spec.name}"
+        _begin(ledger, lease, node, event.at)
+    else:
+        ledger.ahead += 1
+        if event.cores and 4 * len(chain) > 3 * node.ahead:
+            ledger.short.pop((event.node, event.cores[0]), None)
+    ledger.next_lease = event.lease + 1
+    entry.state = move(ACTION_MOVES, entry.state, ActionState.CONFIGURING, event)
+    entry.lease, entry.attempt = event.lease, event.attempt
+    ledger.estimator.began(action)
+    return [StartLease(event.node, event.lease, event.action, event.cores, event.gpus,
+                       event.restore_ns, event.after)]
+
+
+def on_lease_started(state: SchedulerState, event: ev.LeaseStarted) -> list[Decision]:
+    """Marks an attempt as running."""
+    ledger = state.ledger
+    lease = ledger.leases.get(event.lease)
+    if lease is not None and lease.begun and lease.state is LeaseState.GRANTED:
+        lease.state = move(LEASE_MOVES, lease.state, LeaseState.ACTIVE, event)
+        entry = ledger.actions[lease.action]
+        entry.state = move(ACTION_MOVES, entry.state, ActionState.RUNNING, event)
+    return []
+
+
+def on_lease_resized(state: SchedulerState, event: ev.LeaseResized) -> list[Decision]:
+    """Changes the cores of a lease that runs."""
+    lease = state.ledger.leases[event.lease]
+    node = state.ledger.nodes[lease.node]
+    assert not lease.reserved, f"{event}: the cores are its session's own"
+    node.cores.give(lease.cores)
+    node.cores.take(event.cores)
+    lease.cores = event.cores
+    lease.grants.append((event.at, len(event.cores)))
+    return [ResizeLease(lease.node, lease.lease, event.cores)]
+
+
+def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[Decision]:
+    """Ends an attempt: its action ends with it, or waits again where another attempt may help."""
+    ledger = state.ledger
+    lease = ledger.leases.get(event.lease)
+    if lease is None or lease.state not in (LeaseState.GRANTED, LeaseState.ACTIVE):
+        return []  # a late report of an older attempt
+    entry, outcome = ledger.actions[lease.action], event.outcome
+    if outcome.restore_ns:
+        note_restore(ledger, lease, outcome.restore_ns)
+    begun = lease.begun
+    spans = lease.work_spans(event.at, outcome.exec_ns, entry.submitted_at)
+    if outcome.batch > 1:  # its share of what the calls of the batch took together
+        spans = [(units, ns // outcome.batch) for units, ns in spans]
+    sent_back = entry.doomed is None and is_sent_back(entry.action, outcome)
+    ledger.estimator.ended(entry.action, () if sent_back else spans, outcome.state in _WHOLE)
+    count_call(ledger, lease, event.at, outcome)
+    if event.clean:
+        _release(state, lease, event.at)
+    else:
+        lease.state = move(LEASE_MOVES, lease.state, LeaseState.RELEASING, event)
+    if sent_back or (entry.doomed is None and is_retried(entry.action, outcome, entry.attempt)):
+        entry.state = move(ACTION_MOVES, entry.state, ActionState.PENDING, event)
+        entry.lease = 0
+        entry.turn = entry.turn if sent_back else 0
+        entry.counted = 0  # it had units: its next grant counts again
+        enqueue(state, entry)
+        return []
+    began_at = lease.granted_at if begun else event.at
+    if lease.ahead and lease.node:
+        node = ledger.nodes[lease.node]
+        node.pace_ns += (event.at - began_at - node.pace_ns) // PACE
+    return end_action(state, entry, event.at, _reply(entry, lease, began_at, event))
+
+
+def on_lease_released(state: SchedulerState, event: ev.LeaseReleased) -> list[Decision]:
+    """Frees the units of a lease whose worker has removed what the attempt left behind."""
+    lease = state.ledger.leases.get(event.lease)
+    if lease is not None and lease.state is LeaseState.RELEASING:
+        _release(state, lease, event.at)
+    return []
+
+
+def on_lease_returned(state: SchedulerState, event: ev.LeaseReturned) -> list[Decision]:
+    """Takes back a prefetched lease that did not begin; its action waits again in its old place."""
+    ledger = state.ledger
+    lease = ledger.leases.get(event.lease)
+    if lease is None or lease.begun:
+        return []
+    entry = ledger.actions[lease.action]
+    ledger.estimator.ended(entry.action, (), False)
+    if lease.cores:
+        ledger.short.pop((lease.node, lease.cores[0]), None)
+    session = ledger.sessions.get(lease.session)
+    if entry.doomed is not None:
+        _release(state, lease, event.at)
+        return end_action(state, entry, event.at, Reply(
+            lease.action, entry.doomed, 0, (), entry.attempt, event.at - entry.submitted_at, 0))
+    entry.state = move(ACTION_MOVES, entry.state, ActionState.PENDING, event)
+    entry.lease, entry.attempt = 0, entry.attempt - 1
+    if session is None:
+        push_again(state, entry)
+    else:
+        session.waiting[lease.action] = None
+        session.waiting.move_to_end(lease.action, last=False)
+        if session.parallel:
+            push(state, entry, session)
+    _release(state, lease, event.at)
+    return []
+
+
+def _start_in_session(session: SessionEntry, event: ev.LeaseGranted) -> None:
+    head = next(iter(session.waiting))
+    assert session.parallel or head == event.action, f"{event} jumps its session's queue"
+    assert session.takes, f"{event}: {session} takes none now"
+    del session.waiting[event.action]
+    if not session.leases:
+        session.state = move(SESSION_MOVES, session.state, SessionState.BUSY, event)
+    session.leases[event.lease] = None
+
+
+def _lend(ledger: Ledger, lease: LeaseEntry, node: NodeEntry) -> None:
+    """Takes the GPUs and the quota of a lease."""
+    node.gpus.take(lease.gpus)
+    service, endpoint = service_of(lease.key), endpoint_of(lease.key)
+    if service:
+        node.gpus.settle(service, lease.gpus, lease.granted_at)
+    elif lease.gpus:
+        node.gpus.evict(lease.gpus)
+    if endpoint:
+        ledger.endpoints[endpoint].draw(lease.granted_at)
+
+
+def _begin(ledger: Ledger, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
+    """A lease holds its units from now on."""
+    units = 1 if endpoint_of(lease.key) else len(
+        lease.gpus if service_of(lease.key) else lease.cores)
+    lease.granted_at = at
+    lease.grants.append((at, units))
+    node.leases[lease.lease] = None
+    session = ledger.sessions.get(lease.session)
+    if session is not None and lease.cores:
+        session.near = lease.cores
+    note(ledger, lease, node)
+    if 4 * len(lease.chain) <= 3 * node.ahead and not lease.reserved and is_short(
+            ledger, ledger.actions[lease.action].action):
+        ledger.short[lease.node, lease.cores[0]] = lease.lease
+    elif node.ahead and lease.cores:
+        ledger.short.pop((lease.node, lease.cores[0]), None)
+
+
+def _reply(entry: ActionEntry, lease: LeaseEntry, began_at: int, event: ev.LeaseFinished) -> Reply:
+    """The reply of an action that ends with this lease. The broker learns late when a prefetched
+    lease began, so its worker's `exec_ns` counts there."""
+    outcome = event.outcome
+    if lease.ahead:
+        began_at = max(entry.submitted_at, min(began_at, event.at - outcome.exec_ns))
+    if entry.doomed is not None:
+        outcome = outcome.explained_by(entry.doomed)
+    return Reply(lease.action, outcome, lease.node, lease.cores, entry.attempt,
+                 began_at - entry.submitted_at, event.at - began_at,
+                 tuple((max(0, at - began_at), units) for at, units in lease.grants))
+
+
+def _release(state: SchedulerState, lease: LeaseEntry, at: int) -> None:
+    """Removes a lease; its units pass to the next lease of its queue or become free."""
+    ledger = state.ledger
+    node, begun = ledger.place(lease.node), lease.begun
+    lease.state = move(LEASE_MOVES, lease.state, LeaseState.RELEASED, lease)
+    del lease.chain[lease.lease]
+    del ledger.leases[lease.lease]
+    if begun:
+        del node.leases[lease.lease]
+        _pass_on(state, lease, node, at)
+    else:
+        ledger.ahead -= 1
+    session = ledger.sessions.get(lease.session)
+    if session is not None:
+        session.leases.pop(lease.lease, None)
+        if session.state is SessionState.BUSY and not session.leases:
+            session.state = move(SESSION_MOVES, session.state, SessionState.IDLE, lease)
+            promote(state, session)
+            update_idle(ledger, session, at)
+
+
+def _pass_on(state: SchedulerState, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
+    ledger = state.ledger
+    forget(ledger, lease)
+    if lease.chain:
+        ledger.ahead -= 1
+        _begin(ledger, ledger.leases[next(iter(lease.chain))], node, at)
+        return
+    if not lease.reserved:
+        node.cores.give(lease.cores)
+    node.gpus.give(lease.gpus)
+    if endpoint := endpoint_of(lease.key):
+        ledger.endpoints[endpoint].done()
+    node.free_mem_mib += lease.mem_mib
+    mark_drained(node)
+    node.news += 1
+    if node.ahead and lease.cores:
+        ledger.short.pop((lease.node, lease.cores[0]), None)
+    state.dirty = True

@@ -1,0 +1,116 @@
+"""Pure. Which actions compete for units: the way of an action into the ready queue and out of it.
+
+An action without a session competes at once. An action of a session competes when the session can
+take it: in a parallel session always, else only the first one that waits, and only while nothing
+runs. A turn of a trajectory competes once it has been routed to a service; before that it waits in
+its rollout pool.
+
+Invariants: these functions are called by handlers only. An action draws its order tag once and
+keeps it when it leaves the queue and comes back, unless it is to begin as a new one.
+"""
+
+from __future__ import annotations
+
+from ...domain.action import Action
+from ...domain.ids import client_of
+from ...domain.states import SessionState
+from ..state.ledger import ActionEntry, Ledger, SessionEntry
+from ..state.scheduler_state import SchedulerState
+
+
+def enqueue(state: SchedulerState, entry: ActionEntry) -> None:
+    """Lets a PENDING action wait, where actions like it wait."""
+    action, ledger = entry.action, state.ledger
+    if action.turn is not None:
+        return want_route(ledger, entry)
+    if not action.session:
+        return push(state, entry, None)
+    session = ledger.sessions[action.session]
+    first = not session.waiting and not session.leases
+    session.waiting[action.id] = None
+    update_idle(ledger, session, entry.submitted_at)
+    if first or session.parallel:  # waiting for its session to open counts as waiting
+        entry.turn = ledger.ready.draw(action)
+    if session.parallel and session.takes:
+        push(state, entry, session)
+    promote(state, session)
+
+
+def dequeue(state: SchedulerState, action: Action, now: int) -> None:
+    """Takes a PENDING action out of all queues."""
+    ledger = state.ledger
+    if action.id in ledger.ready:
+        ledger.ready.remove(action.id)
+    session = ledger.sessions.get(action.session)
+    if session is not None and action.id in session.waiting:
+        del session.waiting[action.id]
+        promote(state, session)
+        update_idle(ledger, session, now)
+
+
+def push(state: SchedulerState, entry: ActionEntry, session: SessionEntry | None) -> None:
+    """Puts an action into the ready queue; `session` is its session if it has one."""
+    ledger = state.ledger
+    entry.turn = entry.turn or ledger.ready.draw(entry.action)
+    node = session.node if session is not None else 0
+    own = session.spec.id if session is not None and session.cores else 0
+    ledger.ready.push(entry.action, node, own, entry.turn, ledger.estimator.believed,
+                      entry.counted)
+    if node:
+        ledger.nodes[node].news += 1
+    else:
+        ledger.news += 1
+    state.dirty = True
+
+
+def push_again(state: SchedulerState, entry: ActionEntry) -> None:
+    """Queues an action without a session whose lease was returned unused. A turn waits for the same
+    service, unless its pool has withdrawn that choice."""
+    turn = entry.action.turn
+    if turn is not None and not state.ledger.rollouts[turn.pool].placed(entry.action.id):
+        return want_route(state.ledger, entry)
+    return push(state, entry, None)
+
+
+def want_route(ledger: Ledger, entry: ActionEntry) -> None:
+    """Hands a turn to its rollout pool, which routes it for the first time or again."""
+    turn = entry.action.turn
+    assert turn is not None
+    entry.action, entry.route = entry.action.undealt(), None
+    ledger.rollouts[turn.pool].wanted(entry.action.id, client_of(entry.action.id), turn,
+                                      entry.submitted_at)
+
+
+def promote(state: SchedulerState, session: SessionEntry) -> None:
+    """Lets the first waiting action of an idle session compete for units."""
+    idle = session.state is SessionState.IDLE and session.takes
+    if session.waiting and idle and not session.parallel:
+        head = next(iter(session.waiting))
+        if head not in state.ledger.ready:
+            push(state, state.ledger.actions[head], session)
+
+
+def resume(state: SchedulerState, session: SessionEntry) -> None:
+    """Lets those actions of a session compete for units that may."""
+    ledger = state.ledger
+    if session.parallel and session.takes:
+        for action in session.waiting:
+            if action not in ledger.ready:
+                push(state, ledger.actions[action], session)
+    promote(state, session)
+
+
+def withdraw(ledger: Ledger, session: SessionEntry) -> None:
+    """Takes all actions of a session out of the ready queue; they go on waiting in the session."""
+    for action in session.waiting if session.parallel else list(session.waiting)[:1]:
+        if action in ledger.ready:
+            ledger.ready.remove(action)
+
+
+def update_idle(ledger: Ledger, session: SessionEntry, now: int) -> None:
+    """Starts the idle time of a session that has nothing to do at `now`, or ends it."""
+    spec = session.spec
+    if session.state is SessionState.IDLE and not session.works:
+        ledger.idle.rest(spec.id, spec.idle_ns, now)
+    else:
+        ledger.idle.stop(spec.id, spec.idle_ns)

@@ -1,0 +1,165 @@
+"""Pure. Handlers of events about sessions.
+
+A session waits until it is placed, opens on its home node, is idle or busy there, and is closed. It
+may move: it is packed, leaves its node whole and waits again. A fork begins with a copy of its
+origin's files; while they are copied, no action starts in the origin.
+
+Invariant: a session holds its memory, and the cores that it reserves, exactly while it is on a
+node; `_vacate` is the only place that gives them back.
+"""
+
+from __future__ import annotations
+
+from ...domain import event as ev
+from ...domain.decision import (
+    AnnounceSession,
+    AnnounceSessionEnd,
+    CloseSession,
+    Decision,
+    OpenSession,
+    PackSession,
+)
+from ...domain.ids import client_of
+from ...domain.outcome import Outcome
+from ...domain.session import why_ended
+from ...domain.states import ActionState, SessionState
+from ..state.ledger import Ledger, SessionEntry
+from ..state.scheduler_state import SchedulerState
+from ..state.transitions import SESSION_MOVES, move
+from .clients import forget_if_gone
+from .nodes import mark_drained
+from .queueing import resume, update_idle, withdraw
+
+
+def on_session_requested(state: SchedulerState, event: ev.SessionRequested) -> list[Decision]:
+    """Adds a session that waits to be placed."""
+    spec, ledger = event.spec, state.ledger
+    ledger.sessions[spec.id] = SessionEntry(spec, event.at)
+    if spec.origin:
+        origin = ledger.sessions[spec.origin]
+        origin.forks[spec.id] = False
+        update_idle(ledger, origin, event.at)
+    ledger.opening.add(spec.id)
+    ledger.sessions_seen += 1
+    owner = ledger.clients[client_of(spec.id)]
+    owner.sessions[spec.id] = None
+    owner.last_session = max(owner.last_session, spec.id)
+    state.dirty = True
+    return []
+
+
+def on_session_placed(state: SchedulerState, event: ev.SessionPlaced) -> list[Decision]:
+    """Gives a session its home node, and lets that open it."""
+    ledger = state.ledger
+    session, node = ledger.sessions[event.session], ledger.nodes[event.node]
+    session.state = move(SESSION_MOVES, session.state, SessionState.OPENING, event)
+    session.node, session.cores, session.placed_at = event.node, event.cores, event.at
+    session.near = event.cores
+    ledger.opening.placed(event.session)
+    node.sessions[event.session] = None
+    node.cores.take(event.cores)
+    node.free_mem_mib -= session.spec.mem_mib
+    if session.spec.origin:
+        origin = ledger.sessions[session.spec.origin]
+        withdraw(ledger, origin)  # nothing starts in it while its files are copied
+        origin.forks[event.session] = True
+    state.dirty = True
+    return [OpenSession(event.node, session.spec)]
+
+
+def on_session_ready(state: SchedulerState, event: ev.SessionReady) -> list[Decision]:
+    """Marks a session as open; its actions may start."""
+    ledger = state.ledger
+    session = ledger.sessions.get(event.session)
+    if session is None or session.state is not SessionState.OPENING:
+        return []
+    session.state = move(SESSION_MOVES, session.state, SessionState.IDLE, event)
+    resume(state, session)
+    update_idle(ledger, session, event.at)
+    _resume_origin(state, session, event.at)
+    return [AnnounceSession(event.session, session.node)]
+
+
+def on_session_renewed(state: SchedulerState, event: ev.SessionRenewed) -> list[Decision]:
+    """Starts a session's idle time anew, because its client asked for that."""
+    session = state.ledger.sessions.get(event.session)
+    if session is not None:
+        update_idle(state.ledger, session, event.at)
+    return []
+
+
+def on_session_moving(state: SchedulerState, event: ev.SessionMoving) -> list[Decision]:
+    """Lets the home node pack a session that moves to another node."""
+    ledger = state.ledger
+    session = ledger.sessions[event.session]
+    withdraw(ledger, session)
+    session.state = move(SESSION_MOVES, session.state, SessionState.MOVING, event)
+    update_idle(ledger, session, event.at)
+    return [PackSession(session.node, event.session)]
+
+
+def on_session_packed(state: SchedulerState, event: ev.SessionPacked) -> list[Decision]:
+    """Lets a packed session wait for a node like a new one, with its files and its actions."""
+    ledger = state.ledger
+    session = ledger.sessions[event.session]
+    session.state = move(SESSION_MOVES, session.state, SessionState.WAITING, event)
+    _vacate(ledger, session)
+    session.spec = session.spec.moved(event.files)
+    session.node, session.cores, session.requested_at = 0, (), event.at
+    ledger.opening.add(event.session)
+    state.dirty = True
+    return []
+
+
+def on_session_closing(state: SchedulerState, event: ev.SessionClosing) -> list[Decision]:
+    """Lets the home node close a session. What still runs in it will end as cancelled."""
+    ledger = state.ledger
+    session = ledger.sessions[event.session]
+    if session.state is SessionState.WAITING:
+        return []  # SessionClosed follows at once
+    withdraw(ledger, session)
+    session.closing = event.reason
+    session.state = move(SESSION_MOVES, session.state, SessionState.CLOSING, event)
+    update_idle(ledger, session, event.at)
+    end = Outcome(ActionState.CANCELLED, reason=why_ended(event.session, event.reason))
+    for lease in session.leases:
+        entry = ledger.actions.get(ledger.leases[lease].action)
+        if entry is not None:  # else it has ended, and only its remaining processes are killed
+            entry.doomed = entry.doomed or end
+    return [CloseSession(session.node, event.session)]
+
+
+def on_session_closed(state: SchedulerState, event: ev.SessionClosed) -> list[Decision]:
+    """Removes a session."""
+    ledger = state.ledger
+    session = ledger.sessions.pop(event.session, None)
+    if session is None:
+        return []
+    if session.state is SessionState.WAITING:
+        ledger.opening.drop(event.session)
+    else:
+        _vacate(ledger, session)
+    ledger.idle.stop(event.session, session.spec.idle_ns)
+    _resume_origin(state, session, event.at)
+    owner = ledger.clients[client_of(event.session)]
+    del owner.sessions[event.session]
+    forget_if_gone(ledger, owner)
+    state.dirty = True
+    return [AnnounceSessionEnd(event.session, event.reason or session.closing, event.never)]
+
+
+def _vacate(ledger: Ledger, session: SessionEntry) -> None:
+    node = ledger.nodes[session.node]
+    del node.sessions[session.spec.id]
+    node.cores.give(session.cores)
+    node.free_mem_mib += session.spec.mem_mib
+    mark_drained(node)
+
+
+def _resume_origin(state: SchedulerState, fork: SessionEntry, now: int) -> None:
+    """Lets the origin of a fork go on, once the fork is open or has ended."""
+    origin = state.ledger.sessions.get(fork.spec.origin)
+    if origin is None or origin.forks.pop(fork.spec.id, None) is None:
+        return
+    resume(state, origin)
+    update_idle(state.ledger, origin, now)

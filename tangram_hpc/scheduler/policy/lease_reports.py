@@ -1,0 +1,79 @@
+"""Pure. What a report on a lease means: the events that a client's or a worker's word becomes.
+
+A report that comes late, or from a client whose action it is not, becomes no event. A call that its
+endpoint or service pushed back closes that endpoint or service for a while, and the call is tried
+again where that may help.
+"""
+
+from __future__ import annotations
+
+from ...domain import event as ev
+from ...domain.action import Kind
+from ...domain.ids import client_of
+from ...domain.outcome import Outcome
+from ...domain.service import endpoint_of, service_of
+from ...domain.states import ENDED, ActionState
+from ..state.ledger import LeaseEntry, Ledger
+
+_LONGEST_NS = 86_400 * 10**9  # an endpoint is closed for a day at most
+
+
+def held_by_client(ledger: Ledger, action: int) -> LeaseEntry | None:
+    """The grant that an action holds now."""
+    entry = ledger.actions.get(action)
+    lease = ledger.leases.get(entry.lease) if entry is not None else None
+    return lease if lease is not None and not lease.node else None
+
+
+def told_by_client(ledger: Ledger, client: int, action: int, lease: int, outcome: Outcome,
+                   now: int) -> list[ev.Event]:
+    """The facts in a client's word about one of its grants; none if it is late, or not its own.
+    With `lease` 0 it wants the action no more, granted or not."""
+    entry = ledger.actions.get(action)
+    if (entry is None or client_of(action) != client or entry.action.kind is not Kind.GRANT
+            or entry.state in ENDED):
+        return []
+    if outcome.state not in ENDED:
+        outcome = Outcome(ActionState.FAILED, reason=f"{outcome.state.value} is no end")
+    if not lease:
+        state = outcome.state if outcome.state is ActionState.TIMEOUT else ActionState.CANCELLED
+        return [ev.ActionCancelled(now, action, outcome.reason, state)]
+    if entry.lease != lease:
+        return []
+    return finished(ledger, ev.LeaseFinished(now, lease, outcome, True))
+
+
+def finished(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
+    """The end of a lease, and before it what its endpoint said if that pushed back. Only a trainer
+    and its functions are asked: a sandbox's word closes no endpoint."""
+    lease, outcome = ledger.leases[fact.lease], fact.outcome
+    entry = ledger.actions.get(lease.action)
+    endpoint = endpoint_of(lease.key)
+    if not outcome.pushed or entry is None or entry.action.kind is Kind.EXEC:
+        return [fact]
+    if not endpoint:
+        return faltered(ledger, fact)
+    until = fact.at + min(_LONGEST_NS, max(0, outcome.retry_after_ns))
+    return [ev.EndpointThrottled(fact.at, endpoint, until, lease.granted_at, outcome.pushed), fact]
+
+
+def faltered(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
+    """The end of a call whose service could not be brought to its GPUs. If there is another one,
+    this one is left alone for a while, as it would be the least loaded for ever, and a turn that
+    has attempts left goes elsewhere."""
+    lease = ledger.leases[fact.lease]
+    entry, name = ledger.actions[lease.action], service_of(lease.key)
+    turn = entry.action.turn
+    if turn is None:
+        return [fact]
+    pool = ledger.rollouts[turn.pool]
+    if not pool.others(name, turn.context):
+        return [fact]
+    events: list[ev.Event] = []
+    if pool.load(name) >= 0:
+        events.append(ev.RolloutServiceClosed(fact.at, turn.pool, name,
+                                              fact.at + pool.pause_ns(name)))
+    if entry.doomed is not None or entry.attempt >= entry.action.attempts_max:
+        return [*events, fact]
+    back = Outcome(ActionState.PREEMPTED, reason=fact.outcome.reason)
+    return [*events, ev.LeaseFinished(fact.at, fact.lease, back, fact.clean)]

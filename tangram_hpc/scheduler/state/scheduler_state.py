@@ -1,0 +1,41 @@
+"""Pure. `SchedulerState`: everything that a scheduler holds.
+
+The handlers (`scheduler/handlers`) are free functions `on_<event>(state, event)`; they get this
+struct and nothing else. A copy of it (`copy.deepcopy`) is a scheduler of its own: no field refers
+to a function that is bound to another state.
+
+Invariants: the ledger is never replaced, and only `Scheduler.handle` changes it. `plan` changes the
+fields below `dirty` and `dirty` itself; they are memory of the planner and no part of what a replay
+of the journal restores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..autoscale.elastic_allocs import ElasticAllocs
+from ..placement.placers.base import Placer
+from .ledger import Ledger
+
+
+@dataclass(slots=True)
+class SchedulerState:
+    """What one scheduler knows.
+
+    Attributes:
+        ledger: clients, nodes, sessions, actions and leases.
+        placer: the rule that says which action starts where. It keeps no state of its own.
+        dirty: whether something happened since the last placement that may let an action start or
+            a session open. Handlers set it, `plan` clears it.
+        place_again_at: when the placer asked to be called again, although nothing happens until
+            then; epoch ns, 0 for never.
+        placed_at: when the placer was last called; epoch ns.
+        elastic: what the rules for more and fewer allocations have observed so far.
+    """
+
+    ledger: Ledger
+    placer: Placer
+    dirty: bool = False
+    place_again_at: int = 0
+    placed_at: int = 0
+    elastic: ElasticAllocs = field(default_factory=ElasticAllocs)
