@@ -272,7 +272,12 @@ class Sandboxes(Protocol):
 
 
 class Executor(Sandboxes, Protocol):
-    """Runs all of a node's actions."""
+    """Runs all of a node's actions: what `Sandboxes` does, and calls of services.
+
+    One protocol extends another one here, as one interface extends another. No code is inherited,
+    and an adapter needs no base class: `app.NodeExecutor` is composed of a `Sandboxes` and a
+    `ServiceExecutor`.
+    """
 
     def prepare_service(self, spec: ServiceSpec) -> None:
         """Actions may call this service from now on."""

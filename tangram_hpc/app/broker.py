@@ -199,9 +199,9 @@ def _apply_earlier(scheduler: Scheduler, folder: Path) -> None:
 
 
 def _converse(broker: Broker, link: SocketLink) -> None:
-    talk = broker.accept(link)
-    link.attach(lambda parcel: broker.receive(talk, *parcel), lambda: broker.room(talk),
-                lambda reason: broker.lost(talk, reason))
+    peer = broker.accept(link)
+    link.attach(lambda parcel: broker.receive(peer, *parcel), lambda: broker.room(peer),
+                lambda reason: broker.lost(peer, reason))
 
 
 def _open_ways(plan: BrokerPlan, environ: Mapping[str, str]
