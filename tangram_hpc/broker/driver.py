@@ -177,20 +177,21 @@ class Broker:
             self._timer.after(_POLL_S, lambda: self.end(reason, patience_s - _POLL_S))
 
     def superseded(self) -> bool:
-        """Returns whether another broker has taken this one's place, and ends this one if so.
-
-        A superseded broker commits nothing and answers nobody. Its peers look for the other broker.
-        Satellites that wait in Slurm's queue belong to the other broker now.
-        """
+        """Returns whether another broker has taken this one's place, and ends this one if so."""
         if not self._journal.superseded():
             return False
+        self._give_way()
+        return True
+
+    def _give_way(self) -> None:
+        """Ends without a word to anybody: another broker serves the job. Nothing is committed; the
+        peers look for the other broker, and satellites that wait in Slurm's queue belong to it."""
         if not self.ended:
             self.ended = True
             self._registration.stop()
             for peer in self._peers.everyone():
                 peer.link.close()
             self._on_end()
-        return True
 
     # ---- connections -------------------------------------------------------------------------
 
@@ -543,11 +544,12 @@ class Broker:
             for event in events:
                 self._record_event(event)
             now = self._now()
-        self._peers.flush_workers()
-        messages = self._peers.take_messages_to_clients()
+        messages = self._peers.end_cycle()
 
         def deliver() -> None:
-            if not self.superseded():
+            if self._journal.superseded():
+                self._give_way()
+            else:
                 self._peers.deliver(messages)
 
         self._once.commit()

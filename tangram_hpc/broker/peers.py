@@ -53,7 +53,7 @@ class Peers:
         self.clients: dict[int, Peer] = {}
         self.workers: dict[int, Peer] = {}
         self._outbox = outbox
-        self._to_clients: list[ToClient] = []  # since the last `take_messages_to_clients`
+        self._to_clients: list[ToClient] = []  # since the last `end_cycle`
         self._unflushed: dict[int, Link] = {}  # workers' links with queued messages, by `id`
 
     def everyone(self) -> list[Peer]:
@@ -62,7 +62,7 @@ class Peers:
 
     def send_to_worker(self, node: int, message: ms.Message, payload: Buffer | None = None
                        ) -> None:
-        """Queues a message to the worker of a node until `flush_workers`."""
+        """Queues a message to the worker of a node until `end_cycle`."""
         peer = self.workers.get(node)
         if peer is not None:
             peer.link.send(message, payload)
@@ -70,17 +70,15 @@ class Peers:
 
     def send_to_client(self, client: int, message: ms.Message, payload: Buffer | None = None
                        ) -> None:
-        """Queues a message to a client until `take_messages_to_clients`."""
+        """Queues a message to a client until `deliver`."""
         self._to_clients.append((client, message, payload))
 
-    def flush_workers(self) -> None:
-        """Hands all queued messages to the workers' connections."""
+    def end_cycle(self) -> list[ToClient]:
+        """Lets all messages to workers leave; returns those to clients, which are to be delivered
+        after the journal's commit."""
         unflushed, self._unflushed = self._unflushed, {}
         for link in unflushed.values():
             link.flush()
-
-    def take_messages_to_clients(self) -> list[ToClient]:
-        """Returns the queued messages to clients, to be delivered after the journal's commit."""
         messages, self._to_clients = self._to_clients, []
         return messages
 
