@@ -19,6 +19,7 @@ from ..ports import Timer, Trees
 from ..protocol import message as ms
 from ..scheduler.handlers.quota_facts import declaration
 from ..scheduler.handlers.rollout_facts import declaration_of_rollouts
+from ..scheduler.handlers.rollout_prior import prior_of
 from ..scheduler.handlers.service_facts import declaration_of_service
 from ..scheduler.routing.cmlfq import CausalTree
 from ..scheduler.routing.rollout_pools import shape_of
@@ -125,7 +126,7 @@ class Registration:
         events, why = declaration_of_rollouts(self._scheduler.ledger, told, self._now(), changed)
         if why:
             return why
-        learned = None
+        prior = None
         if told.tree and self._trees is not None and told.name not in self._saved:
             pools = self._scheduler.ledger.rollouts
             for other in self._saved:
@@ -133,15 +134,14 @@ class Registration:
                     return (f"rollouts {told.name}: tree: pool {other!r} keeps its own in "
                             f"{told.tree}; name another folder")
             try:
-                learned = self._learned(told, self._trees)
+                prior = prior_of(told.name, *self._learned(told, self._trees), self._now())
             except InvalidInput as error:
                 return f"rollouts {told.name}: tree: {error}"
         for event in events:
             self._record_event(event)
-        if learned is not None:
-            pool = self._scheduler.ledger.rollouts[told.name]
-            pool.believe(*learned)
-            self._saved[told.name] = pool.counts.ended
+        if prior is not None:
+            self._record_event(prior)
+            self._saved[told.name] = self._scheduler.ledger.rollouts[told.name].counts.ended
         return ""
 
     def _learned(self, spec: RolloutsSpec, trees: Trees) -> tuple[CausalTree, CausalTree]:

@@ -23,6 +23,7 @@ from .autoscale.elastic_allocs import ElasticAllocs
 from .handlers.alloc_facts import found
 from .handlers.restart import Restart
 from .handlers.rollout_facts import deal, next_deal
+from .handlers.rollout_prior import on_rollout_prior_loaded
 from .handlers.service_facts import declare, load, restored
 from .placement.ahead import PACE, ahead, is_short
 from .placement.batches import batches, forget, note
@@ -69,6 +70,7 @@ class Scheduler(Restart):
             ev.EndpointThrottled: self._endpoint_throttled,
             ev.ServiceLoaded: self._service_loaded,
             ev.RolloutsDeclared: self._rollouts_declared,
+            ev.RolloutPriorLoaded: lambda event: on_rollout_prior_loaded(self.ledger, event),
             ev.TurnRouted: self._turn_routed,
             ev.RolloutServiceClosed: self._service_closed,
             ev.RolloutServiceTried: self._service_tried,

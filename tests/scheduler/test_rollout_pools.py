@@ -816,3 +816,41 @@ def shown(scheduler: Scheduler) -> tuple[object, object]:
                if e.state not in ENDED or client_of(a)}
     books = actions, pool.trajectories, [pool.load(s.name) for s in pool.spec.services]
     return books, (pool.counts, pool.queues.tree.plain(), pool.lesson.plain())
+
+
+class Kept(Saves):
+    """As `Saves`, with trees in the folder that were learned before."""
+
+    def __init__(self, world: Site, tree: CausalTree) -> None:
+        self._tree = tree
+        super().__init__(world)
+
+    def load(self, _: str) -> tuple[CausalTree, CausalTree]:
+        return self._tree, self._tree
+
+
+def test_a_replay_begins_with_the_trees_that_the_broker_read() -> None:
+    teacher = site()
+    teach(teacher, True)
+    learned = teacher.pool.queues.tree
+    world = site(tree="/trees")
+    Kept(world, learned)
+    assert world.pool.queues.tree.plain() == world.pool.lesson.plain() == learned.plain()
+    world.serve(world.turn("first"))
+    world.tool("first", "tests", state=ActionState.FAILED)
+    assert world.serve(world.turn("first", generated=200)) == "big"  # only the trees say so
+    world.end("first", 9_000)
+    replayed = Scheduler(make_placer("elastic"))
+    events = msgspec.msgpack.decode(msgspec.msgpack.encode(world.events), type=list[ev.AnyEvent])
+    for event in events:
+        replayed.handle(event)
+    pool = replayed.ledger.rollouts["p"]
+    assert pool.queues.tree.plain() == world.pool.queues.tree.plain() != learned.plain()
+    assert pool.lesson.plain() == world.pool.lesson.plain()
+
+
+def test_trees_that_have_learned_nothing_are_an_event_without_them() -> None:
+    world = site(tree="/trees")
+    Saves(world)
+    assert world.events[-1] == ev.RolloutPriorLoaded(0, "p", b"", b"")
+    assert world.pool.queues.tree.nodes == 1
