@@ -123,12 +123,12 @@ class Spool(Protocol):
         ...
 
 
-class Overflow(Protocol):
+class SpillFiles(Protocol):
     """Holds payloads for clients that do not read, on disk instead of in memory. Its content ends
     with the broker."""
 
     def put(self, client: int, data: Buffer) -> int:
-        """Writes a payload; its offset in the client's overflow, or -1: there is no room."""
+        """Writes a payload; its offset in the client's spill file, or -1: there is no room."""
         ...
 
     def get(self, client: int, offset: int, size: int) -> bytes:

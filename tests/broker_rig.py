@@ -96,7 +96,7 @@ class BrokerRig:
     every message."""
 
     def __init__(self, placer: str = "elastic", check: bool = True, spool: Any = None,
-                 overflow: Any = None, **settings: Any) -> None:
+                 spill: Any = None, **settings: Any) -> None:
         self.now, self._check = 1_000 * S, check
         self._timers: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
@@ -104,7 +104,7 @@ class BrokerRig:
         self.scheduler = Scheduler(make_placer(placer))
         self.broker = Broker(self.scheduler, self.journal, self, self,
                              Settings("j", "/nowhere", **settings), lambda: None, spool,
-                             **({} if overflow is None else {"overflow": overflow}))
+                             **({} if spill is None else {"spill": spill}))
         self.broker.start()
         self.settle()
 

@@ -9,8 +9,9 @@ Messages to workers leave at the end of the cycle, those to clients when the jou
 its mode promises (see `peers`). Payloads pass through unread.
 
 The driver is composed of parts that each receive what they need: `Peers` (connections and queued
-messages), `Registration` (declarations, causal trees), `Satellites` and `Ends` (Slurm), `Once`
-(idempotency keys), `Sweeping` (the store's garbage), `Judge` (silent workers).
+messages), `ClientOutbox` (unacknowledged results), `Registration` (declarations, causal trees),
+`IdempotencyKeys`, `Satellites` and `TimeLimitPoller` (Slurm), `StoreGarbage`, `FailureDetector`
+(silent workers).
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from ..domain.ids import client_of, show
 from ..domain.service import endpoint_of
 from ..domain.session import SessionSpec
 from ..domain.states import NodeState, SessionState
-from ..ports import Buffer, Clock, Journal, Link, Overflow, Slurm, Spool, Timer, Trees
+from ..ports import Buffer, Clock, Journal, Link, Slurm, SpillFiles, Spool, Timer, Trees
 from ..protocol import message as ms
 from ..scheduler.handlers.quota_facts import finished, held_by_client, told_by_client
 from ..scheduler.policy.admission import refusal, refusal_of_session
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.state.ledger import SessionEntry
-from .door import CHECKS, mended, mismatch, refusal_of
-from .ends import Ends
-from .judge import SILENCE_S, WATCH_S, Judge
-from .once import Once
-from .orders import message_of
-from .outgoing import Outgoing
+from .client_outbox import ClientOutbox
+from .failure_detector import SILENCE_S, WATCH_S, FailureDetector
+from .idempotency import IdempotencyKeys
+from .message_validation import CHECKS, mended, mismatch, refusal_of
 from .peers import Peer, Peers
-from .questions.answers import answer
+from .queries.query_replies import reply_to
 from .registration import Registration
 from .sandbox_reports import event_of_report
 from .satellites import Satellites, SatelliteScripts
 from .settings import Settings
-from .sweeping import Sweeping
+from .store_garbage import StoreGarbage
+from .time_limit_poller import TimeLimitPoller
+from .worker_messages import message_of
 
 _MANY = 16  # messages since the last cycle that make a broker a busy one; leases ahead do so too
 _POLL_S = 0.1  # between two looks whether a drained broker has anything left that runs
@@ -62,7 +63,7 @@ class Broker:
         slurm: None outside of a Slurm job.
         scripts: what satellites are submitted with.
         trees: keeps what rollout pools learned; None: nothing is kept.
-        overflow: holds results of clients that do not read them; None: memory does.
+        spill: holds results of clients that do not read them; None: memory does.
         sweep: removes the store's entries of owners; does not wait.
 
     Attributes:
@@ -78,26 +79,26 @@ class Broker:
                  settings: Settings, on_end: Callable[[], None],
                  spool: Spool | None = None, slurm: Slurm | None = None,
                  scripts: SatelliteScripts | None = None, trees: Trees | None = None,
-                 overflow: Overflow | None = None,
+                 spill: SpillFiles | None = None,
                  sweep: Callable[[list[str]], None] = lambda owners: None) -> None:
         self.scheduler, self.settings = scheduler, settings
         self._journal, self._timer, self._on_end = journal, timer, on_end
         self._now, self._slurm = clock.now_ns, slurm
-        self._outbox = Outgoing(overflow)
+        self._outbox = ClientOutbox(spill)
         self._peers = Peers(self._outbox)
         self.satellites = Satellites(
             settings.job, slurm, scripts or SatelliteScripts(), scheduler.ledger, clock, timer,
             self._record_slurm_event,
             lambda node, why: self._peers.send_to_worker(node, ms.Shutdown(why)))
-        self._ends = Ends(slurm, scheduler.ledger, clock, self._record_slurm_event,
-                          settings.slurm_query_s)
+        self._time_limits = TimeLimitPoller(slurm, scheduler.ledger, clock,
+                                            self._record_slurm_event, settings.slurm_query_s)
         self._registration = Registration(scheduler, trees, timer, self._now, self._record_event,
                                           self._peers.send_to_client)
-        self._sweeping = Sweeping(sweep, self._now, int(settings.grace_s * 1e9),
-                                  lambda name: self._once.in_use(name))
-        self._once = Once(scheduler.ledger, spool, self._sweeping.forgotten)
-        self._judge = Judge(self._now, self._record_event, self.satellites)
-        self._liveness = self._judge.liveness
+        self._garbage = StoreGarbage(sweep, self._now, int(settings.grace_s * 1e9),
+                                  lambda name: self._keys.in_use(name))
+        self._keys = IdempotencyKeys(scheduler.ledger, spool, self._garbage.forgotten)
+        self._failure_detector = FailureDetector(self._now, self._record_event, self.satellites)
+        self._liveness = self._failure_detector.liveness
         self._payloads: dict[int, Buffer] = {}  # what open actions carry in, by action id
         self._cycle_due = False  # a cycle is on the timer
         self._received = 0  # messages since the last cycle
@@ -114,11 +115,11 @@ class Broker:
             InvalidInput: a rollout pool of the settings is wrong.
         """
         s, p = self.settings, self.scheduler.placer
-        for event in self._once.ends_unsaid(self._now()):
+        for event in self._keys.unrecorded_ends(self._now()):
             self._record_event(event)
         self._record_event(ev.BrokerStarted(self._now(), s.job, p.name, self._journal.mode, s.user,
                                             s.version, p.block_max))
-        self._payloads, lost = self._once.resume(self._now())
+        self._payloads, lost = self._keys.resume(self._now())
         for event in lost:
             self._record_event(event)
         for service in s.services:
@@ -134,7 +135,7 @@ class Broker:
         self._request_cycle()
 
     def stop(self, reason: str) -> None:
-        """Ends in order: peers are told, the journal is closed. A second call does nothing."""
+        """Ends in order: peers are told, and the journal is closed. A second call does nothing."""
         if self.ended:
             return
         self._run_cycle()
@@ -184,8 +185,11 @@ class Broker:
         return True
 
     def _give_way(self) -> None:
-        """Ends without a word to anybody: another broker serves the job. Nothing is committed; the
-        peers look for the other broker, and satellites that wait in Slurm's queue belong to it."""
+        """Ends without a word to anybody, because another broker serves the job.
+
+        Nothing is committed. The peers look for the other broker, and satellites that wait in
+        Slurm's queue belong to it.
+        """
         if not self.ended:
             self.ended = True
             self._registration.stop()
@@ -262,7 +266,7 @@ class Broker:
 
     def _join_time_is_over(self) -> None:
         """Workers had their time to join; time in which the broker did not run is added once."""
-        missed_s = 0.0 if self.ended else self._judge.missed_s()
+        missed_s = 0.0 if self.ended else self._failure_detector.missed_s()
         if missed_s:
             self._timer.after(min(self.settings.join_s, missed_s), self._join_time_is_over)
         else:
@@ -323,14 +327,14 @@ class Broker:
                     self._record_event(ev.SessionRenewed(self._now(), session))
             case ms.Cancel(actions=actions):
                 for asked in actions:
-                    action = self._once.leader(asked)
+                    action = self._keys.leader(asked)
                     if client_of(asked) == client and action in ledger.actions:
                         self._record_event(
                             ev.ActionCancelled(self._now(), action, "by its client"))
             case ms.Ask():
                 self._answer(client, message)
             case ms.Forget(request=request, names=names, prefix=prefix):
-                forgotten = json.dumps({"forgotten": self._once.forget(names, prefix)}).encode()
+                forgotten = json.dumps({"forgotten": self._keys.forget(names, prefix)}).encode()
                 self._peers.send_to_client(client, ms.Answer(request), forgotten)
             case ms.DeclareService() | ms.DeclareEndpoint() | ms.DeclareRollouts():
                 self._registration.declare(client, message)
@@ -356,7 +360,7 @@ class Broker:
             why = f"id: {show(action.id)} is not this client's"
         elif action.id in self.scheduler.ledger.actions:
             return self._send_grant(action.id)  # submitted again after a reconnect
-        elif action.once and (known := self._once.answer(action))[0]:
+        elif action.once and (known := self._keys.settle(action))[0]:
             return self._peers.send_to_client(peer.client, *known[1]) if (
                 known[1] is not None) else None
         else:
@@ -364,7 +368,7 @@ class Broker:
         if payload is None:
             why = why or "n: the Submit came without its payload"
         elif action.once and not why:
-            why = self._once.keep(action, payload)
+            why = self._keys.keep(action, payload)
         if why or payload is None:
             return self._peers.send_to_client(
                 peer.client, ms.Rejected(action.id, why, why.startswith("session:")))
@@ -394,13 +398,13 @@ class Broker:
             self._record_event(ev.SessionRequested(self._now(), spec))
 
     def _answer(self, client: int, ask: ms.Ask) -> None:
-        told = answer(ask, self.scheduler, self.settings.job, self._slurm, self.satellites,
-                      self._now())
+        reply = reply_to(ask, self.scheduler, self.settings.job, self._slurm, self.satellites,
+                         self._now())
         if ask.what == "rollouts":
-            told |= {"rollouts_unsaved": self._registration.unsaved()}
+            reply |= {"rollouts_unsaved": self._registration.unsaved()}
         elif ask.what == "info":
-            told |= {"unread": self._outbox.told()}
-        self._peers.send_to_client(client, ms.Answer(ask.request), json.dumps(told).encode())
+            reply |= {"unread": self._outbox.unread()}
+        self._peers.send_to_client(client, ms.Answer(ask.request), json.dumps(reply).encode())
 
     def _from_worker(self, peer: Peer, message: ms.Message, payload: Buffer | None) -> None:
         now = self._now()
@@ -462,7 +466,7 @@ class Broker:
                 self._perform(decision, payload)
             if type(each) is ev.ClientExpired:
                 self._outbox.expired(each.client)
-                self._sweeping.left(each.client)
+                self._garbage.client_expired(each.client)
 
     def _record_slurm_event(self, event: ev.Event) -> None:
         """Records an event that follows from an answer of Slurm."""
@@ -522,7 +526,7 @@ class Broker:
         if action in ledger.actions:  # else its client has expired and will not come for it
             self._outbox.keep(result, payload)
         self._peers.send_to_client(client_of(action), result, payload)
-        for other in self._once.ended(result, payload, order.node != 0):
+        for other in self._keys.ended(result, payload, order.node != 0):
             self._outbox.keep(other, payload)
             self._peers.send_to_client(client_of(other.action), other, payload)
 
@@ -539,7 +543,7 @@ class Broker:
         if self.ended or self.superseded():
             return
         self._cycle_due, now = True, self._now()
-        self._judge.look(now)
+        self._failure_detector.look(now)
         while events := self.scheduler.plan(now):
             for event in events:
                 self._record_event(event)
@@ -552,7 +556,7 @@ class Broker:
             else:
                 self._peers.deliver(messages)
 
-        self._once.commit()
+        self._keys.commit()
         self._journal.commit(deliver)
         busy = self._received >= _MANY or self.scheduler.ledger.ahead > 0
         self._cycle_due = busy and self._received > 0 and self.settings.gap_s > 0
@@ -576,12 +580,12 @@ class Broker:
         """Does every `WATCH_S` seconds what no message triggers."""
         if self.ended or self.superseded():
             return
-        self._judge.look(self._now())
+        self._failure_detector.look(self._now())
         for node in self._liveness.silent(self._now()):
             if (peer := self._peers.workers.get(node)) is not None:
                 peer.link.close()
                 self.lost(peer, f"silent for {SILENCE_S:.0f} s")
         self.satellites.watch()
-        self._ends.watch()
-        self._sweeping.watch()
+        self._time_limits.watch()
+        self._garbage.watch()
         self._timer.after(WATCH_S, self._watch)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ..ports import Buffer, Link
 from ..protocol import message as ms
-from .outgoing import LINK_MAX, Outgoing, Queue
+from .client_outbox import LINK_MAX, ClientOutbox, Queue
 
 ToClient = tuple[int, ms.Message, Buffer | None]  # the client's number, a message, its payload
 
@@ -49,7 +49,7 @@ class Peers:
         workers: connected workers by the number of their node. The driver adds and removes them.
     """
 
-    def __init__(self, outbox: Outgoing) -> None:
+    def __init__(self, outbox: ClientOutbox) -> None:
         self.clients: dict[int, Peer] = {}
         self.workers: dict[int, Peer] = {}
         self._outbox = outbox

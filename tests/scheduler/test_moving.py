@@ -13,7 +13,7 @@ from builders import World, replies, started
 from executor_rig import Rig
 
 from tangram_hpc.accounting.record import fold
-from tangram_hpc.broker.questions.explain import explain
+from tangram_hpc.broker.queries.explain import explain
 from tangram_hpc.broker.sandbox_reports import SandboxReport, event_of_report
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev

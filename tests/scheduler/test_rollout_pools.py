@@ -13,9 +13,9 @@ from builders import World, replies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tangram_hpc.broker.door import CHECKS
-from tangram_hpc.broker.questions.explain import explain
-from tangram_hpc.broker.questions.tell_rollouts import rollouts
+from tangram_hpc.broker.message_validation import CHECKS
+from tangram_hpc.broker.queries.explain import explain
+from tangram_hpc.broker.queries.rollouts_view import rollouts
 from tangram_hpc.broker.registration import Registration
 from tangram_hpc.cli.explain import lines
 from tangram_hpc.cli.info import pool_lines
