@@ -16,7 +16,7 @@ from typing import Any
 from .version import VERSION as __version__
 
 _HOMES = {
-    "connect": "app.ways",
+    "connect": "app.connecting",
     "LocalCluster": "app.local",
     "Client": "client.client",
     "Session": "client.session",

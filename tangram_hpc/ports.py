@@ -123,12 +123,12 @@ class Spool(Protocol):
         ...
 
 
-class Overflow(Protocol):
+class SpillFiles(Protocol):
     """Holds payloads for clients that do not read, on disk instead of in memory. Its content ends
     with the broker."""
 
     def put(self, client: int, data: Buffer) -> int:
-        """Writes a payload; its offset in the client's overflow, or -1: there is no room."""
+        """Writes a payload; its offset in the client's spill file, or -1: there is no room."""
         ...
 
     def get(self, client: int, offset: int, size: int) -> bytes:
@@ -272,7 +272,12 @@ class Sandboxes(Protocol):
 
 
 class Executor(Sandboxes, Protocol):
-    """Runs all of a node's actions."""
+    """Runs all of a node's actions: what `Sandboxes` does, and calls of services.
+
+    One protocol extends another one here, as one interface extends another. No code is inherited,
+    and an adapter needs no base class: `app.NodeExecutor` is composed of a `Sandboxes` and a
+    `ServiceExecutor`.
+    """
 
     def prepare_service(self, spec: ServiceSpec) -> None:
         """Actions may call this service from now on."""

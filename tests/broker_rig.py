@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from tangram_hpc.broker.driver import Broker, Settings, Talk
+from tangram_hpc.broker.driver import Broker, Settings
+from tangram_hpc.broker.peers import Peer
 from tangram_hpc.domain.action import Action
 from tangram_hpc.domain.ids import mint
 from tangram_hpc.domain.node import NodeSpec
@@ -23,14 +24,14 @@ from tangram_hpc.scheduler.scheduler import Scheduler
 S = 10**9
 
 
-class Peer:
-    """One conversation with the broker, seen from the other end."""
+class FakePeer:
+    """A client or worker that the test speaks for: the other end of one connection."""
 
     def __init__(self, rig: BrokerRig) -> None:
         self.rig, self.closed = rig, False
         self.heard: list[tuple[Any, bytes | None]] = []
         self._out, self._in = Outbox(), Inbox()
-        self.talk: Talk = rig.broker.accept(self)
+        self.peer: Peer = rig.broker.accept(self)
 
     # ---- the broker's side (`ports.Link`) ----
 
@@ -54,12 +55,12 @@ class Peer:
         box = Outbox()
         box.put(message, payload)
         for parcel in Inbox().feed(b"".join(box.take())):
-            self.rig.broker.receive(self.talk, *parcel)
+            self.rig.broker.receive(self.peer, *parcel)
         self.rig.settle()
 
     def leave(self) -> None:
         """The connection breaks."""
-        self.rig.broker.lost(self.talk, "connection closed by the peer")
+        self.rig.broker.lost(self.peer, "connection closed by the peer")
         self.rig.settle()
 
     def all(self, kind: type) -> list[Any]:
@@ -95,7 +96,7 @@ class BrokerRig:
     every message."""
 
     def __init__(self, placer: str = "elastic", check: bool = True, spool: Any = None,
-                 overflow: Any = None, **settings: Any) -> None:
+                 spill: Any = None, **settings: Any) -> None:
         self.now, self._check = 1_000 * S, check
         self._timers: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
@@ -103,7 +104,7 @@ class BrokerRig:
         self.scheduler = Scheduler(make_placer(placer))
         self.broker = Broker(self.scheduler, self.journal, self, self,
                              Settings("j", "/nowhere", **settings), lambda: None, spool,
-                             **({} if overflow is None else {"overflow": overflow}))
+                             **({} if spill is None else {"spill": spill}))
         self.broker.start()
         self.settle()
 
@@ -134,24 +135,24 @@ class BrokerRig:
         self.now += int(seconds * S)
         self.settle()
 
-    def client(self, uid: str = "u", **fields: Any) -> Peer:
-        peer = Peer(self)
+    def client(self, uid: str = "u", **fields: Any) -> FakePeer:
+        peer = FakePeer(self)
         peer.say(ms.Hello(ms.PROTOCOL_VERSION, "j", uid, **fields))
         return peer
 
-    def worker(self, cpus: int = 4, name: str = "n1", **fields: Any) -> Peer:
-        peer = Peer(self)
+    def worker(self, cpus: int = 4, name: str = "n1", **fields: Any) -> FakePeer:
+        peer = FakePeer(self)
         spec = NodeSpec(name, "host", tuple(range(cpus)), 4096, backends=("model",),
                         untrusted=("model",), **fields)
         peer.say(ms.WorkerHello(ms.PROTOCOL_VERSION, "j", spec))
         return peer
 
 
-def action_of(client: Peer, number: int, **fields: Any) -> Action:
+def action_of(client: FakePeer, number: int, **fields: Any) -> Action:
     return Action(mint(client.last(ms.Welcome).client, number), "x", **fields)
 
 
-def serves(rig: BrokerRig, client: Peer, worker: Peer, number: int) -> bool:
+def serves(rig: BrokerRig, client: FakePeer, worker: FakePeer, number: int) -> bool:
     """Whether an action of this client is started, ends, and comes back."""
     action = action_of(client, number)
     client.say(ms.Submit(action), b"call")

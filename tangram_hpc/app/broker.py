@@ -33,17 +33,17 @@ from ..storage.access import Access, mark_ended, write_access
 from ..storage.claim import BEAT_S, Claim
 from ..storage.cmlfq_file import TreeFiles
 from ..storage.journal import FileJournal, journals, next_journal, read_journals
-from ..storage.overflow import FileOverflow
 from ..storage.rundir import make_scratch
+from ..storage.spill_files import FolderSpillFiles
 from ..storage.spool import FileSpool
 from ..storage.store import DRAFT_S, FolderStore
 from ..transport.socket.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from ..version import VERSION
 from .clock import SystemClock
+from .connecting import own_addresses
 from .folder import take_folder
+from .job_comment import set_job_comment
 from .loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
-from .remark import leave_remark
-from .ways import own_addresses
 
 _GAP_S = 0.002  # of a busy broker or worker, see there
 
@@ -82,9 +82,9 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     held = place is not None and place.job == plan.job  # else it is a guest in somebody's job
     slurm = make_slurm(config.slurm, environ, plan.job, config.slurm_query_s, clock) if (
         held) else None
-    overflow = FileOverflow(folder / "overflow")
+    spill = FolderSpillFiles(folder / "overflow")
     broker = Broker(scheduler, journal, clock, LoopTimer(loop), settings, ended.set, spool, slurm,
-                    plan.scripts, TreeFiles(plan.job), overflow, _sweeper(loop, settings.store))
+                    plan.scripts, TreeFiles(plan.job), spill, _sweeper(loop, settings.store))
     key = os.urandom(32)
     scratch, sockets, addresses = _open_ways(plan, environ)
     listeners = [Listener(sock, key, plan.job, lambda link: _converse(broker, link))
@@ -118,7 +118,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     if broker.over or not spool.names():  # else the job may be requeued, and go on with them
         shutil.rmtree(folder / "store", ignore_errors=True)
-    overflow.close()
+    spill.close()
     spool.close(remove=broker.over)
     mark_ended(access, plan.job, time.strftime("%Y-%m-%dT%H:%M:%S"))
     claim.lock.release()  # the next broker may begin, and nothing is written or removed any more
@@ -135,7 +135,7 @@ async def _leave_slurm(slurm: BudgetedSlurm, broker: Broker, plan: BrokerPlan,
             break
         await asyncio.sleep(0.1)
     if plan.config.job_comment and plan.job.isdigit() and (
-            why := await leave_remark(slurm, int(plan.job), folder)):
+            why := await set_job_comment(slurm, int(plan.job), folder)):
         print(f"tangram: broker: no summary in the job's Comment: {why}", file=sys.stderr)
     await slurm.closed()
 
@@ -199,9 +199,9 @@ def _apply_earlier(scheduler: Scheduler, folder: Path) -> None:
 
 
 def _converse(broker: Broker, link: SocketLink) -> None:
-    talk = broker.accept(link)
-    link.attach(lambda parcel: broker.receive(talk, *parcel), lambda: broker.room(talk),
-                lambda reason: broker.lost(talk, reason))
+    peer = broker.accept(link)
+    link.attach(lambda parcel: broker.receive(peer, *parcel), lambda: broker.room(peer),
+                lambda reason: broker.lost(peer, reason))
 
 
 def _open_ways(plan: BrokerPlan, environ: Mapping[str, str]

@@ -16,7 +16,7 @@ from ..transport.mpi.naps import sharpen
 from ..transport.pipes import SocketPipes
 from ..transport.socket.dial import dial
 from ..version import VERSION
-from .ways import await_access, find_access
+from .connecting import await_access, find_access
 
 
 def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path | None = None,

@@ -26,7 +26,7 @@ from ..config.settings import Config, load_config
 from ..errors import BrokerUnreachable, InvalidInput
 from ..slurm.environ import without_slurm
 from ..storage.rundir import local_job_name, own_dir
-from .ways import await_access, connect
+from .connecting import await_access, connect
 
 _START_S = 30.0
 _WORKERS_MAX = 1024

@@ -39,9 +39,9 @@ from ..storage.store import FolderStore
 from ..transport.socket.asyncsock import SocketLink
 from ..transport.socket.dial import dial, way_to
 from ..worker.driver import AHEAD, WorkerDriver
+from .connecting import await_access
 from .loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
 from .node_executor import NodeExecutor
-from .ways import await_access
 
 _GAP_S = 0.002  # of a busy broker or worker, see there
 

@@ -1,6 +1,6 @@
-"""The broker's driver: it feeds the scheduler with facts and carries decisions out through ports.
+"""The broker's driver: it feeds the scheduler with events and carries decisions out through ports.
 
-Facts go to the journal before the scheduler sees them. The broker never reads a payload, never
+Events go to the journal before the scheduler sees them. The broker never reads a payload, never
 imports MPI and never unpickles. Decisions are made in `scheduler/`; sockets, files and Slurm fill
 the ports from outside.
 """

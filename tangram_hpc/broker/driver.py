@@ -1,8 +1,17 @@
-"""The broker's driver: messages become facts, facts go to journal and scheduler, decisions go out.
+"""The broker's driver: messages become events, events go to journal and scheduler, decisions leave.
 
-Law: every fact is appended to the journal before the scheduler handles it; planning happens once a
-beat, so a burst of submissions costs one pass; orders to workers leave at the end of the beat,
-words to clients when the journal is as safe as its mode promises. Payloads pass through unread.
+The driver does all I/O of the broker and decides nothing. A message from a client or worker is
+validated and becomes an event. An event is appended to the journal before the scheduler handles
+it, and the decisions that `handle` returns become messages. Planning happens once in a scheduling
+cycle, at most once in a turn of the loop, so that a burst of submissions costs one pass.
+
+Messages to workers leave at the end of the cycle, those to clients when the journal is as safe as
+its mode promises (see `peers`). Payloads pass through unread.
+
+The driver is composed of parts that each receive what they need: `Peers` (connections and queued
+messages), `ClientOutbox` (unacknowledged results), `Registration` (declarations, causal trees),
+`IdempotencyKeys`, `Satellites` and `TimeLimitPoller` (Slurm), `StoreGarbage`, `FailureDetector`
+(silent workers).
 """
 
 from __future__ import annotations
@@ -15,465 +24,549 @@ from ..domain import event as ev
 from ..domain.ids import client_of, show
 from ..domain.service import endpoint_of
 from ..domain.session import SessionSpec
-from ..domain.states import SessionState
-from ..ports import Buffer, Clock, Journal, Link, Overflow, Slurm, Spool, Timer, Trees
+from ..domain.states import NodeState, SessionState
+from ..ports import Buffer, Clock, Journal, Link, Slurm, SpillFiles, Spool, Timer, Trees
 from ..protocol import message as ms
 from ..scheduler.policy.admission import refusal, refusal_of_session
 from ..scheduler.policy.lease_reports import finished, held_by_client, told_by_client
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.state.ledger import SessionEntry
-from .declaring import Declaring
-from .door import CHECKS, mended, refusal_of
-from .draining import Draining
-from .ends import Ends
-from .judge import SILENCE_S, WATCH_S, Judge
-from .once import Once
-from .orders import message_of
-from .outgoing import LINK_MAX, Outgoing
-from .questions.answers import answer
-from .sandboxes import Sandboxes
+from .client_outbox import ClientOutbox
+from .failure_detector import SILENCE_S, WATCH_S, FailureDetector
+from .idempotency import IdempotencyKeys
+from .message_validation import CHECKS, mended, mismatch, refusal_of
+from .peers import Peer, Peers
+from .queries.query_replies import reply_to
+from .registration import Registration
+from .sandbox_reports import event_of_report
 from .satellites import Satellites, SatelliteScripts
-from .settings import Settings, Talk
-from .sweeping import Sweeping
+from .settings import Settings
+from .store_garbage import StoreGarbage
+from .time_limit_poller import TimeLimitPoller
+from .worker_messages import message_of
 
-_MANY = 16  # messages in one beat that make a broker a busy one; leases ahead do so too
+_MANY = 16  # messages since the last cycle that make a broker a busy one; leases ahead do so too
+_POLL_S = 0.1  # between two looks whether a drained broker has anything left that runs
 
 
-class Broker(Declaring, Draining, Sandboxes):
-    """Fills nothing, owns nothing but tables of who is on which link and whose payload is where."""
+class Broker:
+    """One job's broker.
+
+    Args:
+        scheduler: may have handled the journals of earlier starts already.
+        journal: receives every event before the scheduler does.
+        clock: the time of all events.
+        timer: calls back on the loop that also calls this object.
+        settings: the values that the broker is given.
+        on_end: called once, when the broker has ended.
+        spool: keeps calls and results of actions with an idempotency key; None: keys are refused.
+        slurm: None outside of a Slurm job.
+        scripts: what satellites are submitted with.
+        trees: keeps what rollout pools learned; None: nothing is kept.
+        spill: holds results of clients that do not read them; None: memory does.
+        sweep: removes the store's entries of owners; does not wait.
+
+    Attributes:
+        scheduler: see above.
+        settings: see above.
+        satellites: the Slurm jobs that this broker submitted.
+        draining: why no node lends any more; empty while nodes lend.
+        ended: nothing is handled any more: the broker was stopped or superseded.
+        over: a client declared the job's work done; no broker will come back for it.
+    """
 
     def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock, timer: Timer,
                  settings: Settings, on_end: Callable[[], None],
                  spool: Spool | None = None, slurm: Slurm | None = None,
                  scripts: SatelliteScripts | None = None, trees: Trees | None = None,
-                 overflow: Overflow | None = None,
+                 spill: SpillFiles | None = None,
                  sweep: Callable[[list[str]], None] = lambda owners: None) -> None:
         self.scheduler, self.settings = scheduler, settings
-        self._journal, self._clock, self._timer, self._on_end = journal, clock, timer, on_end
-        self._slurm = slurm  # None outside of a job
-        self._trees, self._saved = trees, {}
+        self._journal, self._timer, self._on_end = journal, timer, on_end
+        self._now, self._slurm = clock.now_ns, slurm
+        self._outbox = ClientOutbox(spill)
+        self._peers = Peers(self._outbox)
         self.satellites = Satellites(
             settings.job, slurm, scripts or SatelliteScripts(), scheduler.ledger, clock, timer,
-            self._learn, lambda node, why: self._tell(node, ms.Shutdown(why)))
-        self._ends = Ends(slurm, scheduler.ledger, clock, self._learn, settings.slurm_query_s)
-        self._clients, self._workers = dict[int, Talk](), dict[int, Talk]()
-        self._payloads: dict[int, Buffer] = {}  # by action, until its result is known
-        self._outgoing = Outgoing(overflow)
-        self._sweeping = Sweeping(sweep, self._now, int(settings.grace_s * 1e9),
-                                  lambda name: self._once.in_use(name))
-        self._once = Once(scheduler.ledger, spool, self._sweeping.forgotten)
-        self._replies: list[tuple[int, ms.Message, Buffer | None]] = []  # (client, word)
-        self._touched: dict[int, Link] = {}  # links to flush at the end of the beat
-        self._judge = Judge(self._now, self._happen, self.satellites)
-        self._liveness = self._judge.liveness
-        self._beat_due = False
-        self._heard = 0  # messages since the last beat
-        self._wake_at = 0
-        self.ended = self.over = False  # over: the job's work is done, no broker will come back
+            self._record_slurm_event,
+            lambda node, why: self._peers.send_to_worker(node, ms.Shutdown(why)))
+        self._time_limits = TimeLimitPoller(slurm, scheduler.ledger, clock,
+                                            self._record_slurm_event, settings.slurm_query_s)
+        self._registration = Registration(scheduler, trees, timer, self._now, self._record_event,
+                                          self._peers.send_to_client)
+        self._garbage = StoreGarbage(sweep, self._now, int(settings.grace_s * 1e9),
+                                  lambda name: self._keys.in_use(name))
+        self._keys = IdempotencyKeys(scheduler.ledger, spool, self._garbage.forgotten)
+        self._failure_detector = FailureDetector(self._now, self._record_event, self.satellites)
+        self._liveness = self._failure_detector.liveness
+        self._payloads: dict[int, Buffer] = {}  # what open actions carry in, by action id
+        self._cycle_due = False  # a cycle is on the timer
+        self._received = 0  # messages since the last cycle
+        self._wake_at = 0  # when the timer wakes the broker for a deadline (epoch ns); 0: not
+        self.draining = ""
+        self.ended = self.over = False
 
-    # ---- life --------------------------------------------------------------------------------
+    # ---- beginning and end -------------------------------------------------------------------
 
     def start(self) -> None:
-        """Writes the first event and begins to watch. The scheduler may have been given an earlier
-        broker's journal before."""
+        """Records the first events and begins to watch.
+
+        Raises:
+            InvalidInput: a rollout pool of the settings is wrong.
+        """
         s, p = self.settings, self.scheduler.state.placer
-        for fact in self._once.ends_unsaid(self._now()):
-            self._happen(fact)
-        self._happen(ev.BrokerStarted(self._now(), s.job, p.name, self._journal.mode, s.user,
-                                      s.version, p.block_max))
-        self._payloads, lost = self._once.resume(self._now())
-        for fact in lost:
-            self._happen(fact)
+        for event in self._keys.unrecorded_ends(self._now()):
+            self._record_event(event)
+        self._record_event(ev.BrokerStarted(self._now(), s.job, p.name, self._journal.mode, s.user,
+                                            s.version, p.block_max))
+        self._payloads, lost = self._keys.resume(self._now())
+        for event in lost:
+            self._record_event(event)
         for service in s.services:
-            self._happen(ev.ServiceDeclared(self._now(), service))
+            self._record_event(ev.ServiceDeclared(self._now(), service))
         for endpoint in s.endpoints:
-            self._happen(ev.EndpointDeclared(self._now(), endpoint))
-        self._declare_pools(s.rollouts)
+            self._record_event(ev.EndpointDeclared(self._now(), endpoint))
+        self._registration.start(s.rollouts)
         if s.policy is not None:
-            self._happen(ev.AllocationsAllowed(self._now(), s.policy))
+            self._record_event(ev.AllocationsAllowed(self._now(), s.policy))
         self.satellites.start()
-        self._timer.after(s.join_s, self._join_ended)
+        self._timer.after(s.join_s, self._join_time_is_over)
         self._timer.after(WATCH_S, self._watch)
-        self._touch()
+        self._request_cycle()
 
     def stop(self, reason: str) -> None:
-        """Ends in order: workers are told, the journal is closed. Twice is harmless."""
+        """Ends in order: peers are told, and the journal is closed. A second call does nothing."""
         if self.ended:
             return
-        self._beat()
+        self._run_cycle()
         if self.superseded():
             return
         self.ended = True
         self.satellites.stop()
-        self._close_trees()
-        self._happen(ev.BrokerStopped(self._now(), reason))
-        for talk in [*self._workers.values(), *self._clients.values()]:
-            talk.link.send(ms.Shutdown(reason))
-            talk.link.flush()
+        self._registration.close()
+        self._record_event(ev.BrokerStopped(self._now(), reason))
+        for peer in self._peers.everyone():
+            peer.link.send(ms.Shutdown(reason))
+            peer.link.flush()
         self._journal.close()
         self._on_end()
 
-    def accept(self, link: Link) -> Talk:
-        """A new authenticated link; hand its messages to `receive` with the Talk."""
-        return Talk(link)
+    def drain(self, reason: str) -> None:
+        """Lends nothing more, also of nodes that join later, and asks Slurm for no more nodes.
+        Actions that run go on to their end."""
+        self.draining = reason
+        policy = self.scheduler.ledger.allocs.policy
+        if policy.max_nodes:
+            self._record_event(ev.AllocationsAllowed(self._now(), policy.closed()))
+        for node in self.scheduler.ledger.held_nodes():
+            self._drain_node(node.node, reason)
+        self._request_cycle()
 
-    # ---- what comes in -----------------------------------------------------------------------
+    def _drain_node(self, number: int, reason: str) -> None:
+        """Drains a node for good, also one that is drained only because its allocation ends: that
+        drain would be taken back if the allocation's end moved."""
+        node = self.scheduler.ledger.nodes[number]
+        if node.state is NodeState.UP or node.for_end:
+            self._record_event(ev.NodeDraining(self._now(), number, reason))
 
-    def receive(self, talk: Talk, message: ms.Message, payload: Buffer | None) -> None:
-        """One message of a conversation."""
-        if self.ended:
-            return
-        self._heard += 1
-        if (check := CHECKS.get(type(message))) is not None and (why := check(message)):
-            self._turn_away(talk, message, why)
-        elif talk.client and type(message) is ms.Submit:  # the most frequent
-            self._submit(talk, message, payload)
-        elif talk.client:
-            self._from_client(talk, message, payload)
-        elif talk.node:
-            self._from_worker(talk, message, payload)
-        elif isinstance(message, ms.Hello):
-            self._join_client(talk, message)
-        elif isinstance(message, ms.WorkerHello):
-            self._join_worker(talk, message)
-        else:
-            self._refuse(talk, "say Hello first")
-        self._touch()
+    def end(self, reason: str, patience_s: float) -> None:
+        """Stops; a broker that was drained first waits until nothing runs, at most `patience_s`
+        seconds."""
+        if not self.draining or not self.scheduler.ledger.leases or patience_s <= 0:
+            self.stop(reason)
+        elif not self.ended:
+            self._timer.after(_POLL_S, lambda: self.end(reason, patience_s - _POLL_S))
 
-    def lost(self, talk: Talk, reason: str) -> None:
-        """The link is gone."""
-        if talk.client and self._clients.get(talk.client) is talk and not self.ended:
-            del self._clients[talk.client]
-            self._outgoing.close(talk.client, talk.queue)
-            grace = 0 if talk.said_bye else int(self.settings.grace_s * 1e9)
+    def superseded(self) -> bool:
+        """Returns whether another broker has taken this one's place, and ends this one if so."""
+        if not self._journal.superseded():
+            return False
+        self._give_way()
+        return True
+
+    def _give_way(self) -> None:
+        """Ends without a word to anybody, because another broker serves the job.
+
+        Nothing is committed. The peers look for the other broker, and satellites that wait in
+        Slurm's queue belong to it.
+        """
+        if not self.ended:
+            self.ended = True
+            self._registration.stop()
+            for peer in self._peers.everyone():
+                peer.link.close()
+            self._on_end()
+
+    # ---- connections -------------------------------------------------------------------------
+
+    def accept(self, link: Link) -> Peer:
+        """Takes an authenticated connection; the caller hands the peer to `receive` with each of
+        its messages."""
+        return Peer(link)
+
+    def lost(self, peer: Peer, reason: str) -> None:
+        """A peer's connection has ended."""
+        if peer.client and self._peers.clients.get(peer.client) is peer and not self.ended:
+            del self._peers.clients[peer.client]
+            self._outbox.close(peer.client, peer.queue)
+            grace = 0 if peer.said_bye else int(self.settings.grace_s * 1e9)
             now = self._now()
-            self._happen(ev.ClientLeft(now, talk.client, talk.said_bye, now + grace))
-        elif talk.node and self._workers.get(talk.node) is talk and not self.ended:
-            del self._workers[talk.node]
-            self._liveness.forget(talk.node)
-            self._happen(ev.NodeLost(self._now(), talk.node, talk.leaving or reason))
-        self._touch()
+            self._record_event(ev.ClientLeft(now, peer.client, peer.said_bye, now + grace))
+        elif peer.node and self._peers.workers.get(peer.node) is peer and not self.ended:
+            del self._peers.workers[peer.node]
+            self._liveness.forget(peer.node)
+            self._record_event(ev.NodeLost(self._now(), peer.node, peer.leaving or reason))
+        self._request_cycle()
 
-    def _turn_away(self, talk: Talk, message: ms.Message, why: str) -> None:
-        if talk.client:
-            ledger = self.scheduler.ledger
-            self._say(talk.client, refusal_of(message, why, (ledger.actions, ledger.sessions)))
-        else:
-            self._refuse(talk, f"{type(message).__name__}: {why}")
+    def room(self, peer: Peer) -> None:
+        """A peer's connection may have room again for messages that wait."""
+        if peer.queue.words and self._peers.clients.get(peer.client) is peer:
+            self._outbox.pump(peer.client, peer.link, peer.queue)
 
-    def room(self, talk: Talk) -> None:
-        """A conversation's link may have room again for what waits."""
-        if talk.queue.words and self._clients.get(talk.client) is talk:
-            self._outgoing.pump(talk.client, talk.link, talk.queue)
+    def _refuse(self, peer: Peer, text: str) -> None:
+        """Ends a connection and tells the peer why."""
+        peer.link.send(ms.Refused(text))
+        peer.link.flush()
+        peer.link.close()  # this does not call `lost`
+        self.lost(peer, f"its broker refused it: {text}")
 
-    def _refuse(self, talk: Talk, text: str) -> None:
-        """Ends a conversation, with the reason."""
-        talk.link.send(ms.Refused(text))
-        talk.link.flush()
-        talk.link.close()  # this does not call `lost`
-        self.lost(talk, f"its broker refused it: {text}")
-
-    def _mismatch(self, version: int, job: str) -> str:
-        if version != ms.PROTOCOL_VERSION:
-            return (f"protocol version {version} is not the broker's {ms.PROTOCOL_VERSION}: "
-                    "install the same tangram_hpc on both sides")
-        return "" if job == self.settings.job else f"this is job {self.settings.job}, not {job}"
-
-    def _join_client(self, talk: Talk, hello: ms.Hello) -> None:
-        if why := self._mismatch(hello.version, hello.job):
-            return self._refuse(talk, why)
-        ledger, s, placer = self.scheduler.ledger, self.settings, self.scheduler.state.placer
+    def _join_client(self, peer: Peer, hello: ms.Hello) -> None:
+        if why := mismatch(hello.version, hello.job, self.settings.job):
+            return self._refuse(peer, why)
+        ledger, s = self.scheduler.ledger, self.settings
         known = ledger.by_uid.get(hello.uid, 0)
-        talk.client = known or ledger.next_client
-        old = self._clients.get(talk.client)
-        if old is not None:
-            self._outgoing.close(talk.client, old.queue)
-            old.link.close()  # the same client on a new way: the old one is dead
-        self._clients[talk.client] = talk
-        self._happen(ev.ClientJoined(self._now(), talk.client, hello.uid, hello.name, hello.rank,
-                                     hello.size, hello.via))
-        self._say(talk.client, ms.Welcome(talk.client, s.job, s.store, placer.name,
-                                          self._journal.mode, s.grace_s, not known))
-        for result in self._outgoing.of(talk.client) if known else ():
-            self._say(talk.client, result)
+        peer.client = known or ledger.next_client
+        old = self._peers.clients.get(peer.client)
+        if old is not None:  # the same client connected again: the older connection is dead
+            self._outbox.close(peer.client, old.queue)
+            old.link.close()
+        self._peers.clients[peer.client] = peer
+        self._record_event(ev.ClientJoined(self._now(), peer.client, hello.uid, hello.name,
+                                           hello.rank, hello.size, hello.via))
+        self._peers.send_to_client(peer.client, ms.Welcome(
+            peer.client, s.job, s.store, self.scheduler.state.placer.name, self._journal.mode,
+            s.grace_s, not known))
+        for result in self._outbox.of(peer.client) if known else ():
+            self._peers.send_to_client(peer.client, result)
 
-    def _join_worker(self, talk: Talk, hello: ms.WorkerHello) -> None:
-        if why := self._mismatch(hello.version, hello.job):
-            return self._refuse(talk, why)
+    def _join_worker(self, peer: Peer, hello: ms.WorkerHello) -> None:
+        if why := mismatch(hello.version, hello.job, self.settings.job):
+            return self._refuse(peer, why)
         s, now = self.settings, self._now()
-        talk.node = self.scheduler.ledger.next_node
-        self._workers[talk.node] = talk
-        self._liveness.hear(talk.node, now)
-        self._tell(talk.node, ms.WorkerWelcome(talk.node, s.store, s.kill_wait_s, s.output_max))
-        self._happen(ev.NodeJoined(now, talk.node, hello.spec))
+        peer.node = self.scheduler.ledger.next_node
+        self._peers.workers[peer.node] = peer
+        self._liveness.hear(peer.node, now)
+        self._peers.send_to_worker(
+            peer.node, ms.WorkerWelcome(peer.node, s.store, s.kill_wait_s, s.output_max))
+        self._record_event(ev.NodeJoined(now, peer.node, hello.spec))
         if self.draining:
-            self._happen(ev.NodeDraining(now, talk.node, self.draining))
-        if len(self._workers) >= s.nodes:
+            self._record_event(ev.NodeDraining(now, peer.node, self.draining))
+        if len(self._peers.workers) >= s.nodes:
             self._stop_waiting_for_nodes()
 
-    def _join_ended(self) -> None:
-        """Nodes had their time to join; that in which the broker did not run is added once."""
-        missed_s = 0.0 if self.ended else self._judge.missed_s()
+    def _join_time_is_over(self) -> None:
+        """Workers had their time to join; time in which the broker did not run is added once."""
+        missed_s = 0.0 if self.ended else self._failure_detector.missed_s()
         if missed_s:
-            self._timer.after(min(self.settings.join_s, missed_s), self._join_ended)
+            self._timer.after(min(self.settings.join_s, missed_s), self._join_time_is_over)
         else:
             self._stop_waiting_for_nodes()
 
     def _stop_waiting_for_nodes(self) -> None:
         if not self.scheduler.ledger.complete and not self.ended:
-            self._happen(ev.NodesComplete(self._now(), len(self._workers)))
-            self._touch()
+            self._record_event(ev.NodesComplete(self._now(), len(self._peers.workers)))
+            self._request_cycle()
 
-    def _from_client(self, talk: Talk, message: ms.Message, payload: Buffer | None) -> None:
+    # ---- messages that come in ---------------------------------------------------------------
+
+    def receive(self, peer: Peer, message: ms.Message, payload: Buffer | None) -> None:
+        """Handles one message of a peer."""
+        if self.ended:
+            return
+        self._received += 1
+        if (check := CHECKS.get(type(message))) is not None and (why := check(message)):
+            self._reject(peer, message, why)
+        elif peer.client and type(message) is ms.Submit:  # the most frequent message comes first
+            self._submit(peer, message, payload)
+        elif peer.client:
+            self._from_client(peer, message, payload)
+        elif peer.node:
+            self._from_worker(peer, message, payload)
+        elif isinstance(message, ms.Hello):
+            self._join_client(peer, message)
+        elif isinstance(message, ms.WorkerHello):
+            self._join_worker(peer, message)
+        else:
+            self._refuse(peer, "say Hello first")
+        self._request_cycle()
+
+    def _reject(self, peer: Peer, message: ms.Message, why: str) -> None:
+        """Answers a message that is wrong. A client keeps its connection, since its actions and
+        sessions depend on it; any other peer is refused."""
+        if peer.client:
+            ledger = self.scheduler.ledger
+            self._peers.send_to_client(
+                peer.client, refusal_of(message, why, (ledger.actions, ledger.sessions)))
+        else:
+            self._refuse(peer, f"{type(message).__name__}: {why}")
+
+    def _from_client(self, peer: Peer, message: ms.Message, payload: Buffer | None) -> None:
+        client, ledger = peer.client, self.scheduler.ledger
         match message:
             case ms.Ack(actions=actions):
-                own = tuple(action for action in actions if client_of(action) == talk.client)
-                self._outgoing.acknowledged(talk.client, own)
-                self._happen(ev.ActionAcknowledged(self._now(), own))
+                own = tuple(action for action in actions if client_of(action) == client)
+                self._outbox.acknowledged(client, own)
+                self._record_event(ev.ActionAcknowledged(self._now(), own))
             case ms.RequestSession(spec=spec, again=again):
-                self._request_session(talk, spec, again)
+                self._request_session(client, spec, again)
             case ms.ReleaseSession(session=session):
-                if client_of(session) == talk.client:
-                    self._happen(ev.SessionClosing(self._now(), session, ""))
+                if client_of(session) == client:
+                    self._record_event(ev.SessionClosing(self._now(), session, ""))
             case ms.RenewSession(session=session):
-                if client_of(session) == talk.client and session in self.scheduler.ledger.sessions:
-                    self._happen(ev.SessionRenewed(self._now(), session))
+                if client_of(session) == client and session in ledger.sessions:
+                    self._record_event(ev.SessionRenewed(self._now(), session))
             case ms.Cancel(actions=actions):
                 for asked in actions:
-                    action = self._once.leader(asked)
-                    if client_of(asked) == talk.client and action in self.scheduler.ledger.actions:
-                        self._happen(ev.ActionCancelled(self._now(), action, "by its client"))
+                    action = self._keys.leader(asked)
+                    if client_of(asked) == client and action in ledger.actions:
+                        self._record_event(
+                            ev.ActionCancelled(self._now(), action, "by its client"))
             case ms.Ask():
-                self._answer(talk, message)
+                self._answer(client, message)
             case ms.Forget(request=request, names=names, prefix=prefix):
-                told = json.dumps({"forgotten": self._once.forget(names, prefix)}).encode()
-                self._say(talk.client, ms.Answer(request), told)
+                forgotten = json.dumps({"forgotten": self._keys.forget(names, prefix)}).encode()
+                self._peers.send_to_client(client, ms.Answer(request), forgotten)
             case ms.DeclareService() | ms.DeclareEndpoint() | ms.DeclareRollouts():
-                self._declare(talk.client, message)
+                self._registration.declare(client, message)
             case ms.ToolReturned() | ms.EndTrajectory():
-                self._of_trajectory(talk.client, message)
+                self._registration.report(client, message)
             case ms.Done():
-                for fact in told_by_client(self.scheduler.ledger, talk.client, message.action,
-                                           message.lease, mended(message.outcome), self._now()):
-                    self._happen(fact)
+                for event in told_by_client(ledger, client, message.action, message.lease,
+                                            mended(message.outcome), self._now()):
+                    self._record_event(event)
             case ms.Ping(stamp=stamp):
-                self._say(talk.client, ms.Pong(stamp))
+                self._peers.send_to_client(client, ms.Pong(stamp))
             case ms.Bye():
-                talk.said_bye = True
+                peer.said_bye = True
             case ms.Shutdown(reason=reason):
                 self.over = True
                 self._timer.after(0, lambda: self.stop(reason or "asked to by a client"))
             case _:
-                self._turn_away(talk, message, "a client does not say it")
+                self._reject(peer, message, "a client does not say it")
 
-    def _submit(self, talk: Talk, message: ms.Submit, payload: Buffer | None) -> None:
+    def _submit(self, peer: Peer, message: ms.Submit, payload: Buffer | None) -> None:
         action = message.action
-        if client_of(action.id) != talk.client:
+        if client_of(action.id) != peer.client:
             why = f"id: {show(action.id)} is not this client's"
         elif action.id in self.scheduler.ledger.actions:
-            return self._say_granted(action.id)  # again after a reconnect: it is on its way
-        elif action.once and (known := self._once.answer(action))[0]:
-            return self._say(talk.client, *known[1]) if known[1] is not None else None
+            return self._send_grant(action.id)  # submitted again after a reconnect
+        elif action.once and (known := self._keys.settle(action))[0]:
+            return self._peers.send_to_client(peer.client, *known[1]) if (
+                known[1] is not None) else None
         else:
             why = refusal(self.scheduler.ledger, self.scheduler.state.placer, action)
         if payload is None:
             why = why or "n: the Submit came without its payload"
         elif action.once and not why:
-            why = self._once.keep(action, payload)
+            why = self._keys.keep(action, payload)
         if why or payload is None:
-            return self._say(talk.client, ms.Rejected(action.id, why, why.startswith("session:")))
+            return self._peers.send_to_client(
+                peer.client, ms.Rejected(action.id, why, why.startswith("session:")))
         self._payloads[action.id] = payload
-        self._happen(ev.ActionSubmitted(self._now(), action))
+        self._record_event(ev.ActionSubmitted(self._now(), action))
 
-    def _say_granted(self, action: int) -> None:
-        lease = held_by_client(self.scheduler.ledger, action)
-        if lease is not None:
-            endpoint = self.scheduler.ledger.endpoints[endpoint_of(lease.key)]
-            self._say(client_of(action), ms.Granted(action, lease.lease, endpoint.rate_micro,
-                                                    endpoint.spec.burst_micro))
-
-    def _request_session(self, talk: Talk, spec: SessionSpec, again: bool) -> None:
-        entry = self.scheduler.ledger.sessions.get(spec.id)
-        if entry is not None and client_of(spec.id) == talk.client:
+    def _request_session(self, client: int, spec: SessionSpec, again: bool) -> None:
+        """Opens a session. `again`: the client asks after a reconnect, since it does not know
+        whether its request had arrived."""
+        ledger = self.scheduler.ledger
+        entry = ledger.sessions.get(spec.id)
+        if entry is not None and client_of(spec.id) == client:
             if entry.state in (SessionState.IDLE, SessionState.BUSY):
-                self._say_up(entry)  # the word may have been lost with the way
+                self._send_session_up(entry)  # the message may have been lost with the connection
             return
-        if again and spec.id <= self.scheduler.ledger.clients[talk.client].last_session:
+        if again and spec.id <= ledger.clients[client].last_session:
             gone = f"session {show(spec.id)} was closed while its client was away"
-            self._say(talk.client, ms.SessionDown(spec.id, gone))
+            self._peers.send_to_client(client, ms.SessionDown(spec.id, gone))
             return
-        why = refusal_of_session(self.scheduler.ledger, self.scheduler.state.placer, spec)
-        if client_of(spec.id) != talk.client:
+        why = refusal_of_session(ledger, self.scheduler.state.placer, spec)
+        if client_of(spec.id) != client:
             why = f"id: {show(spec.id)} is not this client's"
         if why:
-            self._say(talk.client, ms.Rejected(spec.id, why, why.startswith("origin:")))
+            self._peers.send_to_client(
+                client, ms.Rejected(spec.id, why, why.startswith("origin:")))
         else:
-            self._happen(ev.SessionRequested(self._now(), spec))
+            self._record_event(ev.SessionRequested(self._now(), spec))
 
-    def _from_worker(self, talk: Talk, message: ms.Message, payload: Buffer | None) -> None:
+    def _answer(self, client: int, ask: ms.Ask) -> None:
+        reply = reply_to(ask, self.scheduler, self.settings.job, self._slurm, self.satellites,
+                         self._now())
+        if ask.what == "rollouts":
+            reply |= {"rollouts_unsaved": self._registration.unsaved()}
+        elif ask.what == "info":
+            reply |= {"unread": self._outbox.unread()}
+        self._peers.send_to_client(client, ms.Answer(ask.request), json.dumps(reply).encode())
+
+    def _from_worker(self, peer: Peer, message: ms.Message, payload: Buffer | None) -> None:
         now = self._now()
-        self._liveness.hear(talk.node, now)
+        self._liveness.hear(peer.node, now)
         match message:
             case ms.Finished(lease=lease, outcome=outcome, clean=clean):
-                if self._owns(talk, lease):
+                if self._owns(peer, lease):
                     end = ev.LeaseFinished(now, lease, mended(outcome), clean)
                     pushed = end.outcome.pushed
-                    for fact in finished(self.scheduler.ledger, end) if pushed else (end,):
-                        self._happen(fact, payload)
+                    for event in finished(self.scheduler.ledger, end) if pushed else (end,):
+                        self._record_event(event, payload)
             case ms.Released(lease=lease):
-                if self._owns(talk, lease):
-                    self._happen(ev.LeaseReleased(now, lease))
+                if self._owns(peer, lease):
+                    self._record_event(ev.LeaseReleased(now, lease))
             case ms.Returned(leases=leases):
                 for lease in leases:
-                    if self._owns(talk, lease):
-                        self._happen(ev.LeaseReturned(now, lease))
+                    if self._owns(peer, lease):
+                        self._record_event(ev.LeaseReturned(now, lease))
             case ms.Leaving(reason=reason):
-                talk.leaving = reason
-                self._drain_node(talk.node, reason)
+                peer.leaving = reason
+                self._drain_node(peer.node, reason)
             case ms.Started(leases=leases):
                 for lease in leases:
-                    if self._owns(talk, lease):
-                        self._happen(ev.LeaseStarted(now, lease))
+                    if self._owns(peer, lease):
+                        self._record_event(ev.LeaseStarted(now, lease))
             case ms.Output(id=lease, stream=stream):
-                if self._owns(talk, lease):
+                if self._owns(peer, lease):
                     action = self.scheduler.ledger.leases[lease].action
-                    self._say(client_of(action), ms.Output(action, stream), payload)
+                    self._peers.send_to_client(
+                        client_of(action), ms.Output(action, stream), payload)
             case ms.SandboxUp() | ms.SandboxDown() | ms.SandboxPacked():
-                self._of_sandbox(talk.node, message)
+                report = event_of_report(self.scheduler.ledger, peer.node, message, now)
+                if report is not None:
+                    self._record_event(report)
             case ms.Ping(stamp=stamp):
-                self._tell(talk.node, ms.Pong(stamp))
+                self._peers.send_to_worker(peer.node, ms.Pong(stamp))
             case ms.Pong():
                 pass
             case _:
-                self._refuse(talk, f"a worker does not say {type(message).__name__}")
+                self._refuse(peer, f"a worker does not say {type(message).__name__}")
 
-    def _owns(self, talk: Talk, lease: int) -> bool:
-        """Fencing: a word about a lease counts only from the node that holds it now."""
+    def _owns(self, peer: Peer, lease: int) -> bool:
+        """Fencing: a message about a lease counts only from the node that holds it now."""
         entry = self.scheduler.ledger.leases.get(lease)
-        return entry is not None and entry.node == talk.node
+        return entry is not None and entry.node == peer.node
 
-    def _answer(self, talk: Talk, ask: ms.Ask) -> None:
-        told = answer(ask, self.scheduler, self.settings.job, self._slurm, self.satellites,
-                      self._now())
-        told |= self._of_pools() if ask.what == "rollouts" else {}
-        told |= {"unread": self._outgoing.told()} if ask.what == "info" else {}
-        self._say(talk.client, ms.Answer(ask.request), json.dumps(told).encode())
+    # ---- events and decisions ----------------------------------------------------------------
 
-    # ---- facts and orders --------------------------------------------------------------------
+    def _record_event(self, event: ev.Event, payload: Buffer | None = None) -> None:
+        """Journals an event with all that it entails, applies it, and carries out what follows.
 
-    def _happen(self, fact: ev.Event, payload: Buffer | None = None) -> None:
-        facts = self.scheduler.consequences(fact)
-        self._journal.append(facts)
-        for each in facts:
-            for order in self.scheduler.handle(each):
-                self._perform(order, payload)
+        Args:
+            payload: the result of the attempt whose end the event is.
+        """
+        events = self.scheduler.consequences(event)
+        self._journal.append(events)
+        for each in events:
+            for decision in self.scheduler.handle(each):
+                self._perform(decision, payload)
             if type(each) is ev.ClientExpired:
-                self._outgoing.expired(each.client)
-                self._sweeping.left(each.client)
+                self._outbox.expired(each.client)
+                self._garbage.client_expired(each.client)
 
-    def _perform(self, order: de.Decision, payload: Buffer | None) -> None:
-        match order:
+    def _record_slurm_event(self, event: ev.Event) -> None:
+        """Records an event that follows from an answer of Slurm."""
+        if not self.ended:
+            self._record_event(event)
+            self._request_cycle()
+
+    def _perform(self, decision: de.Decision, payload: Buffer | None) -> None:
+        match decision:
             case de.StartLease(node=0):
-                self._say_granted(order.action)
+                self._send_grant(decision.action)
             case de.StartLease():
-                action = self.scheduler.ledger.actions[order.action].action
-                self._tell(order.node, ms.Start(order.lease, action, order.cores, order.gpus,
-                                                restore_ns=order.restore_ns, after=order.after),
-                           self._payloads[order.action])
+                action = self.scheduler.ledger.actions[decision.action].action
+                self._peers.send_to_worker(
+                    decision.node,
+                    ms.Start(decision.lease, action, decision.cores, decision.gpus,
+                             restore_ns=decision.restore_ns, after=decision.after),
+                    self._payloads[decision.action])
             case de.Reply():
-                self._reply(order, payload)
+                self._reply(decision, payload)
             case (de.KillLease() | de.ResizeLease() | de.OpenSession() | de.CloseSession()
                   | de.PackSession() | de.PrepareService()):
-                self._tell(order.node, message_of(order))
+                self._peers.send_to_worker(decision.node, message_of(decision))
             case de.AskAllocation():
-                self.satellites.ask(order)
+                self.satellites.ask(decision)
             case de.EndAllocation():
-                self.satellites.end(order)
+                self.satellites.end(decision)
             case de.AnnounceSession():
-                self._say_up(self.scheduler.ledger.sessions[order.session])
+                self._send_session_up(self.scheduler.ledger.sessions[decision.session])
             case de.AnnounceSessionEnd():
-                self._say(client_of(order.session), ms.SessionDown(order.session, order.reason,
-                                                                    order.never))
+                self._peers.send_to_client(
+                    client_of(decision.session),
+                    ms.SessionDown(decision.session, decision.reason, decision.never))
 
-    def _say_up(self, session: SessionEntry) -> None:
+    def _send_grant(self, action: int) -> None:
+        """Tells a client that it may call an endpoint, if `action` holds a grant."""
+        lease = held_by_client(self.scheduler.ledger, action)
+        if lease is not None:
+            endpoint = self.scheduler.ledger.endpoints[endpoint_of(lease.key)]
+            self._peers.send_to_client(client_of(action), ms.Granted(
+                action, lease.lease, endpoint.rate_micro, endpoint.spec.burst_micro))
+
+    def _send_session_up(self, session: SessionEntry) -> None:
         node = self.scheduler.ledger.nodes[session.node].spec.name
-        self._say(client_of(session.spec.id), ms.SessionUp(
+        self._peers.send_to_client(client_of(session.spec.id), ms.SessionUp(
             session.spec.id, node, session.placed_at - session.requested_at))
 
     def _reply(self, order: de.Reply, payload: Buffer | None) -> None:
+        """Sends an action's result to its client, and to those who submitted the same idempotency
+        key."""
         action, ledger = order.action, self.scheduler.ledger
         self._payloads.pop(action, None)
         node = ledger.nodes[order.node].spec.name if order.node else ""
         result = ms.Result(action, order.outcome, node, order.cores, order.attempt,
                            order.queue_ns, order.held_ns, 0 if payload is None else 1,
                            order.grants, order.route)
-        if action in ledger.actions:  # its client may still come back for it
-            self._outgoing.keep(result, payload)
-        self._say(client_of(action), result, payload)
-        for other in self._once.ended(result, payload, order.node != 0):
-            self._outgoing.keep(other, payload)
-            self._say(client_of(other.action), other, payload)
+        if action in ledger.actions:  # else its client has expired and will not come for it
+            self._outbox.keep(result, payload)
+        self._peers.send_to_client(client_of(action), result, payload)
+        for other in self._keys.ended(result, payload, order.node != 0):
+            self._outbox.keep(other, payload)
+            self._peers.send_to_client(client_of(other.action), other, payload)
 
-    def _learn(self, fact: ev.Event) -> None:
-        """A fact that comes from Slurm."""
-        if not self.ended:
-            self._happen(fact)
-            self._touch()
+    # ---- the scheduling cycle ----------------------------------------------------------------
 
-    def _tell(self, node: int, message: ms.Message, payload: Buffer | None = None) -> None:
-        talk = self._workers.get(node)
-        if talk is not None:
-            talk.link.send(message, payload)
-            self._touched[id(talk.link)] = talk.link
+    def _request_cycle(self) -> None:
+        """Runs a cycle when the loop has handled what has arrived by now."""
+        if not self._cycle_due and not self.ended:
+            self._cycle_due = True
+            self._timer.after(0, self._run_cycle)
 
-    def _say(self, client: int, message: ms.Message, payload: Buffer | None = None) -> None:
-        self._replies.append((client, message, payload))
-
-    # ---- the beat ----------------------------------------------------------------------------
-
-    def _touch(self) -> None:
-        if not self._beat_due and not self.ended:
-            self._beat_due = True
-            self._timer.after(0, self._beat)
-
-    def _beat(self) -> None:
+    def _run_cycle(self) -> None:
+        """Plans until there is nothing to do, then lets all messages leave."""
         if self.ended or self.superseded():
             return
-        self._beat_due, now = True, self._now()
-        self._judge.look(now)
+        self._cycle_due, now = True, self._now()
+        self._failure_detector.look(now)
         while events := self.scheduler.plan(now):
             for event in events:
-                self._happen(event)
+                self._record_event(event)
             now = self._now()
-        touched, self._touched = self._touched, {}
-        for link in touched.values():
-            link.flush()
-        replies, self._replies = self._replies, []
-        self._once.commit()
-        self._journal.commit(lambda: self._send(replies))
-        busy = self._heard >= _MANY or self.scheduler.ledger.ahead > 0
-        self._beat_due = busy and self._heard > 0 and self.settings.gap_s > 0
-        if self._beat_due:
-            self._timer.after(self.settings.gap_s, self._beat)
-        self._heard = 0
-        self._arm()
+        messages = self._peers.end_cycle()
 
-    def _send(self, replies: list[tuple[int, ms.Message, Buffer | None]]) -> None:
-        touched: dict[int, Link] = {}
-        for client, message, payload in () if self.superseded() else replies:
-            talk = self._clients.get(client)
-            if talk is not None:
-                link = talk.link
-                if payload is None or talk.queue.words or link.unsent > LINK_MAX:
-                    self._outgoing.send(client, link, talk.queue, message, payload)
-                else:
-                    link.send(message, payload)
-                touched[client] = link
-        for link in touched.values():
-            link.flush()
+        def deliver() -> None:
+            if self._journal.superseded():
+                self._give_way()
+            else:
+                self._peers.deliver(messages)
 
-    def _arm(self) -> None:
-        """Asks to be woken when a client's grace ends."""
+        self._keys.commit()
+        self._journal.commit(deliver)
+        busy = self._received >= _MANY or self.scheduler.ledger.ahead > 0
+        self._cycle_due = busy and self._received > 0 and self.settings.gap_s > 0
+        if self._cycle_due:
+            self._timer.after(self.settings.gap_s, self._run_cycle)
+        self._received = 0
+        self._wake_at_deadline()
+
+    def _wake_at_deadline(self) -> None:
+        """Asks the timer for a cycle at the scheduler's next deadline."""
         deadline = self.scheduler.next_deadline()
         if deadline and not (self._wake_at and self._wake_at <= deadline):
             self._wake_at = deadline
@@ -481,20 +574,18 @@ class Broker(Declaring, Draining, Sandboxes):
 
     def _wake(self) -> None:
         self._wake_at = 0
-        self._touch()
+        self._request_cycle()
 
     def _watch(self) -> None:
+        """Does every `WATCH_S` seconds what no message triggers."""
         if self.ended or self.superseded():
             return
-        self._judge.look(self._now())
+        self._failure_detector.look(self._now())
         for node in self._liveness.silent(self._now()):
-            if (talk := self._workers.get(node)) is not None:
-                talk.link.close()
-                self.lost(talk, f"silent for {SILENCE_S:.0f} s")
+            if (peer := self._peers.workers.get(node)) is not None:
+                peer.link.close()
+                self.lost(peer, f"silent for {SILENCE_S:.0f} s")
         self.satellites.watch()
-        self._ends.watch()
-        self._sweeping.watch()
+        self._time_limits.watch()
+        self._garbage.watch()
         self._timer.after(WATCH_S, self._watch)
-
-    def _now(self) -> int:
-        return self._clock.now_ns()

@@ -67,11 +67,11 @@ class Satellites:
     """Between the scheduler's orders and Slurm's answers; one broker's."""
 
     def __init__(self, job: str, slurm: Slurm | None, scripts: SatelliteScripts, ledger: Ledger,
-                 clock: Clock, timer: Timer, happen: Callable[[ev.Event], None],
+                 clock: Clock, timer: Timer, record_event: Callable[[ev.Event], None],
                  end_worker: Callable[[int, str], None]) -> None:
         self._job, self._slurm, self._scripts, self._ledger = job, slurm, scripts, ledger
         self._now, self._timer = clock.now_ns, timer
-        self._happen, self._end_worker = happen, end_worker
+        self._record_event, self._end_worker = record_event, end_worker
         self._retry_at: dict[int, int] = {}  # requests that were not made
         self._unsure: set[int] = set()  # requests that may have been made; looked for by name
         self._flying: set[int] = set()  # requests under way
@@ -136,7 +136,7 @@ class Satellites:
         if self._ended:
             return
         if isinstance(told, int):
-            self._happen(ev.AllocationQueued(self._now(), alloc, str(told)))
+            self._record_event(ev.AllocationQueued(self._now(), alloc, str(told)))
         elif isinstance(told, SlurmNever):
             self._refuse(alloc, str(told))
         else:
@@ -148,7 +148,7 @@ class Satellites:
 
     def _refuse(self, alloc: int, why: str) -> None:
         for fact in refused(self._ledger, alloc, why, self._now()):
-            self._happen(fact)
+            self._record_event(fact)
 
     def _cancel(self, allocs: list[int]) -> None:
         jobs = [_ref(e.job) for a in allocs if (e := self._ledger.allocs.entries.get(a)) is not None
@@ -174,7 +174,7 @@ class Satellites:
         self._ending.pop(alloc, None)
         self.reasons.pop(alloc, None)
         if alloc in self._ledger.allocs.entries and not self._ended:
-            self._happen(ev.AllocationEnded(self._now(), alloc, why, ended))
+            self._record_event(ev.AllocationEnded(self._now(), alloc, why, ended))
 
     def stalled(self, stalled_ns: int) -> None:
         """The broker did not run for so long: that time counts against no worker that ends."""
@@ -231,7 +231,7 @@ class Satellites:
         for alloc, name in names.items():
             self._unsure.discard(alloc)
             if name in by_name:
-                self._happen(ev.AllocationQueued(self._now(), alloc, str(by_name[name].job)))
+                self._record_event(ev.AllocationQueued(self._now(), alloc, str(by_name[name].job)))
             else:
                 self._retry_at[alloc] = self._now()
         late = []
@@ -258,18 +258,18 @@ class Satellites:
                 assert entry.shape is not None
                 until = backoff_until(self._ledger, entry.shape.name, now)
                 why = f"Slurm holds it back: {row.reason}"
-                self._happen(ev.AllocationReleased(now, alloc, why, until))
+                self._record_event(ev.AllocationReleased(now, alloc, why, until))
             return
         self.reasons.pop(alloc, None)
         if alloc not in self._settled and entry.state is not AllocState.ENDING:
             self._settled.add(alloc)
-            self._happen(ev.AllocationHeld(now, alloc, row.start_ns))
+            self._record_event(ev.AllocationHeld(now, alloc, row.start_ns))
 
     def _learn_end(self, entry: AllocEntry, row: JobView | None) -> None:
         state = f"{row.state} {row.reason}".strip() if row is not None else "Slurm has it no more"
         started = row.start_ns if row is not None and row.end_ns > row.start_ns else 0
         if started and entry.alloc not in self._settled:
-            self._happen(ev.AllocationHeld(self._now(), entry.alloc, started))
+            self._record_event(ev.AllocationHeld(self._now(), entry.alloc, started))
         if entry.state is not AllocState.ENDING and not entry.joined and (
                 entry.alloc not in self._earlier):
             self._refuse(entry.alloc, f"its job {entry.job} ended before a worker joined: {state}")

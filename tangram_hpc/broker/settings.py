@@ -1,20 +1,36 @@
-"""What a broker is told at its start, and what it knows of each of its conversations."""
+"""The values that a broker is given at its start."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..domain.allocation import AllocPolicy
 from ..domain.rollouts import RolloutsSpec
 from ..domain.service import EndpointSpec, ServiceSpec
-from ..ports import Link
-from .outgoing import Queue
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a broker is told at its start. `nodes` is how many workers are expected; `gap_s` passes
-    between two beats of a busy broker, so that they are few and large."""
+    """The values that a broker is given at its start.
+
+    Attributes:
+        job: id of the job whose actions the broker schedules.
+        store: folder of large payloads, as clients and workers are told.
+        nodes: number of workers that are expected to join.
+        grace_s: how long a client may be disconnected before its work is cancelled, in seconds.
+        join_s: how long the broker waits for `nodes` workers, in seconds.
+        kill_wait_s: seconds between SIGTERM and SIGKILL, as workers are told.
+        output_max: bytes of output that are kept of each stream of a command.
+        user: login name of the job's owner, for accounting.
+        version: version of tangram_hpc, for accounting.
+        services: services of the config file.
+        endpoints: endpoints of the config file.
+        rollouts: rollout pools of the config file.
+        gap_s: pause between two scheduling cycles of a busy broker, in seconds, so that its cycles
+            are few and large; 0 for none.
+        policy: for how many nodes the broker may ask Slurm; None for none.
+        slurm_query_s: least time between two queries to Slurm, in seconds.
+    """
 
     job: str
     store: str
@@ -31,15 +47,3 @@ class Settings:
     gap_s: float = 0.0
     policy: AllocPolicy | None = None
     slurm_query_s: float = 30.0
-
-
-@dataclass(slots=True)
-class Talk:
-    """One conversation: the link, and who it turned out to be."""
-
-    link: Link
-    client: int = 0
-    node: int = 0
-    leaving: str = ""  # why its worker will be gone soon
-    said_bye: bool = False
-    queue: Queue = field(default_factory=Queue)  # of words that wait for room on the link

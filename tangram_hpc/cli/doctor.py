@@ -39,7 +39,7 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Looks, prints, and says whether the main job would run."""
-    from ..app.ways import own_addresses
+    from ..app.connecting import own_addresses
     from ..config.settings import Config, load_config
     from ..doctor.checkup import check_up, look_around
     from ..doctor.verdict import hindrances

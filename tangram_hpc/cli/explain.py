@@ -53,7 +53,7 @@ def go(args: argparse.Namespace) -> int:
 
 def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
     """The broker's answer, or why there is none; and the job that was asked."""
-    from ..app.ways import connect, find_access
+    from ..app.connecting import connect, find_access
     from ..errors import AccessError, BrokerUnreachable
     from ..storage.rundir import last_job
 

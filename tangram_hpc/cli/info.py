@@ -21,7 +21,7 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Asks the broker and prints."""
-    from ..app.ways import connect, find_access
+    from ..app.connecting import connect, find_access
     from ..errors import AccessError
     from ..storage.rundir import last_job
 

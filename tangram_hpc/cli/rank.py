@@ -80,8 +80,8 @@ def go(args: argparse.Namespace) -> int:
 def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
              ) -> dict[str, str]:
     """The environment of this rank's program; TANGRAM_ACCESS names the access file."""
+    from ..app.connecting import await_access, find_access, meeting_address
     from ..app.trainer_rank import affinity_complaint, environment, meet, wants_master
-    from ..app.ways import await_access, find_access, meeting_address
     from ..config.settings import load_config
     from ..transport.mpi.mpi_crowd import crowded
 

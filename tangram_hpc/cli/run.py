@@ -37,7 +37,7 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Runs it and waits."""
-    from ..app.ways import connect, find_access
+    from ..app.connecting import connect, find_access
     from ..errors import AccessError, ActionFailed, InvalidInput
     from ..slurm.environ import without_slurm
     from ..storage.rundir import last_job

@@ -19,7 +19,7 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Asks, and waits until the broker has left its tombstone."""
-    from ..app.ways import connect, find_access
+    from ..app.connecting import connect, find_access
     from ..errors import AccessError, BrokerUnreachable
     from ..storage.access import read_access
 

@@ -43,7 +43,7 @@ def go(args: argparse.Namespace) -> int:
     """Runs until the broker ends."""
     if args.access:
         return _without_access_in_argv(args)
-    from ..app.ways import find_access
+    from ..app.connecting import find_access
     from ..app.worker import WorkerPlan, lend
     from ..config.settings import load_config
     from ..slurm.environ import slurm_place

@@ -22,7 +22,7 @@ from .service import EndpointSpec, ServiceSpec
 from .session import SessionSpec
 from .states import ActionState
 
-JOURNAL_VERSION = 6
+JOURNAL_VERSION = 7
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", gc=False):
@@ -426,6 +426,16 @@ class RolloutsDeclared(Event, frozen=True, tag="rollouts-declared"):
     spec: RolloutsSpec
 
 
+class RolloutPriorLoaded(Event, frozen=True, tag="rollout-prior-loaded"):
+    """A pool goes on from what was learned in earlier runs: `shared` by all jobs that share its
+    folder, `own` by this job. Both are compressed causal trees, see
+    `scheduler/handlers/rollout_prior`; empty: nothing was learned."""
+
+    pool: str
+    shared: bytes
+    own: bytes
+
+
 class TurnRouted(Event, frozen=True, tag="turn-routed"):
     """A turn was routed: from now on it is a call of `service`. The fields are those of `Routed`.
     """
@@ -538,6 +548,7 @@ AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     TrajectoryEnded,
     AllocationEndAsked,
     AllocationEndTold,
+    RolloutPriorLoaded,
 ]
 
 

@@ -149,15 +149,15 @@ class WiredWorld:
             lambda reports, welcome: Machine(self.agenda, reports, self._work_of),
             lambda why: self._ended(spec.name, why))
         down.receive = worker.receive
-        talk = self.broker.accept(down)
-        up.receive = lambda message, payload: self.broker.receive(talk, message, payload)
+        peer = self.broker.accept(down)
+        up.receive = lambda message, payload: self.broker.receive(peer, message, payload)
         worker.start()
 
         def die(why: str) -> None:
             up.cut()
             down.cut()
             worker.lost(why)
-            self.broker.lost(talk, why)
+            self.broker.lost(peer, why)
         self._alive[spec.name] = die
 
     def _ended(self, name: str, why: str) -> None:
@@ -179,8 +179,8 @@ class WiredWorld:
     def _converse(self, receive: object) -> Way:
         down, up = self._way(), self._way()
         down.receive = receive  # type: ignore[assignment]
-        talk = self.broker.accept(down)
-        up.receive = lambda message, payload: self.broker.receive(talk, message, payload)
+        peer = self.broker.accept(down)
+        up.receive = lambda message, payload: self.broker.receive(peer, message, payload)
         return up
 
     def _work_of(self, action: int) -> WorkAction:

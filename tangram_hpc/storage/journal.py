@@ -22,7 +22,8 @@ from ..protocol.reading import reader
 from .records import framed, read_records, read_unguarded
 
 MAGIC = b"TGJRNL" + bytes([JOURNAL_VERSION, 0])
-_READ_TOO = 5  # the version before: its records had no checksum over their length
+_READ_TOO = (5, 6)  # older versions; those of 6 lack an event of 7, see decision 0058
+_UNGUARDED = 5  # the records of this version have no checksum over their length
 MODES = ("none", "batch", "always")
 _encoder = msgspec.msgpack.Encoder()
 _read = reader(list[AnyEvent])
@@ -166,11 +167,12 @@ def read_journal(path: Path) -> Iterator[Event]:
     magic = bytes(data[:8])
     if len(magic) < 8 and MAGIC.startswith(magic):
         return  # its writer died before its first word
-    older = magic == MAGIC[:6] + bytes([_READ_TOO, 0])
-    if magic != MAGIC and not older:
-        raise InvalidInput(f"journal {path}: not a journal of version {JOURNAL_VERSION} or "
-                           f"{_READ_TOO}, by its first 8 bytes. {_remedy(path)}")
-    read = read_unguarded if older else read_records
+    version = magic[6] if magic[:6] == MAGIC[:6] and magic[7:] == MAGIC[7:] else 0
+    if version not in (*_READ_TOO, JOURNAL_VERSION):
+        read_too = ", ".join(map(str, _READ_TOO))
+        raise InvalidInput(f"journal {path}: not a journal of version {read_too} or "
+                           f"{JOURNAL_VERSION}, by its first 8 bytes. {_remedy(path)}")
+    read = read_unguarded if version == _UNGUARDED else read_records
     for _, body in read(data, 8, f"journal {path}", _remedy(path)):
         try:
             yield from _read(body)

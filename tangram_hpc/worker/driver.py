@@ -41,7 +41,7 @@ from ..protocol.message import (
     WorkerHello,
     WorkerWelcome,
 )
-from .chains import Chains, Held
+from .lease_queues import LeaseQueues, WaitingStart
 
 MANY = 16  # messages in one frame that make a worker a busy one; leases ahead do so too
 BEAT_S = 0.1  # between two Started messages
@@ -103,9 +103,9 @@ class WorkerDriver:
         self._fresh: list[int] = []  # started, not yet told
         self._beating = False
         self._doubtful: dict[int, bool] = {}  # ended as if by Slurm, not told yet: whether clean
-        self._chains = Chains()
+        self._queues = LeaseQueues()
         self._ahead: set[int] = set()  # leases that the executor took ahead and has not begun
-        self._due: list[Held] = []  # orders whose turn has come in this turn of the loop
+        self._due: list[WaitingStart] = []  # orders whose turn has come in this turn of the loop
         self._ticking = False
         self._orders: dict[type, Callable[..., None]] = {
             Start: self._start,
@@ -163,12 +163,12 @@ class WorkerDriver:
                     self._running.add(order.lease)
                     self._ahead.add(order.lease)
                 else:
-                    self._chains.hold(order, payload)
+                    self._queues.hold(order, payload)
                     self._tick_later()
             else:
                 self._begin(executor, (order, payload))
 
-    def _begin(self, executor: Executor, held: Held) -> None:
+    def _begin(self, executor: Executor, held: WaitingStart) -> None:
         order, payload = held
         self._running.add(order.lease)
         executor.start(order, memoryview(b"") if payload is None else payload)
@@ -184,14 +184,14 @@ class WorkerDriver:
         executor is in the middle of something. Where it says so when it is not (`settled`) that
         saves a turn of the loop, which costs a busy worker a tenth."""
         self._open.discard(lease)
-        held = self._chains.gone(lease)
+        held = self._queues.gone(lease)
         if held is not None:
             if not self._due and not soon:
                 self._timer.after(0, self._begin_due)
             self._due.append(held)
 
     def _end_held(self, lease: int, state: ActionState, reason: str) -> None:
-        self._chains.drop(lease)
+        self._queues.drop(lease)
         self.finished(lease, Outcome(state, reason=reason), None, True)
 
     def _tick_later(self) -> None:
@@ -201,17 +201,17 @@ class WorkerDriver:
 
     def _tick(self) -> None:
         self._ticking = False
-        stuck = self._chains.stuck()
+        stuck = self._queues.stuck()
         for lease in stuck:
-            self._chains.drop(lease)
+            self._queues.drop(lease)
             self._open.discard(lease)
         if stuck:
             self._send(Returned(tuple(stuck)))
-        if self._chains:
+        if self._queues:
             self._tick_later()
 
     def _kill(self, executor: Executor, order: Kill, payload: memoryview | None) -> None:
-        if order.lease in self._chains:
+        if order.lease in self._queues:
             self._end_held(order.lease, order.state, order.reason)
         elif order.lease in self._ahead and executor.take_back(order.lease):
             self.finished(order.lease, Outcome(order.state, reason=order.reason), None, True)
@@ -230,7 +230,7 @@ class WorkerDriver:
         executor.prepare_service(order.spec)
 
     def _close_sandbox(self, executor: Executor, order: CloseSandbox, _: memoryview | None) -> None:
-        for lease in self._chains.where(lambda held: held.action.session == order.session):
+        for lease in self._queues.where(lambda held: held.action.session == order.session):
             self._end_held(lease, ActionState.CANCELLED, "its session was closed")
         executor.close_session(order.session)
 
@@ -264,7 +264,7 @@ class WorkerDriver:
     def _end(self, reason: str) -> None:
         if self._over:
             return
-        for lease in self._chains.where(lambda held: True):
+        for lease in self._queues.where(lambda held: True):
             self._end_held(lease, ActionState.CANCELLED, "its worker was closed")
         if self._executor is not None:
             self._executor.close()
@@ -319,9 +319,9 @@ class WorkerDriver:
 
     def returned(self, lease: int) -> None:
         """See `ports.Reports`. With it goes what waits behind it here."""
-        behind = self._chains.behind(lease)
+        behind = self._queues.behind(lease)
         for each in behind:
-            self._chains.drop(each)
+            self._queues.drop(each)
         self._ahead.discard(lease)
         for each in (*behind, lease):
             self._running.discard(each)
@@ -372,7 +372,7 @@ class WorkerDriver:
             self._timer.after(0, self._flush)
 
     def _flush(self) -> None:
-        busy = self._said >= MANY or (self._said and (self._chains or self._ahead))
+        busy = self._said >= MANY or (self._said and (self._queues or self._ahead))
         self._flushing = bool(busy) and self._gap_s > 0
         self._said = 0
         if not self._over:

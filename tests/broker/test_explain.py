@@ -12,7 +12,7 @@ import pytest
 from builders import World
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.broker.questions.explain import explain
+from tangram_hpc.broker.queries.explain import explain
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Profile

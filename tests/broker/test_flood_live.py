@@ -13,7 +13,7 @@ from tangram_hpc.storage.journal import read_journals
 
 FLOOD = """
 import sys
-from tangram_hpc.app.ways import connect
+from tangram_hpc.app.connecting import connect
 def noop(): pass
 client = connect(sys.argv[1])
 futures = [client.submit(noop) for _ in range(int(sys.argv[2]))]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from broker_rig import BrokerRig, Peer, action_of
+from broker_rig import BrokerRig, FakePeer, action_of
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.domain.outcome import Outcome
@@ -83,7 +83,7 @@ def test_a_client_that_does_not_read_fills_no_broker(tmp_path: Path) -> None:
         assert sum(path.stat().st_size for path in overflow.glob("*")) == 0
 
 
-class SlowPeer(Peer):
+class SlowPeer(FakePeer):
     """A client whose connection takes nothing until it reads."""
 
     def __init__(self, rig: BrokerRig) -> None:
@@ -98,10 +98,10 @@ class SlowPeer(Peer):
     def read(self) -> None:
         self.reads, self.unsent = True, 0  # type: ignore[misc]
         self.flush()
-        self.rig.broker.room(self.talk)
+        self.rig.broker.room(self.peer)
 
 
-class MemoryOverflow:
+class MemorySpill:
     """Counts what it holds."""
 
     def __init__(self) -> None:
@@ -126,8 +126,8 @@ class MemoryOverflow:
 
 @pytest.mark.parametrize("comes_back", [False, True], ids=["reads again", "comes by another way"])
 def test_everything_arrives_once_and_in_order(comes_back: bool) -> None:
-    overflow = MemoryOverflow()
-    rig = BrokerRig(overflow=overflow)
+    spill = MemorySpill()
+    rig = BrokerRig(spill=spill)
     worker = rig.worker(8)
     slow = SlowPeer(rig)
     slow.say(ms.Hello(ms.PROTOCOL_VERSION, "j", "slow"))
@@ -138,7 +138,7 @@ def test_everything_arrives_once_and_in_order(comes_back: bool) -> None:
         worker.say(ms.Output(lease, 1), b"%d" % number * 20_000)
         worker.say(ms.Finished(lease, Outcome(ActionState.COMPLETED), n=1),
                    b"%d" % number * 20_000)
-    assert overflow.needed > 0
+    assert spill.needed > 0
     if comes_back:
         slow.leave()
         slow = SlowPeer(rig)
@@ -154,5 +154,5 @@ def test_everything_arrives_once_and_in_order(comes_back: bool) -> None:
         outputs = [p for m, p in slow.heard if isinstance(m, ms.Output)]
         assert outputs == [b"%d" % n * 20_000 for n in range(1, 601)]
     slow.say(ms.Ack(tuple(m.action for m, _ in results)))
-    assert overflow.needed == 0
-    assert not rig.broker._outgoing.of(slow.last(ms.Welcome).client)
+    assert spill.needed == 0
+    assert not rig.broker._outbox.of(slow.last(ms.Welcome).client)

@@ -1,8 +1,9 @@
 """Frozen: what a replay of journals gives, those of older releases among them.
 
 The files in `data/journals` were written once and are never written again: `story-PLACER-5` by the
-last release that wrote version 5, the others by the code of the day. A replay yields the decisions
-that the scheduler made, what it would do next, and what `tangram acct` and `tangram info` show.
+last release that wrote version 5, the others by the code of the day. From version 7 on they hold a
+pool that goes on from trees which were learned before. A replay yields the decisions that the
+scheduler made, what it would do next, and what `tangram acct` and `tangram info` show.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def write_missing() -> list[Path]:
     for placer, seed in _KEPT:
         path = FOLDER / f"story-{placer.replace(':', '-')}-{version}"
         if not path.exists():
-            events = Story(placer, seed).play(_STEPS).events
+            events = Story(placer, seed, with_prior=True).play(_STEPS).events
             path.write_bytes(magic + b"".join(
                 where.find("framed")(msgspec.msgpack.encode(events[at:at + _BATCH]))
                 for at in range(0, len(events), _BATCH)))

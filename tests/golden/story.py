@@ -7,7 +7,9 @@ where their classes stand or what they are called. What it yields is a journal.
 
 from __future__ import annotations
 
+import json
 import random
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +32,19 @@ def _pool(degree: int) -> list[Any]:
                             ["roll-long", 1, degree, 2, 2, 9000, 6_000_000, 200_000, 2_000]]]
 
 
+def _tree() -> bytes:
+    """A tree that has learned five trajectories of one prompt: whose first tool failed went on."""
+    failed, passed = ["python", 0, 1], ["python", 0, 0]
+    cells = [[0, [[100, 3, 3000], [110, 2, 16000]]]]
+    plain = {"format": "tangram-cmlfq/1", "newest": 0,
+             "shape": {"payload_edges": [1000, 12000], "depth": 24, "least": 4, "enough": 200,
+                       "epochs": 8, "nodes_max": 20000, "since": True},
+             "nodes": [[own, prompt, path, rows] for own, prompt in ((True, 1), (False, 0))
+                       for path, rows in (([], cells), ([failed], [[0, [[110, 2, 16000]]]]),
+                                          ([passed], [[0, [[90, 3, 2400]]]]))]}
+    return zlib.compress(json.dumps(plain).encode(), 1)
+
+
 class Story:
     """One story under one placer.
 
@@ -38,10 +53,11 @@ class Story:
         orders: each with the fact that led to it.
     """
 
-    def __init__(self, placer: str, seed: int) -> None:
+    def __init__(self, placer: str, seed: int, with_prior: bool = False) -> None:
         self.events: list[Any] = []
         self.orders: list[tuple[Any, Any]] = []
         self._placer, self._rng = placer, random.Random(seed)
+        self._with_prior = with_prior  # the pool goes on from trees that were learned before
         self._scheduler = where.find("Scheduler")(where.find("make_placer")(placer), 5 * S)
         self._now, self._job_number = 1000 * S, 700
         self._todo: list[Any] = []  # orders that are not carried out yet
@@ -92,6 +108,8 @@ class Story:
             self._happen("service-declared", service)
         self._happen("endpoint-declared", ["search", 2, 3_000_000, 2_000_000])
         self._happen("rollouts-declared", _pool(degree))
+        if self._with_prior:
+            self._happen("rollout-prior-loaded", "pool", _tree(), b"")
         self._happen("allocations-allowed", _POLICY)
         for _ in range(3):
             self._join_node()

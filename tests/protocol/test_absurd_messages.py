@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_rig import BrokerRig, Peer, action_of, serves
+from broker_rig import BrokerRig, FakePeer, action_of, serves
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +27,7 @@ from tangram_hpc.storage.spool import FileSpool
 # ---- what is refused, and in which words -------------------------------------------------------
 
 
-def refused(client: Peer) -> str:
+def refused(client: FakePeer) -> str:
     return str(client.last(ms.Rejected).text)
 
 
@@ -41,7 +41,7 @@ def test_a_service_without_degrees_is_refused() -> None:
 
 def test_a_worker_that_lends_a_core_twice_is_refused() -> None:
     rig = BrokerRig()
-    worker, client, twice = rig.worker(), rig.client(), Peer(rig)
+    worker, client, twice = rig.worker(), rig.client(), FakePeer(rig)
     twice.say(ms.WorkerHello(ms.PROTOCOL_VERSION, "j", NodeSpec("n", "h", (0, 0), 64)))
     assert "cores" in twice.last(ms.Refused).text and twice.closed
     assert serves(rig, client, worker, 1)
@@ -217,7 +217,7 @@ class Absurd:
         if complete:
             rig.run(0.1)
 
-    def worker(self) -> Peer:
+    def worker(self) -> FakePeer:
         return self.rig.worker(4, "absurd", gpus=(0, 1, 2, 3), ahead=2)
 
     def say(self, who: str, message: Any, payload: bytes) -> None:

@@ -16,7 +16,7 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ENDED, ActionState
 from tangram_hpc.protocol.message import Start
 from tangram_hpc.scheduler.placement.ahead import AHEAD_NS
-from tangram_hpc.worker.chains import Chains
+from tangram_hpc.worker.lease_queues import LeaseQueues
 
 SHORT, LONG = Profile(1000), Profile(AHEAD_NS)
 
@@ -183,7 +183,7 @@ def test_chains_of_a_worker() -> None:
     def order(lease: int, after: int) -> Start:
         return Start(lease, Action(lease, "x"), (0,), after=after)
 
-    chains = Chains()
+    chains = LeaseQueues()
     for lease in (2, 3, 4):
         chains.hold(order(lease, lease - 1), None)
     chains.drop(3)  # 4 moves up behind 2

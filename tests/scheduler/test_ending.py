@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import World, replies, started
 
-from tangram_hpc.broker.questions.explain import explain
+from tangram_hpc.broker.queries.explain import explain
 from tangram_hpc.cli.explain import lines
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind, Profile

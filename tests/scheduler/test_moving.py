@@ -13,8 +13,8 @@ from builders import World, replies, started
 from executor_rig import Rig
 
 from tangram_hpc.accounting.record import fold
-from tangram_hpc.broker.questions.explain import explain
-from tangram_hpc.broker.sandboxes import Sandboxes
+from tangram_hpc.broker.queries.explain import explain
+from tangram_hpc.broker.sandbox_reports import SandboxReport, event_of_report
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.ids import show
@@ -212,32 +212,31 @@ def test_a_fork_waits_for_its_origin_on_the_other_node_and_moves_too() -> None:
     assert {w.ledger.sessions[x].node for x in (s, fork)} == {third}
 
 
-class Heard(Sandboxes):
-    """The broker's part that hears of sandboxes, over a scheduler fed by hand."""
-
-    def __init__(self, w: World) -> None:
-        self.scheduler, self._happen, self._now = w.scheduler, w.happen, lambda: w.now
+def report(w: World, node: int, said: SandboxReport) -> None:
+    """A worker reports about a sandbox, and the event that follows happens."""
+    event = event_of_report(w.ledger, node, said, w.now)
+    if event is not None:
+        w.happen(event)
 
 
 def test_a_word_counts_only_from_its_home() -> None:
     w = World()
     s, waits, first = moving(w)
-    heard = Heard(w)
     entry = w.ledger.sessions[s]
-    heard._of_sandbox(2, ms.SandboxPacked(s, "other"))
+    report(w, 2, ms.SandboxPacked(s, "other"))
     assert entry.state is SessionState.MOVING
-    heard._of_sandbox(first, ms.SandboxPacked(s, "abc"))
+    report(w, first, ms.SandboxPacked(s, "abc"))
     w.plan()
     assert (entry.state, entry.node, entry.spec.files) == (SessionState.OPENING, 2, "abc")
-    heard._of_sandbox(first, ms.SandboxUp(s))
-    heard._of_sandbox(first, ms.SandboxDown(s, "late"))
+    report(w, first, ms.SandboxUp(s))
+    report(w, first, ms.SandboxDown(s, "late"))
     assert entry.state is SessionState.OPENING
-    heard._of_sandbox(2, ms.SandboxUp(s))
+    report(w, 2, ms.SandboxUp(s))
     assert started(w.plan()) == [waits]
     w = World()
     s, _, first = moving(w)
     w.happen(ev.SessionClosing(w.now, s, ""))
-    Heard(w)._of_sandbox(first, ms.SandboxPacked(s, "abc"))  # packed when it was to be closed
+    report(w, first, ms.SandboxPacked(s, "abc"))  # packed when it was to be closed
     assert s not in w.ledger.sessions
 
 

@@ -78,17 +78,17 @@ class Rig:
         self.workers = [self._join(n, ms.WorkerHello(ms.PROTOCOL_VERSION, JOB, NodeSpec(
             f"n{n}", "h", (0, 1), 1024, untrusted=("model",)))) for n in range(2)]
         self.trainer = Peer()
-        self.talk = self.broker.accept(self.trainer)
-        self.broker.receive(self.talk, ms.Hello(ms.PROTOCOL_VERSION, JOB, f"uid{start}"), None)
+        self.peer = self.broker.accept(self.trainer)
+        self.broker.receive(self.peer, ms.Hello(ms.PROTOCOL_VERSION, JOB, f"uid{start}"), None)
         self.turn()
         welcome = next(m for m, _ in self.trainer.heard if isinstance(m, ms.Welcome))
         self.client, self.counter = welcome.client, 0
 
     def _join(self, number: int, hello: ms.WorkerHello) -> tuple[Peer, object]:
         peer = Peer()
-        talk = self.broker.accept(peer)
-        self.broker.receive(talk, hello, None)
-        return peer, talk
+        accepted = self.broker.accept(peer)
+        self.broker.receive(accepted, hello, None)
+        return peer, accepted
 
     def now_ns(self) -> int:
         self.now += 1
@@ -122,14 +122,14 @@ class Rig:
         return action.id
 
     def say(self, message: ms.Message, payload: bytes | None = None) -> None:
-        self.broker.receive(self.talk, message, payload)
+        self.broker.receive(self.peer, message, payload)
 
     def finish(self, state: ActionState = ActionState.COMPLETED) -> None:
         """One that runs ends, any of them."""
         start, payload, peer = self.runs.pop(self.rng.randrange(len(self.runs)))
-        talk = next(t for p, t in self.workers if p is peer)
+        accepted = next(t for p, t in self.workers if p is peer)
         said = payload + b"/%d" % self.ran[start.action.once]
-        self.broker.receive(talk, ms.Finished(start.lease, Outcome(state), n=1), said)
+        self.broker.receive(accepted, ms.Finished(start.lease, Outcome(state), n=1), said)
 
     def sizes(self) -> Sizes:
         spool = self.folder / "once" / str(self.spool._number)

@@ -5,6 +5,7 @@ turn once and leaves the books right; what tools returned decides the bucket.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -12,10 +13,10 @@ from builders import World, replies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tangram_hpc.broker.declaring import Declaring
-from tangram_hpc.broker.door import CHECKS
-from tangram_hpc.broker.questions.explain import explain
-from tangram_hpc.broker.questions.tell_rollouts import rollouts
+from tangram_hpc.broker.message_validation import CHECKS
+from tangram_hpc.broker.queries.explain import explain
+from tangram_hpc.broker.queries.rollouts_view import rollouts
+from tangram_hpc.broker.registration import Registration
 from tangram_hpc.cli.explain import lines
 from tangram_hpc.cli.info import pool_lines
 from tangram_hpc.config.rollouts import rollouts_spec
@@ -550,28 +551,38 @@ def test_a_pool_that_the_next_start_declares_otherwise_goes_on_with_named_turns(
 
 
 def test_a_word_with_a_status_that_is_none_says_nothing() -> None:
-    world, teller = site(), Declaring()
+    world = site(tree="/trees")
     world.serve(world.turn("t"))
-    teller.scheduler, teller._now, teller._happen = world.scheduler, lambda: 1, world.happen
+    registration = Saves(world).registration
     for status, told in ((99, 0), (-1, 0), (1, 1)):
         before, word = len(world.events), ms.ToolReturned("p", "t", "tests", 1, status)
         why = CHECKS[type(word)](word)  # as the driver asks before it hands a word on
         if not why:
-            teller._of_trajectory(1, word)
+            registration.report(1, word)
         assert len(world.events) - before == told and ("status" in why) == (not told)
 
 
-class Saves(Declaring):
-    """A timer, a clock and a folder, in place of a broker's."""
+class Saves:
+    """A broker's registration with a pool that keeps its trees in `/trees`; a timer, a clock and a
+    folder that belong to the test."""
 
     def __init__(self, world: Site) -> None:
-        self.scheduler, self._saved, self.ended = world.scheduler, {"p": 0}, False
-        self._timer = self._trees = self  # type: ignore[assignment]
         self.now, self.takes_s, self.due_s, self.saved = 0, 0.0, 0.0, list[int]()
-        self._now = lambda: self.now
+        self.registration = Registration(world.scheduler, self, self, lambda: self.now,
+                                         world.happen, lambda *message: None)
+        self.registration.start((rollouts_spec("p", {**POOL, "tree": "/trees"}),))
 
-    def after(self, delay_s: float, _: object) -> None:
-        self.due_s = delay_s
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        self.due_s, self.elapse = delay_s, call
+
+    def load(self, _: str) -> tuple[None, None]:
+        return None, None
+
+    def trouble(self, _: str) -> str:
+        return ""
+
+    def close(self) -> None:
+        pass
 
     def save(self, _: str, tree: CausalTree) -> None:
         self.now += round(self.takes_s * 1e9)
@@ -579,17 +590,16 @@ class Saves(Declaring):
 
 
 def test_what_was_learned_is_saved_soon_and_takes_a_hundredth_of_the_time() -> None:
-    world = site()
+    world = site(tree="/trees")
     saves = Saves(world)
-    saves._declare_pools(())
     assert 0 < saves.due_s <= 10  # so much a kill may cost
     for n, (takes_s, due_s) in enumerate(((0.01, 10), (0.5, 50), (0, 10))):
         world.serve(world.turn(n))
         world.end(n, 300)
         saves.takes_s = takes_s
-        saves._save_trees()
+        saves.elapse()
         assert saves.due_s == pytest.approx(due_s) and saves.saved[-1] == n + 1
-    saves._save_trees()
+    saves.elapse()
     assert len(saves.saved) == 3  # nothing new
 
 
@@ -806,3 +816,41 @@ def shown(scheduler: Scheduler) -> tuple[object, object]:
                if e.state not in ENDED or client_of(a)}
     books = actions, pool.trajectories, [pool.load(s.name) for s in pool.spec.services]
     return books, (pool.counts, pool.queues.tree.plain(), pool.lesson.plain())
+
+
+class Kept(Saves):
+    """As `Saves`, with trees in the folder that were learned before."""
+
+    def __init__(self, world: Site, tree: CausalTree) -> None:
+        self._tree = tree
+        super().__init__(world)
+
+    def load(self, _: str) -> tuple[CausalTree, CausalTree]:
+        return self._tree, self._tree
+
+
+def test_a_replay_begins_with_the_trees_that_the_broker_read() -> None:
+    teacher = site()
+    teach(teacher, True)
+    learned = teacher.pool.queues.tree
+    world = site(tree="/trees")
+    Kept(world, learned)
+    assert world.pool.queues.tree.plain() == world.pool.lesson.plain() == learned.plain()
+    world.serve(world.turn("first"))
+    world.tool("first", "tests", state=ActionState.FAILED)
+    assert world.serve(world.turn("first", generated=200)) == "big"  # only the trees say so
+    world.end("first", 9_000)
+    replayed = Scheduler(make_placer("elastic"))
+    events = msgspec.msgpack.decode(msgspec.msgpack.encode(world.events), type=list[ev.AnyEvent])
+    for event in events:
+        replayed.handle(event)
+    pool = replayed.ledger.rollouts["p"]
+    assert pool.queues.tree.plain() == world.pool.queues.tree.plain() != learned.plain()
+    assert pool.lesson.plain() == world.pool.lesson.plain()
+
+
+def test_trees_that_have_learned_nothing_are_an_event_without_them() -> None:
+    world = site(tree="/trees")
+    Saves(world)
+    assert world.events[-1] == ev.RolloutPriorLoaded(0, "p", b"", b"")
+    assert world.pool.queues.tree.nodes == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from builders import World, replies, started
 
-from tangram_hpc.broker.questions.explain import explain
-from tangram_hpc.broker.questions.status import nodes, pending
+from tangram_hpc.broker.queries.explain import explain
+from tangram_hpc.broker.queries.status import nodes, pending
 from tangram_hpc.cli.explain import lines
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev

@@ -93,8 +93,8 @@ class Job:
             self.join(name, end)
         down, self.up = self.way(), self.way()
         down.receive = self.heard
-        talk = self.broker.accept(down)
-        self.up.receive = lambda message, payload: self.broker.receive(talk, message, payload)
+        peer = self.broker.accept(down)
+        self.up.receive = lambda message, payload: self.broker.receive(peer, message, payload)
         self.up.send(ms.Hello(ms.PROTOCOL_VERSION, "7", "uid"))
         self.up.flush()
         self.counter = 0
@@ -112,8 +112,8 @@ class Job:
                               lambda reports, welcome: Machine(self.agenda, reports, self.work),
                               lambda why: None)
         down.receive = worker.receive
-        talk = self.broker.accept(down)
-        up.receive = lambda message, payload: self.broker.receive(talk, message, payload)
+        peer = self.broker.accept(down)
+        up.receive = lambda message, payload: self.broker.receive(peer, message, payload)
         worker.start()
 
     def work(self, action: int) -> WorkAction:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from slurm_site import Site
 
-from tangram_hpc.broker.judge import SILENCE_S
+from tangram_hpc.broker.failure_detector import SILENCE_S
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 RANKS = 2

@@ -1,6 +1,7 @@
 """Pure. `tangram explain`: why one action or session waits, behind what, when it should start.
 
-Law: changes nothing; lists are cut to a length that a person reads, and their full counts are told.
+Nothing here changes the state. Lists are cut to a length that a person reads, and their full counts
+stand beside them.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from ...scheduler.policy.admission import ending_reason, reason
 from ...scheduler.scheduler import Scheduler
 from ...scheduler.state.ledger import ActionEntry, LeaseEntry, SessionEntry
 from ...scheduler.state.queue import Shape, pool_of
-from .tell_rollouts import turn_told
+from .rollouts_view import turn_view
 
 _LIST_MAX = 8
 
 
 def explain(scheduler: Scheduler, now: int, argument: str) -> dict[str, Any]:
-    """All that is known of an action or session; `{"error": ...}` when none has that id."""
+    """Returns all that is known of an action or session; `{"error": ...}` if none has this id.
+
+    Args:
+        now: the broker's time in epoch ns.
+        argument: the id as people write it, such as `2.17`.
+    """
     try:
         number = parse(argument)
     except ValueError:
@@ -36,7 +42,7 @@ def explain(scheduler: Scheduler, now: int, argument: str) -> dict[str, Any]:
         "id": show(entry.action.id), "name": entry.action.name, "state": entry.state.value,
         "key": entry.action.key, "degrees": list(entry.action.degrees),
         "session": show(entry.action.session), "attempt": entry.attempt,
-    } | turn_told(scheduler, entry, now)
+    } | turn_view(scheduler, entry, now)
     if entry.state in ENDED:
         assert entry.outcome is not None
         return told | {"exit_code": entry.outcome.exit_status, "signal": entry.outcome.signal,
@@ -104,7 +110,8 @@ def _shapes(ahead: list[ActionEntry]) -> list[tuple[tuple[str, str, tuple[int, .
 
 
 def _ahead(scheduler: Scheduler, entry: ActionEntry) -> list[ActionEntry]:
-    """Who waits before it: in its session while that is busy or not there, else in its pool."""
+    """Returns the actions in front: those of its session while that is busy or not open, else
+    those in its pool of units."""
     ledger, action = scheduler.ledger, entry.action
     session = ledger.sessions.get(action.session)
     if action.id not in ledger.ready:
@@ -122,7 +129,7 @@ def _ahead(scheduler: Scheduler, entry: ActionEntry) -> list[ActionEntry]:
 
 
 def _holders(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[dict[str, Any]]:
-    """The leases that hold what it could run on, those that end first first."""
+    """Returns the leases on units that the action could run on, ordered by their expected end."""
     ledger, action = scheduler.ledger, entry.action
     session = ledger.sessions.get(action.session)
     home = session.node if session is not None else 0
@@ -137,7 +144,7 @@ def _holders(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[dict[st
                 shape.guarded and not node.spec.untrusted):
             continue
         if action.id not in ledger.ready and lease.session != action.session:
-            continue  # it waits for its own session, not for units
+            continue  # the action waits for its own session, not for units
         end = expected_end(ledger, lease, now)
         found.append((end if end is not None else float("inf"), lease.lease, {
             "id": show(lease.action), "name": of.name, "session": show(lease.session),

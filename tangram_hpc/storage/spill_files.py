@@ -2,7 +2,7 @@
 
 A file is written at its end and read anywhere; when nothing in it is needed any more it is cut to
 nothing, and when its client is gone it is removed. Nothing in it outlives the broker: what a client
-must find after the broker's death is in the spool. Fills `ports.Overflow`.
+must find after the broker's death is in the spool. Fills `ports.SpillFiles`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class _File:
         self.fd = os.open(path, flags, 0o600)
 
 
-class FileOverflow:
-    """Overflow files in a folder, which is made when the first is needed. What an earlier broker
+class FolderSpillFiles:
+    """Spill files in a folder, which is made when the first is needed. What an earlier broker
     left there is removed."""
 
     def __init__(self, folder: Path) -> None:

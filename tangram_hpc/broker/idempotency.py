@@ -1,9 +1,13 @@
-"""Owns: actions that have a name of their own (`Action.once`), and who waits for each.
+"""Actions with an idempotency key (`Action.once`), and the submissions that wait for each of them.
 
-Law: a name is work that is done once in a job. What it is to do is in the spool before the journal
-says that it was submitted; what came of it is there before the journal says that it ended. An end
-that the action came to by itself is kept until it is forgotten; any other leaves the name free, so
-that the work can be submitted again. Decides nothing about when anything runs.
+An idempotency key names work that is done once in a job, across clients and restarts of the broker.
+What the work is lies in the spool before the journal says that it was submitted; its result lies
+there before the journal says that it ended. So a broker that is killed at any time can be followed
+by one that either has the result or starts the work again.
+
+A result that the action came to by itself is kept until it is forgotten. Any other end (a node
+failed, the action was cancelled) leaves the key free, so that the work can be submitted again.
+Nothing here decides when an action runs.
 """
 
 from __future__ import annotations
@@ -20,25 +24,30 @@ from ..scheduler.state.ledger import Ledger
 
 _KEPT = (ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT,
          ActionState.OUT_OF_MEMORY)
-Word = tuple[ms.Message, Buffer | None]
+Reply = tuple[ms.Message, Buffer | None]
 
 
-class Once:
-    """Tables of names; `spool` None: names are refused. `on_drop`: called with the names of which
-    nothing is kept any more."""
+class IdempotencyKeys:
+    """The broker's tables of idempotency keys.
+
+    Args:
+        spool: keeps calls and results on disk; None: keys are refused.
+        on_drop: called with the keys of which nothing is kept any more.
+    """
 
     def __init__(self, ledger: Ledger, spool: Spool | None,
                  on_drop: Callable[[list[str]], None]) -> None:
         self._ledger, self._spool, self._on_drop = ledger, spool, on_drop
-        self._names: dict[int, str] = {}  # of open actions
-        self._followers: dict[int, list[int]] = {}  # open action -> who waits for it too
-        self._leader: dict[int, int] = {}
+        self._names: dict[int, str] = {}  # the key of each open action
+        self._followers: dict[int, list[int]] = {}  # open action -> submissions that wait for it
+        self._leader: dict[int, int] = {}  # such a submission -> the open action
         self._earlier: set[int] = set()  # actions that were open when this broker began
 
     # ---- a broker that begins again ---------------------------------------------------------
 
-    def ends_unsaid(self, now: int) -> list[ev.Event]:
-        """Leases of an earlier broker whose results were kept, and it could not say so."""
+    def unrecorded_ends(self, now: int) -> list[ev.Event]:
+        """Returns the ends of attempts whose results an earlier broker kept and could not journal
+        before it was killed."""
         if self._spool is None:
             return []
         found: list[ev.Event] = []
@@ -50,7 +59,8 @@ class Once:
         return found
 
     def resume(self, now: int) -> tuple[dict[int, Buffer], list[ev.Event]]:
-        """The payloads of what waits again, and the ends of what cannot."""
+        """Returns the payloads of actions that wait again, by action id, and the ends of actions
+        whose payload was not kept."""
         payloads: dict[int, Buffer] = {}
         lost: list[ev.Event] = []
         if self._spool is None:
@@ -69,10 +79,11 @@ class Once:
 
     # ---- submissions ------------------------------------------------------------------------
 
-    def answer(self, action: Action) -> tuple[bool, Word | None]:
-        """Whether a submission is settled by what is known of its name, and what to say."""
+    def settle(self, action: Action) -> tuple[bool, Reply | None]:
+        """Returns whether a submission is settled by an earlier one with the same key, and what to
+        send for it: nothing while that one is open."""
         if action.id in self._leader:
-            return True, None  # said again: it waits already
+            return True, None  # submitted again after a reconnect: it waits already
         open_one = self._ledger.once.get(action.once)
         if open_one is not None:
             other = self._ledger.actions[open_one].action
@@ -89,7 +100,7 @@ class Once:
         return True, (kept[0].under(action.id), kept[1])
 
     def keep(self, action: Action, payload: Buffer) -> str:
-        """Keeps what an action is to do; why it cannot, naming the field, else empty."""
+        """Keeps what an action is to do; returns why that is impossible, else an empty text."""
         if self._spool is None:
             return "once: this broker keeps no spool"
         if not self._spool.keep_call(action.once, payload):
@@ -99,13 +110,17 @@ class Once:
         return ""
 
     def leader(self, action: int) -> int:
-        """The action that a submission waits for: itself, unless it came second."""
+        """Returns the action that runs for a submission: the first with its key."""
         return self._leader.get(action, action)
 
     # ---- ends -------------------------------------------------------------------------------
 
     def ended(self, result: ms.Result, payload: Buffer | None, ran: bool) -> list[ms.Result]:
-        """An action's end; the same for each who waited for it too. `ran`: its node says so."""
+        """Keeps the result of an action, and returns results for all submissions that wait for it.
+
+        Args:
+            ran: the result comes from a node, not from the broker itself.
+        """
         name = self._names.pop(result.action, "")
         if name and self._spool is not None:
             if not ran or result.outcome.state not in _KEPT:
@@ -121,8 +136,8 @@ class Once:
         return found
 
     def forget(self, names: tuple[str, ...], prefix: str) -> int:
-        """Drops what came of these, and of all that begin with a prefix; how many. What is not
-        over yet stays."""
+        """Drops the results of these keys and of all that begin with `prefix` (empty: of none);
+        returns how many. Keys of open actions stay."""
         if self._spool is None:
             return 0
         wanted = set(names)
@@ -132,7 +147,7 @@ class Once:
         return len(gone)
 
     def in_use(self, name: str) -> bool:
-        """Whether an action of this name is open, or its result is kept."""
+        """Returns whether an action with this key is open, or its result is kept."""
         return name in self._ledger.once or (
             self._spool is not None and self._spool.has_result(name))
 
@@ -142,15 +157,19 @@ class Once:
         self._on_drop(names)
 
     def commit(self) -> None:
-        """Before the journal's own commit."""
+        """Hands the spool's changes to the kernel; called before the journal's own commit."""
         if self._spool is not None:
             self._spool.commit()
 
 
 def _differ(one: Action, other: Action, earlier: bool) -> bool:
-    """Whether two actions with one name of their own cannot be the same work. `earlier`: the other
-    was submitted to an earlier broker of the job. The class of a command tells nothing then, as how
-    it is derived differs by release, and the trainer may be of another release than the journal."""
+    """Returns whether two actions with one key cannot be the same work.
+
+    Args:
+        earlier: `other` was submitted to an earlier broker of the job. Its command's class says
+            nothing then: how it is derived differs by release, and the trainer may be of another
+            release than the journal.
+    """
     if one.kind is not other.kind:
         return True
     return one.name != other.name and not (earlier and (one.guessed or other.guessed))

@@ -1,4 +1,7 @@
-"""Pure. Answers to questions about a broker's state, as plain values for JSON. Changes nothing."""
+"""The views `info`, `nodes`, `services` and `pending` of a broker's state. Pure.
+
+They are made of plain values for JSON, and nothing here changes the state.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from ...scheduler.state.rate_limit import EndpointEntry
 
 
 def info(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
-    """The job at a glance: amounts held and lent, actions by state."""
+    """Returns the job at a glance: amounts held and free, and actions by state."""
     ledger = scheduler.ledger
     up = ledger.up_nodes()
     states = Counter(entry.state.value for entry in ledger.actions.values())
@@ -42,7 +45,7 @@ def info(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
 
 
 def _endpoint(ledger: Ledger, entry: EndpointEntry, now: int) -> dict[str, Any]:
-    """An endpoint's quota as it was declared and as it is now; rates are calls a second."""
+    """Returns an endpoint's quota as declared and as it is now; rates are calls per second."""
     spec, bays = entry.spec, ledger.ready.bays("endpoint:" + entry.spec.name)
     return {
         "name": spec.name, "concurrency": spec.concurrency, "concurrency_now": entry.concurrency,
@@ -55,7 +58,7 @@ def _endpoint(ledger: Ledger, entry: EndpointEntry, now: int) -> dict[str, Any]:
 
 
 def slurm_calls(calls: SlurmCalls, now: int) -> dict[str, Any]:
-    """What the broker has asked of Slurm; `closed_s`: for so long it asks nothing."""
+    """Returns the counts of the broker's calls to Slurm; `closed_s`: it makes none for so long."""
     return {
         "filling": calls.filling, "submits": calls.submits, "queries": calls.queries,
         "cancels": calls.cancels, "comments": calls.comments, "failed": calls.failed,
@@ -65,7 +68,7 @@ def slurm_calls(calls: SlurmCalls, now: int) -> dict[str, Any]:
 
 
 def nodes(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
-    """Every node that ever joined."""
+    """Returns every node that ever joined."""
     return {
         "nodes": [
             {
@@ -84,7 +87,7 @@ def nodes(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
 
 
 def services(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
-    """Every service that was declared, and where it stands."""
+    """Returns every declared service, and the blocks on which it is resident."""
     ledger = scheduler.ledger
     standing: dict[str, list[str]] = {}
     for node in ledger.up_nodes():
@@ -102,7 +105,7 @@ def services(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
 
 
 def pending(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
-    """Every action and every session that waits, why, and for how long."""
+    """Returns every action and session that waits, the reason, and for how long."""
     ledger, reserve = scheduler.ledger, scheduler.state.placer.reserve
     return {
         "pending": [

@@ -1,4 +1,4 @@
-"""Pure. What a broker answers about rollout pools. Changes nothing."""
+"""Pure. The view of rollout pools and of single turns. Changes nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ...scheduler.state.ledger import ActionEntry
 
 
 def rollouts(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
-    """Every pool: who is where, who waits, and what came of its decisions. Shares are None where
-    nothing was counted yet."""
+    """Returns every pool: its services and their load, how many turns wait, and how good its
+    decisions were. Fractions are None where nothing was counted yet."""
     return {"rollouts": [_pool(pool, now) for pool in scheduler.ledger.rollouts.values()]}
 
 
@@ -38,8 +38,8 @@ def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def turn_told(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, Any]:
-    """What `explain` adds for a turn: where it was sent, or why it waits for a service."""
+def turn_view(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, Any]:
+    """Returns what `explain` adds for a turn: its service, or why it waits for one."""
     turn, route = entry.action.turn, entry.route
     if turn is None:
         return {}

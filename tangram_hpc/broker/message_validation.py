@@ -262,6 +262,20 @@ CHECKS: dict[type, Callable[[Any], str]] = {
 }
 
 
+def mismatch(version: int, job: str, own_job: str) -> str:
+    """Returns why a peer that says hello cannot be a peer of this broker; empty if it can.
+
+    Args:
+        version: the peer's protocol version.
+        job: the job that the peer means to reach.
+        own_job: the broker's job.
+    """
+    if version != ms.PROTOCOL_VERSION:
+        return (f"protocol version {version} is not the broker's {ms.PROTOCOL_VERSION}: "
+                "install the same tangram_hpc on both sides")
+    return "" if job == own_job else f"this is job {own_job}, not {job}"
+
+
 def refusal_of(message: ms.Message, why: str, known: Iterable[Container[int]]) -> ms.Rejected:
     """How a client is told that its message was refused: under the message's own id where it has
     one, else under 0 with the message's type. `known` are the ids of what is open already: a

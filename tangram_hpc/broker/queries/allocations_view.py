@@ -1,4 +1,4 @@
-"""Pure. What is told of allocations: held, asked for, refused, decided, and why."""
+"""Pure. The view of allocations: held, requested and refused ones, recent decisions, and why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _S = 1e9
 
 
 def allocations(scheduler: Scheduler, satellites: Satellites, now: int) -> dict[str, Any]:
-    """All of it; empty where the user allows nothing and nothing came."""
+    """Returns the view; empty where the user allows no satellites and no nodes came or went."""
     ledger = scheduler.ledger
     allocs, policy = ledger.allocs, ledger.allocs.policy
     if not (policy.max_nodes or policy.idle_ns or allocs.asks):
@@ -40,7 +40,7 @@ def allocations(scheduler: Scheduler, satellites: Satellites, now: int) -> dict[
 
 
 def _used(allocs: AllocLedger, now: int) -> int:
-    """Core-ns that satellites have used up to now."""
+    """Returns the core-ns that satellites have used up to now."""
     return allocs.ended_core_ns + sum(e.cpus * max(0, (e.empty_at or now) - e.since)
                                       for e in allocs.satellites() if e.since)
 

@@ -26,7 +26,7 @@ class _TooLong(Exception):
     """The journal could not be read in time."""
 
 
-async def leave_remark(slurm: Slurm, job: int, folder: Path) -> str:
+async def set_job_comment(slurm: Slurm, job: int, folder: Path) -> str:
     """Sets it; returns why not in one line, empty when it is set."""
     try:
         line = summary(fold(_within(read_journals(folder), READ_S)))

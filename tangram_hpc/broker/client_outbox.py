@@ -1,18 +1,19 @@
-"""What the broker says to clients, and the results it keeps until they are acknowledged; in memory
-only up to a bound for each client.
+"""Results and messages that wait for clients; in memory only up to a bound for each client.
 
-A client may stop reading: its program is stuck, stopped, or slower than its actions. Its results
-go on arriving. Two bounds keep them from filling the broker, and nobody else notices:
+A client may stop reading: its program hangs, is stopped, or is slower than its actions. Its results
+go on arriving. Two bounds keep them from filling the broker's memory, and no other client notices:
 
 - Results that are not acknowledged yet are kept, since the client may reconnect and need them
-  again. Beyond `KEPT_MAX` bytes their payloads are written to the overflow, a file of that client,
-  and read back when they are sent.
-- Words for which the client's connection has no room (more than `LINK_MAX` bytes are unsent) wait
-  in a queue, in order. A result waits there by its id alone; other payloads (pieces of streamed
-  output) count towards a bound of their own, beyond which they too go to the overflow.
+  again. Beyond `KEPT_MAX` bytes their payloads go to the client's spill file and are read back
+  when they are sent.
+- Messages for which the client's connection has no room (more than `LINK_MAX` bytes are unsent)
+  wait in a queue, in order. A result waits there without its payload, which is kept already; other
+  payloads (chunks of streamed output) count towards a bound of their own, beyond which they too go
+  to the spill file.
 
-Law: nothing is lost and nothing overtakes: a client that reads again gets everything in order.
-Where there is no overflow (a simulation), or its disk is full, payloads stay in memory.
+Invariants: no message is lost, and none overtakes another: a client that reads again gets
+everything in order. Without a spill file (a simulation), or when its disk is full, payloads stay in
+memory.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..domain.ids import client_of
-from ..ports import Buffer, Link, Overflow
+from ..ports import Buffer, Link, SpillFiles
 from ..protocol import message as ms
 
-KEPT_MAX = 16 << 20
-LINK_MAX = 4 << 20
+KEPT_MAX = 16 << 20  # bytes of payloads in memory for one client's results; as many in its queue
+LINK_MAX = 4 << 20  # unsent bytes of a connection from which on messages wait in the queue
 
 
 class Place(NamedTuple):
-    """Where a payload lies in its client's overflow."""
+    """Where a payload lies in its client's spill file, in bytes."""
 
     offset: int
     size: int
@@ -42,7 +43,7 @@ Payload = Buffer | Place | None
 
 @dataclass(slots=True)
 class Queue:
-    """The words that wait for room on one connection.
+    """The messages that wait for room on one connection.
 
     Attributes:
         words: messages with their payloads, in order; a result's payload is looked up when it is
@@ -56,24 +57,32 @@ class Queue:
 
 @dataclass(slots=True)
 class _Kept:
-    """The results of one client that are not acknowledged, and the bytes of their payloads that are
-    in memory."""
+    """One client's results that are not acknowledged.
+
+    Attributes:
+        results: by action id, each with its payload or the payload's place.
+        held: bytes of payloads in memory among them.
+    """
 
     results: dict[int, tuple[ms.Result, Payload]] = field(default_factory=dict)
     held: int = 0
 
 
-class Outgoing:
-    """All clients' unacknowledged results, and the way of each word to its client."""
+class ClientOutbox:
+    """All clients' unacknowledged results and waiting messages.
 
-    def __init__(self, overflow: Overflow | None) -> None:
-        self._overflow = overflow
-        self._kept: dict[int, _Kept] = {}
+    Args:
+        spill: files for payloads beyond the bounds; None: all payloads stay in memory.
+    """
+
+    def __init__(self, spill: SpillFiles | None) -> None:
+        self._spill = spill
+        self._kept: dict[int, _Kept] = {}  # by client; only clients with unacknowledged results
 
     # ---- results until they are acknowledged ---------------------------------------------------
 
     def keep(self, result: ms.Result, payload: Buffer | None) -> None:
-        """Keeps a result for its client."""
+        """Keeps a result until its client acknowledges it."""
         client = client_of(result.action)
         kept = self._kept.get(client)
         if kept is None:
@@ -87,7 +96,8 @@ class Outgoing:
         kept.results[result.action] = result, place
 
     def acknowledged(self, client: int, actions: Iterable[int]) -> None:
-        """The client holds these results, which are its own. Unknown ones are ignored."""
+        """Forgets results that the client has. The actions are this client's; unknown ones are
+        ignored."""
         kept = self._kept.get(client)
         if kept is None:
             return
@@ -101,28 +111,28 @@ class Outgoing:
             del self._kept[client]
 
     def expired(self, client: int) -> None:
-        """Nobody will come for this client's results any more."""
+        """Forgets all of a client that will not come back."""
         self._kept.pop(client, None)
-        if self._overflow is not None:
-            self._overflow.drop(client)
+        if self._spill is not None:
+            self._spill.drop(client)
 
     def of(self, client: int) -> list[ms.Result]:
-        """A client's results, to be said again on a new connection."""
+        """Returns a client's results, to be sent again on a new connection."""
         kept = self._kept.get(client)
         return [result for result, _ in kept.results.values()] if kept is not None else []
 
-    def told(self) -> dict[str, int]:
-        """The number of unacknowledged results of each client that has payloads in the overflow;
-        shown by `tangram info --json`."""
+    def unread(self) -> dict[str, int]:
+        """Returns the number of unacknowledged results of each client that has payloads in its
+        spill file; shown by `tangram info --json`."""
         return {str(client): len(kept.results) for client, kept in self._kept.items()
                 if any(isinstance(place, Place) for _, place in kept.results.values())}
 
-    # ---- words on their way --------------------------------------------------------------------
+    # ---- messages on their way -----------------------------------------------------------------
 
     def send(self, client: int, link: Link, queue: Queue, message: ms.Message,
              payload: Buffer | None) -> None:
-        """Sends a word, or lets it wait for room on the connection. A result that is said again
-        comes without its payload, which is kept."""
+        """Sends a message, or queues it until the connection has room. A result that is sent again
+        comes without its payload, which is kept here."""
         again = payload is None and type(message) is ms.Result and message.n > 0
         if queue.words or link.unsent > LINK_MAX:
             self._queue(client, queue, message, payload)
@@ -141,11 +151,11 @@ class Outgoing:
             if not isinstance(place, Place):
                 queue.held += len(payload)
         elif payload is not None:
-            place = None  # it is looked up among those that are kept
+            place = None  # the payload is kept with the result and looked up there
         queue.words.append((message, place))
 
     def pump(self, client: int, link: Link, queue: Queue) -> None:
-        """Sends what waits, as far as the connection has room now."""
+        """Sends queued messages as far as the connection has room now."""
         while queue.words and link.unsent <= LINK_MAX:
             message, place = queue.words.popleft()
             if type(message) is ms.Result and message.n and place is None:
@@ -163,13 +173,13 @@ class Outgoing:
             link.flush()
 
     def close(self, client: int, queue: Queue) -> None:
-        """The connection is gone, and with it what waited for room on it; results are kept."""
+        """Forgets the queue of a connection that has ended; the client's results are kept."""
         for _, place in self._drained(queue):
             if isinstance(place, Place):
                 self._free(client)
 
     def payload(self, action: int) -> Buffer | None:
-        """The payload of a result that is kept."""
+        """Returns the payload of a result that is kept."""
         client = client_of(action)
         kept = self._kept.get(client)
         found = kept.results.get(action) if kept is not None else None
@@ -189,17 +199,18 @@ class Outgoing:
         while queue.words:
             yield queue.words.popleft()
 
-    # ---- the overflow --------------------------------------------------------------------------
+    # ---- spill files ---------------------------------------------------------------------------
 
     def _spilled(self, client: int, payload: Buffer) -> Payload:
-        """The payload's place in the overflow; itself where there is no room."""
-        offset = self._overflow.put(client, payload) if self._overflow is not None else -1
+        """Writes a payload to the client's spill file; returns the payload itself where that is not
+        possible."""
+        offset = self._spill.put(client, payload) if self._spill is not None else -1
         return Place(offset, len(payload)) if offset >= 0 else payload
 
     def _read(self, client: int, place: Place) -> bytes:
-        assert self._overflow is not None
-        return self._overflow.get(client, place.offset, place.size)
+        assert self._spill is not None
+        return self._spill.get(client, place.offset, place.size)
 
     def _free(self, client: int) -> None:
-        assert self._overflow is not None
-        self._overflow.free(client)
+        assert self._spill is not None
+        self._spill.free(client)

@@ -1,10 +1,10 @@
 """Asks Slurm again when the allocations end whose nodes are lent.
 
-A worker says the end of its allocation when it joins. `scontrol update TimeLimit` changes it later
-without a word to the job. This part asks at the few times that `scheduler.policy.ending.next_look`
-names (one request for all allocations, whatever their number) and hands on as events what Slurm
-answers. It decides nothing: when a node is drained, and whether a drain is taken back, is the
-scheduler's.
+A worker reports the end of its allocation when it joins. `scontrol update TimeLimit` changes that
+end later, and nobody tells the job. The poller asks at the few times that
+`scheduler.policy.ending.next_look` names, with one query for all allocations, and turns the answers
+into events. It decides nothing: when a node is drained, and whether a drain is taken back, is the
+scheduler's decision.
 """
 
 from __future__ import annotations
@@ -17,49 +17,51 @@ from ..ports import Clock, Slurm, SlurmNever, SlurmNotNow
 from ..scheduler.policy.ending import LOOK_AHEAD_NS, hold_until, next_look
 from ..scheduler.state.ledger import Ledger, NodeEntry
 
-_SAME_NS = 2 * 10**9  # Slurm rounds to seconds, and its releases do so differently
+_SAME_NS = 2 * 10**9  # ends that differ by less are the same: releases of Slurm round differently
 
 
-class Ends:
-    """One broker's questions about ends.
+class TimeLimitPoller:
+    """Polls the ends of one broker's allocations.
 
     Args:
-        gap_s: least time between two questions that the budget of Slurm calls allows.
+        slurm: None outside of a Slurm job; then nothing is asked.
+        record_event: journals an event and applies it.
+        gap_s: least time between two queries that the budget of Slurm calls allows, in seconds.
     """
 
     def __init__(self, slurm: Slurm | None, ledger: Ledger, clock: Clock,
-                 happen: Callable[[ev.Event], None], gap_s: float) -> None:
+                 record_event: Callable[[ev.Event], None], gap_s: float) -> None:
         self._slurm, self._ledger, self._now = slurm, ledger, clock.now_ns
-        self._happen, self._gap_ns = happen, round(gap_s * 1e9)
-        self._looked_at: dict[str, int] = {}  # by allocation, when Slurm was last asked
+        self._record_event, self._gap_ns = record_event, round(gap_s * 1e9)
+        self._asked_at: dict[str, int] = {}  # by allocation: when Slurm was last asked
         self._asking = False
 
     def watch(self) -> None:
-        """Called every few seconds; asks Slurm when a question is due. O(nodes)."""
+        """Asks Slurm if a query is due; called every few seconds. O(nodes)."""
         if self._slurm is None or self._asking:
             return
         now, known = self._now(), self._known()
-        self._looked_at = {name: at for name, at in self._looked_at.items() if name in known}
+        self._asked_at = {name: at for name, at in self._asked_at.items() if name in known}
         due = {}
         for name, node in known.items():
-            looked_at = self._looked_at.setdefault(name, node.joined_at)
+            asked_at = self._asked_at.setdefault(name, node.joined_at)
             ends_at = node.spec.ends_at_ns
-            if next_look(looked_at, node.lends_until, ends_at, self._gap_ns) <= now:
+            if next_look(asked_at, node.lends_until, ends_at, self._gap_ns) <= now:
                 due[name] = node
         if not due:
             return
         for name, node in due.items():
             if node.lends_until - LOOK_AHEAD_NS <= now < node.lends_until:
                 until = hold_until(node.lends_until, node.spec.ends_at_ns)
-                self._happen(ev.AllocationEndAsked(now, name, until))
-        self._looked_at.update(dict.fromkeys(known, now))
+                self._record_event(ev.AllocationEndAsked(now, name, until))
+        self._asked_at.update(dict.fromkeys(known, now))
         self._asking = True
         jobs = dict.fromkeys(int(name.partition("+")[0]) for name in known)
         self._slurm.query(list(jobs), self._answered)
 
     def _known(self) -> dict[str, NodeEntry]:
-        """A node of each allocation whose end is known and Slurm's to say; of several nodes the one
-        that is drained first."""
+        """Returns a node of each allocation whose end is known and set by Slurm: of several nodes
+        the one that is drained first."""
         found: dict[str, NodeEntry] = {}
         for node in self._ledger.held_nodes():
             spec, name = node.spec, node.spec.allocation
@@ -69,12 +71,13 @@ class Ends:
                 found[name] = node
         return found
 
-    def _answered(self, told: tuple[JobView, ...] | SlurmNever | SlurmNotNow) -> None:
-        """Without an answer a drain that waits for one begins when its hold is over."""
+    def _answered(self, answer: tuple[JobView, ...] | SlurmNever | SlurmNotNow) -> None:
+        """Records the ends that Slurm reports. Where Slurm does not answer, a drain that waits for
+        the answer begins when its hold is over."""
         self._asking = False
-        if not isinstance(told, tuple):
+        if not isinstance(answer, tuple):
             return
-        rows = {(row.job, row.component): row for row in told if row.holds and row.end_ns}
+        rows = {(row.job, row.component): row for row in answer if row.holds and row.end_ns}
         for name, node in self._known().items():
             job, _, component = name.partition("+")
             row = rows.get((int(job), int(component or -1))) or rows.get((int(job), 0))
@@ -83,5 +86,5 @@ class Ends:
             ends_at = node.spec.ends_at_ns
             moved = abs(row.end_ns - ends_at) > _SAME_NS
             if moved or node.drain_at > node.lends_until:
-                self._happen(ev.AllocationEndTold(self._now(), name,
-                                                  row.end_ns if moved else ends_at))
+                self._record_event(ev.AllocationEndTold(self._now(), name,
+                                                        row.end_ns if moved else ends_at))

@@ -1,6 +1,6 @@
-"""Pure. What a broker answers to a question of `tangram info`, `tangram explain` and their like.
+"""Pure. The broker's replies to queries, as `tangram info`, `tangram explain` and the like send.
 
-Law: changes nothing; an unknown question gets a line that names those there are.
+Nothing here changes the state. An unknown query gets a line that names the known ones.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from ...ports import Slurm
 from ...protocol.message import Ask
 from ...scheduler.scheduler import Scheduler
 from ..satellites import Satellites
+from .allocations_view import allocations
 from .explain import explain
+from .rollouts_view import rollouts
 from .status import info, nodes, pending, services, slurm_calls
-from .tell_allocs import allocations
-from .tell_rollouts import rollouts
 
 _VIEWS = {"info": info, "nodes": nodes, "pending": pending, "services": services,
           "rollouts": rollouts}
 
 
-def answer(ask: Ask, scheduler: Scheduler, job: str, slurm: Slurm | None, satellites: Satellites,
-           now: int) -> dict[str, Any]:
-    """The answer as plain values for JSON."""
+def reply_to(ask: Ask, scheduler: Scheduler, job: str, slurm: Slurm | None, satellites: Satellites,
+             now: int) -> dict[str, Any]:
+    """Returns the reply to a query, as plain values for JSON; `{"error": ...}` to a wrong one."""
     if ask.what == "explain" and ask.argument == "allocation":
         return {"elastic": allocations(scheduler, satellites, now)}
     if ask.what == "explain":
@@ -30,9 +30,9 @@ def answer(ask: Ask, scheduler: Scheduler, job: str, slurm: Slurm | None, satell
     view = _VIEWS.get(ask.what)
     if view is None:
         return {"error": f"{ask.what!r} is not a question; ask {', '.join(_VIEWS)}, explain"}
-    told = view(scheduler, job, now)
+    reply = view(scheduler, job, now)
     if ask.what == "info":
-        told["elastic"] = allocations(scheduler, satellites, now)
+        reply["elastic"] = allocations(scheduler, satellites, now)
         if slurm is not None:
-            told["slurm"] = slurm_calls(slurm.calls(), now)
-    return told
+            reply["slurm"] = slurm_calls(slurm.calls(), now)
+    return reply

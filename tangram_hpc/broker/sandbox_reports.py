@@ -1,0 +1,34 @@
+"""Pure. Which event follows from a worker's report about a session's sandbox.
+
+A report counts only if it comes from the node that is the session's home now. After a migration the
+earlier home may still report about a sandbox that nobody needs any more; such a report is ignored.
+"""
+
+from __future__ import annotations
+
+from ..domain import event as ev
+from ..domain.states import SessionState
+from ..protocol import message as ms
+from ..scheduler.state.ledger import Ledger
+
+SandboxReport = ms.SandboxUp | ms.SandboxDown | ms.SandboxPacked
+
+
+def event_of_report(ledger: Ledger, node: int, report: SandboxReport, now: int
+                    ) -> ev.Event | None:
+    """Returns the event to record, or None if the report is to be ignored.
+
+    Args:
+        node: number of the node whose worker reports.
+        now: the broker's time in epoch ns.
+    """
+    session = ledger.sessions.get(report.session)
+    if session is None or session.node != node:
+        return None
+    if isinstance(report, ms.SandboxUp):
+        return ev.SessionReady(now, report.session)
+    if isinstance(report, ms.SandboxDown):
+        return ev.SessionClosed(now, report.session, report.reason)
+    if session.state is SessionState.MOVING:
+        return ev.SessionPacked(now, report.session, report.files)
+    return ev.SessionClosed(now, report.session, "")  # the session was closed while it was packed

@@ -1,0 +1,51 @@
+"""Removal of entries that clients and idempotency keys leave in the job's store.
+
+A client removes its own entries when it needs them no more. What remains of a client that has
+expired is removed here. Entries that are kept for an idempotency key are removed a grace period
+after the key was forgotten: until then a client may still be about to read a result that it was
+told of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ..protocol.payload import owner_by_client, owner_by_name
+
+
+class StoreGarbage:
+    """Collects owners whose entries are garbage, and has them removed together.
+
+    Args:
+        sweep: removes the entries of all owners that begin with one of these texts; does not wait.
+        now: the broker's time in epoch ns.
+        grace_ns: how long the entries of a forgotten key stay.
+        in_use: whether a key has been submitted again; its entries are not removed then.
+    """
+
+    def __init__(self, sweep: Callable[[list[str]], None], now: Callable[[], int],
+                 grace_ns: int, in_use: Callable[[str], bool]) -> None:
+        self._sweep, self._now, self._grace_ns, self._in_use = sweep, now, grace_ns, in_use
+        self._expired: list[str] = []  # owners since the last `watch`
+        self._forgotten: list[tuple[int, str]] = []  # (when, key), oldest first
+
+    def client_expired(self, client: int) -> None:
+        """A client has expired: its entries are garbage."""
+        self._expired.append(owner_by_client(client))
+
+    def forgotten(self, names: Iterable[str]) -> None:
+        """Nothing is kept under these idempotency keys any more."""
+        now = self._now()
+        self._forgotten += [(now, name) for name in names]
+
+    def watch(self) -> None:
+        """Removes what is due; called every few seconds."""
+        owners, self._expired = self._expired, []
+        until, due = self._now() - self._grace_ns, 0
+        while due < len(self._forgotten) and self._forgotten[due][0] <= until:
+            due += 1
+        owners += [owner_by_name(name) for _, name in self._forgotten[:due]
+                   if not self._in_use(name)]
+        del self._forgotten[:due]
+        if owners:
+            self._sweep(owners)
