@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from ..client.client import Client
 from ..client.forked import not_ours
 from ..config.settings import Config, load_config
-from ..errors import BrokerUnreachable, InvalidInput
+from ..errors import BrokerUnreachable, InvalidInput, TangramError
 from ..slurm.environ import without_slurm
 from ..storage.rundir import local_job_name, own_dir
 from .ways import await_access, connect
@@ -162,9 +162,9 @@ class LocalCluster:
         client = self.client
         if self._is_copy():
             return
-        if client is not None and client._failure is None and self._children and exc[0] is None:
-            client.shutdown_broker("its run is over")  # nothing is kept for another start
-            with contextlib.suppress(subprocess.TimeoutExpired):
+        if client is not None and self._children and exc[0] is None:
+            with contextlib.suppress(TangramError, subprocess.TimeoutExpired):
+                client.shutdown_broker("its run is over")  # nothing is kept for another start
                 self._children[0].wait(15)
         self.close()
 

@@ -32,10 +32,10 @@ from ..protocol import message as ms
 from ..protocol import payload as pl
 from ..protocol.value import decode_value
 from .endpoints.turn import Turn
-from .functions import FunctionBook, Shipped
+from .functions import FunctionCache, UploadedFunction
 from .future import ExecResult, Future
-from .session import Session
-from .shelf import Shelf
+from .session_record import SessionRecord
+from .stored_payloads import StoredPayloads
 
 _log = logging.getLogger(__name__)
 _RESULTS = (ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT,
@@ -54,33 +54,30 @@ class Pending(msgspec.Struct, gc=False):
     on_output: Callable[[int, bytes], None] | None = None
     cancelled: bool = False
     turn: Turn | None = None  # of a grant
-    session: Session | None = None  # that it was submitted to
-    held: str = ""  # the entry of the job's store that it needs until it is over
-    shipped: Shipped | None = None  # the function that it needs until then
+    session: SessionRecord | None = None  # that it was submitted to
+    stored: str = ""  # the entry of the job's store that it needs until it is over
+    uploaded: UploadedFunction | None = None  # the function that it needs until then
 
-    def release(self, book: FunctionBook, store: Shelf) -> None:
+    def release(self, functions: FunctionCache, store: StoredPayloads) -> None:
         """Called when the action has ended: what it needed may leave the job's store."""
-        if self.shipped is not None:
-            book.ended(self.shipped)
-        if self.held:
-            store.release(self.held)
+        if self.uploaded is not None:
+            functions.ended(self.uploaded)
+        if self.stored:
+            store.release(self.stored)
 
 
-class Streams:
-    """Hands pieces of output to the caller's function."""
-
-    @staticmethod
-    def give(pending: Pending, stream: int, data: bytes) -> None:
-        """Calls `on_output`; what it raises is logged, and ends the stream, not the client."""
-        assert pending.on_output is not None
-        try:
-            pending.on_output(stream, data)
-        except Exception:  # noqa: BLE001 - the caller's own code, on our thread
-            pending.on_output = None
-            _log.exception("%s: its on_output raised this and is called no more", _name(pending))
+def give_output(pending: Pending, stream: int, data: bytes) -> None:
+    """Hands a piece of output to the caller's `on_output`. What that raises is logged; it is then
+    called no more, and the client goes on."""
+    assert pending.on_output is not None
+    try:
+        pending.on_output(stream, data)
+    except Exception:  # noqa: BLE001 - the caller's own code, on our thread
+        pending.on_output = None
+        _log.exception("%s: its on_output raised this and is called no more", _name(pending))
 
 
-def conclude(pending: Pending, result: ms.Result, payload: memoryview | None, store: Shelf
+def conclude(pending: Pending, result: ms.Result, payload: memoryview | None, store: StoredPayloads
              ) -> None:
     """Ends the future with what the result says. It ends as cancelled only where its own caller
     cancelled it: a `CancelledError` that is awaited cancels the task that awaits."""
@@ -105,7 +102,8 @@ def _name(pending: Pending) -> str:
     return f"action {pending.future.id} ({pending.action.name})"
 
 
-def _value(pending: Pending, result: ms.Result, payload: memoryview | None, store: Shelf) -> Any:
+def _value(pending: Pending, result: ms.Result, payload: memoryview | None,
+           store: StoredPayloads) -> Any:
     outcome = result.outcome
     told = pl.decode(payload) if payload is not None else None
     if isinstance(told, pl.Stored):
@@ -155,10 +153,10 @@ def _failure(pending: Pending, outcome: Outcome, told: Any) -> ActionFailed:
     return ActionFailed(text, told)
 
 
-def _fetched(told: pl.Stored, pending: Pending, store: Shelf) -> pl.AnyPayload:
+def _fetched(told: pl.Stored, pending: Pending, store: StoredPayloads) -> pl.AnyPayload:
     """A result that came through the store, which need not keep it any longer."""
     data = store.get(told.digest)
-    store.taken(told.digest, pending.action.id, pending.action.once)
+    store.drop_result(told.digest, pending.action.id, pending.action.once)
     return pl.decode(data)
 
 

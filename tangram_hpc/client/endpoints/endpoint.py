@@ -12,22 +12,17 @@ import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from types import TracebackType
-from typing import Any, Protocol, SupportsFloat
+from typing import Any, SupportsFloat
 
 from ...domain.states import ActionState
 from ...errors import ActionTimeout, InvalidInput, Throttled, Transient
+from .grants import GrantSource
 from .turn import Turn
 from .verdict import understood
 
 Attempt = Callable[[], Awaitable[Any]]
 Cost = float | Callable[[Any], float]
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-
-
-class TakesTurns(Protocol):
-    """What an Endpoint needs of its Client."""
-
-    def _take_turn(self, endpoint: str, name: str, trajectory: str | int) -> Turn: ...
 
 
 class Slot:
@@ -38,8 +33,8 @@ class Slot:
     `Transient`; see `check_response`) slows its calls down.
     """
 
-    def __init__(self, take_turn: Callable[[], Turn]) -> None:
-        self.cost, self.returned, self._take_turn = 0.0, 0, take_turn
+    def __init__(self, request_grant: Callable[[], Turn]) -> None:
+        self.cost, self.returned, self._request_grant = 0.0, 0, request_grant
         self._turn: Turn | None = None
 
     @property
@@ -48,7 +43,7 @@ class Slot:
         return self._turn.future.id if self._turn is not None else ""
 
     def __enter__(self) -> Slot:
-        self._turn = turn = self._take_turn()
+        self._turn = turn = self._request_grant()
         try:
             turn.wait_here()
         except BaseException:
@@ -62,7 +57,7 @@ class Slot:
         _end(self._turn, error, self.cost, self.returned)
 
     async def __aenter__(self) -> Slot:
-        self._turn = turn = self._take_turn()
+        self._turn = turn = self._request_grant()
         try:
             await turn.wait()
         except BaseException:
@@ -79,11 +74,11 @@ class Slot:
 class Endpoint:
     """A declared endpoint; see `Client.endpoint`. `slot` from anywhere, `request` on one loop."""
 
-    def __init__(self, client: TakesTurns, name: str, *, cache: int = 0, cache_s: float = 300.0,
+    def __init__(self, grants: GrantSource, name: str, *, cache: int = 0, cache_s: float = 300.0,
                  single_flight: bool = False, rng: random.Random | None = None) -> None:
         if cache < 0 or not cache_s > 0:
             raise InvalidInput("cache, cache_s: a number of answers >= 0, and seconds > 0")
-        self.name, self._client = name, client
+        self.name, self._grants = name, grants
         self._rng = rng or random.Random()
         self._cache_max, self._cache_s, self._single = cache, cache_s, single_flight
         self._cache: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()  # until, answer
@@ -92,7 +87,7 @@ class Endpoint:
     def slot(self, name: str = "", *, trajectory: str | int = "") -> Slot:
         """One attempt of your own; it is never repeated. `name`: its class in accounting;
         `trajectory`: whose tool it is, see `Client.rollout`."""
-        return Slot(lambda: self._client._take_turn(self.name, name, trajectory))
+        return Slot(lambda: self._grants.request(self.name, name, trajectory))
 
     async def request(self, attempt: Attempt, *, timeout: float = 60.0, idempotent: bool = False,
                       cost: Cost = 0.0, key: Hashable = None, name: str = "",
@@ -125,7 +120,7 @@ class Endpoint:
                      trajectory != "")
 
         def turn() -> Turn:
-            return self._client._take_turn(self.name, name, trajectory)
+            return self._grants.request(self.name, name, trajectory)
 
         if key is None:
             return await call.run(turn())
