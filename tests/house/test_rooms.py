@@ -27,7 +27,8 @@ ORDER: list[tuple[str | list[str], ...]] = [
     ("libra/planner", "libra/hybrid"), ("protocol", "config"), ("ports",),
     ("broker", "worker", "gateway", "client", FILLINGS),
     ("simulator", "doctor"), ("libra/simulation",), ("app",),
-    ("libra/live",), ("demo", "simulator/replay"), ("hooks",), ("cli",), ("__init__", "__main__"),
+    ("libra/live",), ("training",), ("demo", "simulator/replay"), ("hooks",), ("cli",),
+    ("__init__", "__main__"),
 ]
 # room -> its place in the order, in the tuple, and in the list
 PLACE = {room: (rank, line, step)

@@ -14,7 +14,8 @@ import json
 import sys
 import tempfile
 
-from ...errors import InvalidInput, TangramError
+from tangram_hpc import InvalidInput, TangramError
+
 from .reference_compare import STEPS, compare, table
 from .reference_run import Plan, run
 

@@ -16,13 +16,19 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
-from ...config.planner.files import read_hardware, read_model
-from ...config.planner.settings import PlannerSettings
-from ...libra.planner.costs import AnalyticCosts
-from ...libra.planner.online import OnlinePlanner
-from ...libra.planner.shapes import Factors, Layout, Request, Search
-from ...libra.planner.standing import standing
-from ...libra.planner.trigger import StepFacts
+from tangram_hpc.training import (
+    AnalyticCosts,
+    Factors,
+    Layout,
+    OnlinePlanner,
+    PlannerSettings,
+    Request,
+    Search,
+    StepFacts,
+    read_hardware,
+    read_model,
+    reprice,
+)
 
 _HERE = Path(__file__).resolve().parent
 MODEL, HARDWARE = _HERE / "reference-model.toml", _HERE / "reference-hardware.toml"
@@ -87,9 +93,9 @@ class Planned:
     def _foretold(self, helped: int, requests: Sequence[Request]) -> tuple[float, float]:
         """Seconds of training and rollouts by what was learned before this step."""
         layout = Layout(1, 1, 1, self._ranks + helped, 1)
-        split = standing(self._priced(requests, self._online.calibrator.factors()),
-                         self._ranks + self._slots, layout, (1,) * (self._slots - helped),
-                         self._search)
+        split = reprice(self._priced(requests, self._online.calibrator.factors()),
+                        self._ranks + self._slots, layout, (1,) * (self._slots - helped),
+                        self._search)
         assert split is not None, "what has just run can run"
         return split.price.ns / 1e9, split.rollout_ns / 1e9
 

@@ -24,16 +24,18 @@ import numpy as np
 import torch
 
 import tangram_hpc
+from tangram_hpc.training import (
+    HybridCore,
+    Member,
+    PipelineSignal,
+    PoolRules,
+    ReplicaState,
+    Request,
+    lend,
+    publish_weights,
+    read_access,
+)
 
-from ...demo.rank import settle
-from ...domain.hybrid import ReplicaState, Signal
-from ...libra.hybrid.hybrid_signal import PoolRules
-from ...libra.live.core import HybridCore
-from ...libra.live.lend import lend
-from ...libra.live.member import Member
-from ...libra.planner.shapes import Request
-from ...services.torch.torch_fresh import publish
-from ...storage.access import read_access
 from . import reference_task as task
 from .reference_model import LONGEST, Policy
 from .reference_planning import Planned
@@ -78,7 +80,7 @@ class Trainer:
         self._policy = Policy(Path(model), plan.device)
         self._params, self._adam = self._policy.vector(), Adam(plan.lr)
         if plan.base and comm.rank == 0:  # whoever serves has another run's weights
-            publish(self._fresh, plan.base, self._policy.named(self._params))
+            publish_weights(self._fresh, plan.base, self._policy.named(self._params))
         settle(comm.Ibarrier())
         for name, degree in SERVICES.items():  # the same from each rank: harmless
             self._client.register_service(name, {
@@ -118,7 +120,7 @@ class Trainer:
             requests = self._requests(batch)
             self._params = self._adam.step(self._params, sums[:-_COUNTS] / sums[-_COUNTS])
             if self._comm.rank == 0:
-                publish(self._fresh, plan.base + step + 1, self._policy.named(self._params))
+                publish_weights(self._fresh, plan.base + step + 1, self._policy.named(self._params))
             now = time.monotonic()
             helped, rollout_s = len(counted.counting), float(sums[-1] / self._comm.size)
             self._signal(step, helped, now - rolled, rollout_s, requests)
@@ -181,7 +183,7 @@ class Trainer:
             wanted = self._planned.step(step, helped, train_s, rollout_s, requests)
         else:
             wanted = int(plan.lend[0] <= step + 1 < plan.lend[1])
-        desk.signal(Signal(step + 1, step, round(train_s * 1e9) if wanted else 0,
+        desk.signal(PipelineSignal(step + 1, step, round(train_s * 1e9) if wanted else 0,
                            round(rollout_s * 1e9), planned=wanted))
         until = time.monotonic() + plan.patience_s
         while desk.states()[0] is ReplicaState.REQUESTED and time.monotonic() < until:
@@ -229,6 +231,12 @@ def serve_member(access: str, number: int, life: int, model: str, device: str) -
     Path(access).with_name("replica.pid").write_text(str(os.getpid()))
     torch.set_num_threads(1)
     Member(read_access(Path(access)), number, life, _Skills(Policy(Path(model), device))).run()
+
+
+def settle(request: Any, pause_s: float = 0.002) -> None:
+    """Waits for an MPI request asleep: a rank that spins takes a core that actions could use."""
+    while not request.Test():
+        time.sleep(pause_s)
 
 
 def main(path: Path) -> None:

@@ -17,7 +17,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import TangramError
+from tangram_hpc import TangramError
+
 from . import reference_task as task
 from .reference_routes import Routes
 from .reference_turns import Trajectory

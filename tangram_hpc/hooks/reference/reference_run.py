@@ -18,10 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...app.local import LocalCluster
-from ...demo.job import mpiexec
-from ...domain.hybrid import End
-from ...errors import InvalidInput, MissingExtra, TangramError, how_to_install
+from tangram_hpc import InvalidInput, LocalCluster, TangramError
+from tangram_hpc.errors import MissingExtra, how_to_install
+from tangram_hpc.training import JoinOutcome, mpiexec
+
 from .reference_planning import figures as plan_figures
 from .reference_routes import SERVICES
 
@@ -157,7 +157,7 @@ def figures(plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
         "step_s": middle("step_s"), "train_s": middle("train_s"),
         "rollout_s": middle("rollout_s"), "stale_max": max(step["stale"] for step in steps),
         "steps_with_a_replica": sum(step["replicas"] > 0 for step in steps),
-        "joined": sum(end == End.JOINED.value for _, end, _ in told["news"]),
+        "joined": sum(end == JoinOutcome.JOINED.value for _, end, _ in told["news"]),
         "added": told["added"], "ignored": told["ignored"], "news": told["news"],
         "buckets": {name: told["turns"][name] for name in SERVICES}, **told_router, **told_plan,
         "rewards": [round(reward, 3) for reward in rewards]}

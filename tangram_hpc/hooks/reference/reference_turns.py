@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...demo.grpo import group_advantages
+import numpy as np
+
 from . import reference_task as task
 
 TURNS = 4
@@ -93,7 +94,7 @@ def credits(group: Sequence[Trajectory]) -> list[list[float]]:
     write. Each turn stands for itself: its program's worth among those of all turns of the group
     (GRPO with process supervision, arXiv 2402.03300, section 4.1.3, without its sum over later
     turns: who fails first and is right then has not to thank the failure)."""
-    worth = iter(group_advantages([[w for one in group for w in one.worths]])[0].tolist())
+    worth = iter(_advantages([w for one in group for w in one.worths]))
     told = []
     for one in group:
         row, before, now = [], False, 0.0
@@ -104,3 +105,16 @@ def credits(group: Sequence[Trajectory]) -> list[list[float]]:
             before = mine
         told.append(row)
     return told
+
+
+def _advantages(worths: Sequence[float]) -> list[float]:
+    """(worth - mean) / standard deviation; all 0 where the worths do not differ."""
+    if not worths:
+        return []
+    values = np.asarray(worths, dtype=np.float64)
+    centred = values - values.mean()
+    variance = float((centred**2).mean())
+    if variance <= 1e-12 * float((values**2).mean()):  # so small a spread is rounding
+        return [0.0] * len(worths)
+    advantages: list[float] = (centred / (variance**0.5 + 1e-6)).tolist()
+    return advantages
