@@ -37,7 +37,7 @@ class AccessError(InvalidInput):
 
 
 class WrongWorld(InvalidInput):
-    """The MPI world is not the one that was launched: it has another number of ranks or gateways."""
+    """The MPI world is not the launched one: it has another number of ranks or of gateways."""
 
 
 class InfeasibleRequest(InvalidInput):

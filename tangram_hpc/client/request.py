@@ -217,8 +217,8 @@ def _count(number: Any, field: str) -> int:
 
 
 def mib_of(mem: int | str, field: str = "mem") -> int:
-    """An amount of memory in MiB, with parts of a MiB rounded up. An int is in MiB already; a string
-    may end in K, M, G or T, which are powers of 1024.
+    """An amount of memory in MiB, with parts of a MiB rounded up. An int is in MiB already; a
+    string may end in K, M, G or T, which are powers of 1024.
 
     Raises:
         InvalidInput: it is neither of them, or negative.

@@ -54,8 +54,8 @@ def check_response(response: _Response, now: datetime | None = None) -> _Respons
 
 
 def retry_after_s(text: str, now: datetime | None = None) -> float:
-    """The seconds that a `Retry-After` header, a number or an HTTP date, asks to wait; 0 where it is
-    neither."""
+    """The seconds that a `Retry-After` header (a number or an HTTP date) asks to wait; 0 where it
+    is neither."""
     text = text.strip()
     try:
         return max(0.0, float(text)) if text[:1].isdigit() else _until(text, now)
