@@ -1,8 +1,9 @@
-"""All errors a user can meet, each one line that names the field and the remedy.
+"""All errors that a user can meet. Their messages are one line that names the field and the remedy.
 
-Law: `exit_status` is what a command ends with (2 = the input was wrong, 1 = it failed).
-"Not now" is a PENDING reason and never an error; "never" is `InfeasibleRequest`.
-A broken law of our own is an AssertionError, not one of these.
+`exit_status` is the exit code of a command that ends with the error: 2 if the input was wrong, 1 if
+something failed. An action that cannot run now is PENDING, which is no error; one that can never
+run is an `InfeasibleRequest`. A violated invariant of this package is an AssertionError and none of
+these.
 """
 
 from __future__ import annotations
@@ -12,51 +13,63 @@ from typing import Any
 
 
 class TangramError(Exception):
-    """Root of everything this package raises on purpose."""
+    """The base class of every error that this package raises on purpose.
+
+    Attributes:
+        exit_status: the exit code of a command that ends with this error.
+    """
 
     exit_status = 1
 
 
 class InvalidInput(TangramError):
-    """Something a person wrote or passed is wrong: a field, a file, a flag."""
+    """An argument, a settings file or an option is wrong; the message names it and the remedy."""
 
     exit_status = 2
 
 
 class MissingExtra(InvalidInput):
-    """An optional dependency is not installed; the message names the extra."""
+    """An optional dependency is not installed; the message says how to install it."""
 
 
 class AccessError(InvalidInput):
-    """The access file is missing, too open, stale, or holds the wrong key."""
+    """The access file is missing, readable by others, left by an ended job, or has a wrong key."""
 
 
 class WrongWorld(InvalidInput):
-    """The MPI world does not have the size that was launched."""
+    """The MPI world is not the launched one: it has another number of ranks or of gateways."""
 
 
 class InfeasibleRequest(InvalidInput):
-    """What was asked for can never be granted by what is held."""
+    """The request can never be granted with the resources that the job holds."""
 
 
 class BrokerUnreachable(TangramError):
-    """The broker went away and did not come back in time. `refused`: its host answers and nobody
-    listens there any more; else the way may only be shut for a while."""
+    """The broker does not answer, or went away and did not come back within its grace.
+
+    Attributes:
+        refused: whether its host answers and nobody listens there any more. If not, the network may
+            only be down for a while.
+    """
 
     refused = False
 
 
 class ProtocolError(TangramError):
-    """The peer sent something that is not in the protocol, or another version of it."""
+    """A peer sent something that is not in the protocol, or is in another version of it."""
 
 
 class ClientClosed(BrokerUnreachable):
-    """This client asks nothing of the broker any more: its own process closed it, or it is the copy
-    of another process's client that a fork left here."""
+    """The client cannot be used: its process has closed it, or it is a copy of another process's
+    client that a fork left in this process."""
 
 
 class ActionFailed(TangramError):
-    """An action ended in another state than COMPLETED; `result` tells all that is known."""
+    """An action ended in another state than COMPLETED.
+
+    Attributes:
+        result: all that is known of the end, such as an ExecResult; None for nothing.
+    """
 
     def __init__(self, message: str, result: Any = None) -> None:
         super().__init__(message)
@@ -64,20 +77,19 @@ class ActionFailed(TangramError):
 
 
 class SessionLost(ActionFailed):
-    """The session is gone: its node failed, it was idle for too long, its node was drained, or its
-    client closed it. Raised by what waited or ran in it, and by the session's own opening."""
+    """The session has ended: its node failed or was drained, it was idle for too long, or its
+    client closed it. Actions that waited or ran in it raise this, and so does its opening."""
 
 
 class ActionTimeout(ActionFailed, TimeoutError):
-    """An action ran longer than its `timeout`, and was ended.
+    """An action ran longer than its `timeout` and was ended.
 
-    A `TimeoutError` as well, so that `except TimeoutError` finds it. `Future.result(timeout=...)`
-    raises a plain `TimeoutError` when only the caller's own wait was too short; `Future.done()`
-    tells the two apart.
+    It is a `TimeoutError` too. `Future.result(timeout=...)` raises a plain `TimeoutError` when the
+    caller's own wait was too short; then `Future.done()` is False.
 
     Attributes:
         name: the action's name.
-        limit_s: the run time that it was given, in seconds; 0 when nobody said.
+        limit_s: its `timeout`, in seconds; 0 where none was set.
         used_s: the run time that it took, in seconds.
     """
 
@@ -85,13 +97,13 @@ class ActionTimeout(ActionFailed, TimeoutError):
 
 
 class ActionOutOfMemory(ActionFailed, MemoryError):
-    """An action took more memory than it may have, and was ended.
+    """An action took more memory than it may have and was ended. It is a `MemoryError` too.
 
     Attributes:
         name: the action's name.
-        limit_mib: the memory that it asked for, in MiB; 0 when it named none, and its session's or
-            its node's was the limit.
-        used_mib: the largest resident set that was seen of one of its processes, in MiB; a sudden
+        limit_mib: the memory that it asked for, in MiB; 0 where it asked for none and the memory of
+            its session or its node was the limit.
+        used_mib: the largest resident set of one of its processes that was seen, in MiB. A sudden
             growth is not always seen.
     """
 
@@ -99,12 +111,21 @@ class ActionOutOfMemory(ActionFailed, MemoryError):
 
 
 class RemoteError(ActionFailed):
-    """A Python function raised inside its runner; the message holds type, text and place."""
+    """A Python function raised in its runner, or a service refused a call. The message holds the
+    type and the text of the error, and its traceback where there is one."""
 
 
 class Throttled(TangramError):
-    """An endpoint said "too many" (429): it has not carried the call out. Raised by one attempt;
-    `retry_after`: seconds until it wants to be asked again."""
+    """An endpoint answered "too many requests" (429) and has not carried the call out. An attempt
+    raises it; `check_response` does so for HTTP.
+
+    Args:
+        retry_after: how many seconds the endpoint wants to be left alone; 0 where it did not say.
+        text: the message.
+
+    Attributes:
+        retry_after: as above.
+    """
 
     retry_after = 0.0
 
@@ -114,8 +135,17 @@ class Throttled(TangramError):
 
 
 class Transient(TangramError):
-    """An attempt failed in a way that may pass: 5xx, a lost connection. `reached`: the endpoint may
-    have carried it out all the same; `retry_after` as of `Throttled`."""
+    """An attempt failed in a way that may pass: a 5xx, a lost connection. An attempt raises it;
+    `check_response` does so for HTTP.
+
+    Args:
+        text: the message.
+        reached: whether the endpoint may have carried the call out all the same.
+        retry_after: as for `Throttled`.
+
+    Attributes:
+        reached, retry_after: as above.
+    """
 
     reached, retry_after = True, 0.0
 
@@ -125,14 +155,17 @@ class Transient(TangramError):
 
 
 class UntrustedResult(ActionFailed):
-    """A result can only travel as a pickle and the caller did not say `trusted=True`."""
+    """A result can only travel as a pickle, and the caller did not set `trusted=True`."""
 
 
 def how_to_install(extra: str) -> str:
-    """The command that adds an extra, such as `torch` or `torch,mpi`.
+    """The shell command that installs an extra.
 
-    The package is on no registry: it is installed from a checkout, whose folder is named where this
-    process runs from one.
+    The package is installed from a checkout; the command names its folder if this process runs from
+    one.
+
+    Args:
+        extra: one or more extras, such as "torch" or "torch,mpi".
     """
     checkout = Path(__file__).resolve().parents[1]
     if (checkout / "pyproject.toml").is_file():

@@ -77,18 +77,32 @@ def socket_dial(access: Access) -> Dial:
 
 def connect(access: str | Path | None = None, *, job: str = "", address: str = "",
             name: str = "") -> Client:
-    """A client of the broker of this job; finds the way by itself.
+    """Connects to a job's broker.
 
-    An MPI world with a gateway rank (`TANGRAM_GATEWAY` is set by whoever started it) is used when
-    this process is in one: then the call is collective over the world, and `tangram_hpc.comm` is
-    the trainers' own communicator. Otherwise, and when that way is lost, the broker's socket:
-    `access` or `TANGRAM_ACCESS` names the access file, else `job`, `TANGRAM_JOB` or the Slurm job
-    we are in. `address` (`unix:PATH` or `tcp:HOST:PORT`) overrides those in the access file.
+    In an MPI world with a gateway rank (`TANGRAM_GATEWAY` is set), and without arguments other than
+    `name`, the client uses the gateway. The call is then collective over the world, and
+    `tangram_hpc.comm` is the trainers' own communicator. In every other case, and when the gateway
+    is lost, it uses the broker's socket.
+
+    Args:
+        access: the access file; None for that of `job`, else `TANGRAM_ACCESS`, else that of
+            `TANGRAM_JOB` or of the Slurm job that this process is in.
+        job: the job's name, instead of `access`.
+        address: the broker's address, `unix:PATH` or `tcp:HOST:PORT`; empty for the addresses in
+            the access file.
+        name: the client's name in `tangram info`; empty for "host:pid".
+
+    Returns:
+        The client. Close it, or use it as a context manager.
 
     Raises:
-        AccessError: no access file, or one that must not be trusted; one clear line.
+        AccessError: there is no access file, it must not be trusted, or its broker has gone.
         BrokerUnreachable: the broker does not answer.
         WrongWorld: the MPI world is not the one that was launched.
+
+    Example:
+        with tangram_hpc.connect() as client:
+            client.submit("make test", cpus=4).result().check()
     """
     environ = os.environ
     in_world = environ.get("TANGRAM_GATEWAY") or _rank_pid == os.getpid()

@@ -1,9 +1,9 @@
-"""`LocalCluster`: broker, one worker and a client in one process tree, without Slurm or MPI.
+"""`LocalCluster`: a broker, workers and a client in one process tree, without Slurm or MPI.
 
-Law: the same programs as on a cluster, on one machine; what it starts ends with it, even when this
-process is killed (each child holds the reading end of a pipe whose writing end is ours). Where no
-worker is left nothing could ever run again, so that they are started anew; one of several is a node
-that was lost.
+It runs the same programs as on a cluster, on one machine. They end with this process, even if it is
+killed: each child holds the reading end of a pipe whose writing end is in this process. When no
+worker is left, nothing could ever run again, so the workers are started anew. When one of several
+workers ends, that is a node failure, and it stays away.
 """
 
 from __future__ import annotations
@@ -23,34 +23,45 @@ from typing import Any, NoReturn
 from ..client.client import Client
 from ..client.forked import not_ours
 from ..config.settings import Config, load_config
-from ..errors import BrokerUnreachable, InvalidInput
+from ..errors import BrokerUnreachable, InvalidInput, TangramError
 from ..slurm.environ import without_slurm
 from ..storage.rundir import local_job_name, own_dir
 from .connecting import await_access, connect
 
 _START_S = 30.0
 _WORKERS_MAX = 1024
-_SHORT_S, _AGAIN_MAX = 10.0, 3  # workers that end so soon, so often in a row, are not helped by it
+# workers that end within so many seconds, so often in a row, are not started again
+_SHORT_S, _AGAIN_MAX = 10.0, 3
 
 
 class LocalCluster:
-    """Everything on this machine; what a `Client` can do, it can do too.
-
-        with LocalCluster(cpus=8) as c:
-            print(c.submit(["uname", "-a"]).result().text)
+    """A broker with its workers on this machine, and a client of it. Every method and attribute of
+    `Client` is there too, once it is started. Use it as a context manager, or `start` and `close`.
 
     Args:
-        cpus: CPUs it lends (all that this process may use; more than those are only counted).
-        mem_mib: memory it lends (all).
-        placer: `elastic`, `paper`, `first-fit`, `fcfs:K` or `static:K`.
-        workers: how many worker processes, each lending `cpus`: nodes of a pretended cluster.
-        home: where the job's folder is made, instead of `$TANGRAM_HOME` or `~/.tangram`.
-        job: name of the run, instead of a new one: a run of that name that was cut off is gone on
-            with (see `once` of `Client.submit`).
-        settings: further fields of the config file (`sync="batch"`, `grace_s=5`, ...).
+        cpus: CPUs that each worker lends; None for all that this process may use. CPUs beyond those
+            are only counted.
+        mem_mib: memory that each worker lends, in MiB; None for all.
+        placer: the placer: `elastic`, `paper`, `first-fit`, `fcfs:K` or `static:K`.
+        workers: how many worker processes, from 1 to 1024. Each stands for a node.
+        home: the folder in which the job's folder is made; None for `$TANGRAM_HOME`, else
+            `~/.tangram`.
+        job: the job's name; empty for a new one. A job of this name that was interrupted is
+            continued (see `once` of `Client.submit`).
+        settings: other fields of the settings file, such as `sync="batch"` or `grace_s=5`.
+
+    Attributes:
+        job: the job's name.
+        folder: the job's folder.
+        access: the access file, for `tangram_hpc.connect` in other processes.
+        client: the client; None before `start`.
 
     Raises:
-        InvalidInput: an argument is wrong; names it.
+        InvalidInput: an argument is wrong; the message names it.
+
+    Example:
+        with LocalCluster(cpus=8) as cluster:
+            print(cluster.submit(["uname", "-a"]).result().text)
     """
 
     _program: Sequence[str] = ("-m", "tangram_hpc")  # a test's or a bench's worker may differ
@@ -85,11 +96,15 @@ class LocalCluster:
         self.client: Client | None = None
 
     def start(self) -> LocalCluster:
-        """Starts it; returns when actions can be submitted.
+        """Starts broker, workers and client. Returns when actions can be submitted; until `close`,
+        `tangram_hpc.connect()` in this process and its children finds this cluster.
+
+        Returns:
+            The cluster itself.
 
         Raises:
-            BrokerUnreachable: a part did not start; its log says why.
-            ClientClosed: another process started it, and this one is a fork of that.
+            BrokerUnreachable: a part did not start; the message holds its last words and its log.
+            ClientClosed: another process started it, of which this process is a fork.
         """
         if self._is_copy():
             raise not_ours("LocalCluster", self._owner, self._again())
@@ -111,8 +126,8 @@ class LocalCluster:
         return self
 
     def close(self) -> None:
-        """Ends it in order; the journal stays for `tangram acct`. In the child of a fork it does
-        nothing: all of it is the parent's."""
+        """Ends client, broker and workers in order. The journal stays for `tangram acct`. In the
+        child of a fork it does nothing, because all of it is the parent's."""
         if self._is_copy():
             return
         _take_back(self)
@@ -131,7 +146,7 @@ class LocalCluster:
         self._children = []
 
     def _cut_lifeline(self) -> None:
-        """Closes this process's ends of the pipe that its parts live by."""
+        """Closes this process's ends of the pipe; the children end then."""
         ends = self._lifeline, self._lifeline_read
         self._lifeline = self._lifeline_read = -1  # first: a fork meanwhile must not close others
         for fd in ends:
@@ -139,15 +154,15 @@ class LocalCluster:
                 os.close(fd)
 
     def _is_copy(self) -> bool:
-        """Whether this is the child of a fork, and all of this the parent's."""
+        """Whether this process is a fork of the one that started the cluster."""
         return self._owner not in (0, os.getpid())
 
     def _again(self) -> str:
         return f"tangram_hpc.connect({str(self.access.absolute())!r})"
 
     def _disown(self) -> None:
-        """Right after a fork, in the child: its parts live as long as the parent does, and not as
-        long as this process."""
+        """Closes the child's copy of the pipe right after a fork: broker and workers live as long
+        as the parent does, and not as long as this process."""
         self._spawning = threading.Lock()
         self._cut_lifeline()
 
@@ -162,9 +177,9 @@ class LocalCluster:
         client = self.client
         if self._is_copy():
             return
-        if client is not None and client._failure is None and self._children and exc[0] is None:
-            client.shutdown_broker("its run is over")  # nothing is kept for another start
-            with contextlib.suppress(subprocess.TimeoutExpired):
+        if client is not None and self._children and exc[0] is None:
+            with contextlib.suppress(TangramError, subprocess.TimeoutExpired):
+                client.shutdown_broker("its run is over")  # nothing is kept for another start
                 self._children[0].wait(15)
         self.close()
 
@@ -183,7 +198,7 @@ class LocalCluster:
             raise self._not_started("broker") from None
 
     def _not_started(self, part: str) -> BrokerUnreachable:
-        """What it said last."""
+        """Makes the error of a part that ended, with the last line of its log."""
         path = self.folder / f"{part}.log"
         said = path.read_text(errors="replace").strip().rpartition("\n")[2]
         said = said.removeprefix("tangram: ").removeprefix("error: ")
@@ -205,7 +220,7 @@ class LocalCluster:
             self._spawn("worker", *name, access=self.access)
 
     def _keep(self, broker: subprocess.Popen[bytes]) -> None:
-        """Starts the workers anew when none is left and that was not in order."""
+        """Starts the workers anew when none is left, unless they ended in order."""
         short, workers = 0, self._children[1:]
         while True:
             begun = time.monotonic()
@@ -229,7 +244,8 @@ class LocalCluster:
                 workers = self._children[1:]
 
     def _spawn(self, *words: str, access: Path | None = None) -> subprocess.Popen[bytes]:
-        """`access` goes by the environment: every process of this machine may read an argv."""
+        """Starts a part. `access` travels in the environment, because every process of this machine
+        may read an argv."""
         command: Sequence[str] = [sys.executable, *self._program, *words,
                                   "--lifeline", str(self._lifeline_read)]
         try:
@@ -260,19 +276,19 @@ def _in_child() -> None:
 
 os.register_at_fork(after_in_child=_in_child)
 
-# clusters that run in this process, each with what TANGRAM_ACCESS was before its start
+# the clusters that run in this process, each with the TANGRAM_ACCESS of before its start
 _shown: list[tuple[LocalCluster, str | None]] = []
 
 
 def _export(cluster: LocalCluster) -> None:
-    """`tangram_hpc.connect()` and the commands find this cluster from now on, in this process and
-    in those that it starts."""
+    """Lets `tangram_hpc.connect()` and the commands find this cluster from now on, in this process
+    and in its children."""
     _shown.append((cluster, os.environ.get("TANGRAM_ACCESS")))
     os.environ["TANGRAM_ACCESS"] = str(cluster.access.absolute())
 
 
 def _take_back(cluster: LocalCluster) -> None:
-    """They find what they found before its start; what somebody else has set meanwhile stays."""
+    """Undoes `_export`; a TANGRAM_ACCESS that somebody else has set meanwhile stays."""
     at = next((n for n, (one, _) in enumerate(_shown) if one is cluster), -1)
     if at < 0:
         return
@@ -289,6 +305,6 @@ def _text(value: Any) -> str:
 
 
 def _kept(environ: Any) -> dict[str, str]:
-    """The settings that this user has in force; not the way to another broker."""
+    """The user's settings from the environment, without those that lead to another broker."""
     dropped = {"TANGRAM_ACCESS", "TANGRAM_JOB", "TANGRAM_GATEWAY", "TANGRAM_WORLD_SIZE"}
     return {k: v for k, v in environ.items() if k.startswith("TANGRAM_") and k not in dropped}

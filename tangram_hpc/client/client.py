@@ -1,104 +1,82 @@
-"""`Client`: submits actions, holds what is open, hands results to futures.
+"""`Client`: the face of the package for a trainer.
 
-Law: one background thread owns the channel and ends futures; any thread may submit. What is open is
-kept until its result is here, so that a lost way costs nothing: the client comes back by another
-and says everything again under the same ids, and nothing runs twice.
+A client owns one connection to the broker and the parts that work over it: service calls, rollout
+calls and the source of endpoint grants. It hands each of them the connection; none of them knows
+the client. What is open, and what happens when a channel is lost, is in `connection.py`.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import itertools
-import json
-import os
-import threading
-import time
-import uuid
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-import msgspec
-
-from ..domain.action import Kind, Profile
-from ..domain.ids import mint
-from ..errors import BrokerUnreachable, InvalidInput, TangramError
-from ..ports import Channel, ChannelLost, Dial, Store
+from ..config.endpoints import endpoint_spec
+from ..config.rollouts import Rollouts
+from ..config.services import Service
+from ..domain.action import Profile
+from ..domain.session import SessionSpec
+from ..errors import InvalidInput
+from ..ports import Dial, Store
 from ..protocol import message as ms
-from ..protocol import payload as pl
-from ..protocol.frame import Buffer, Outbox
-from ..protocol.liveness import Patience
-from .endpoints.pace import Pace
-from .endpoints.quotas import Quotas
-from .forked import end_copy, not_ours, watch
-from .functions import FunctionBook, Shipped
+from .actions import submit
+from .connection import Connection
+from .endpoints.endpoint import Endpoint
+from .endpoints.grants import GrantSource
 from .future import Future
-from .opening import Opening
-from .request import (
-    Cpus,
-    Options,
-    Work,
-    environment,
-    exec_call,
-    make_action,
-    packed,
-)
-from .results import Pending, Streams, conclude, log_refusal, refuse
-from .rollouts import RolloutCalls
-from .session import Session, chosen_trajectory
-from .shelf import Shelf
-
-_PING_S = 2.0
-_TRY_S = 20.0  # no try of all ways takes longer: what does was time in which we did not run
-_ACK_AFTER, _ACK_BYTES = 128, 1 << 20  # results, or bytes of them, until we acknowledge them
+from .request import Cpus, Options, Work, session_spec
+from .rollouts import RolloutCalls, make_turn
+from .service_calls import ServiceCalls
+from .session import Session, open_session
 
 
-class Client(RolloutCalls, Quotas, Opening):
-    """A way to a broker; see `tangram_hpc.connect`. Use it as a context manager, or `close()`.
+class Client:
+    """A connection to one job's broker; made by `tangram_hpc.connect` and `LocalCluster`.
+
+    All methods may be called from any thread. Use the client as a context manager, or call `close`.
+    A client belongs to the process that made it: a copy in the child of a fork raises ClientClosed.
 
     Args:
-        dials: ways to the broker, best first; each returns a fresh Channel or raises a
-            TangramError. After a loss they are tried again until the broker's grace is over.
-        again: how another process gets a client of its own, as Python; in errors.
-        make_store: the job's store from its name in the Welcome.
+        dials: ways to the broker, best first. Each opens a fresh channel or raises a TangramError.
+            After a loss they are tried again until the broker's grace is over.
+        job: the job's name.
+        make_store: opens the job's store by the name that the broker tells.
+        name: the client's name in `tangram info`; empty for "host:pid".
+        rank: this process's rank in the trainers' MPI world; -1 outside of one.
+        size: the number of ranks of that world; 0 outside of one.
+        connect_s: how long to wait for the broker's first answer, in seconds.
+        again: a Python call that connects from another process, for messages.
+
+    Attributes:
+        job, name, rank, size: as above.
+
+    Raises:
+        BrokerUnreachable: the broker did not answer.
+
+    Example:
+        with tangram_hpc.connect() as client:
+            print(client.submit(["pytest", "-q"], cpus=(1, 8), timeout=60).result().text)
     """
 
     def __init__(self, dials: Sequence[Dial], job: str, make_store: Callable[[str], Store],
                  name: str = "", rank: int = -1, size: int = 0, connect_s: float = 30.0,
                  again: str = "tangram_hpc.connect()") -> None:
         self.job, self.name, self.rank, self.size = job, name, rank, size
-        self.welcome: ms.Welcome | None = None
-        self._dials, self._make_store = list(dials), make_store
-        self._uid, self._owner, self._again = uuid.uuid4().hex, os.getpid(), again
-        self._lock = threading.Lock()
-        self._outbox = Outbox()
-        self._woken = False
-        self._numbers = itertools.count(1)
-        self._pending: dict[int, Pending] = {}
-        self._sessions: dict[int, Session] = {}
-        self._opening: set[int] = set()  # sessions whose admission is awaited
-        self._answers: dict[int, concurrent.futures.Future[Any]] = {}
-        RolloutCalls.__init__(self)
-        self._acks, self._ack_bytes = list[int](), 0
-        self._paces: dict[str, Pace] = {}
-        self._closing = False
-        self._failure: TangramError | None = None
-        self._channel: Channel | None = None
-        self._ready = threading.Event()
-        watch(self)
-        self._thread = threading.Thread(target=self._run, name="tangram-client", daemon=True)
-        self._thread.start()
-        self._await_welcome(connect_s)
-        self._book = FunctionBook(self._store)
+        self._connection = Connection(dials, job, make_store, name, rank, size, connect_s, again)
+        self._services = ServiceCalls(self._connection)
+        self._rollouts = RolloutCalls(self._connection)
+        self._grants = GrantSource(self._connection)
 
-    def _await_welcome(self, connect_s: float) -> None:
-        if not self._ready.wait(connect_s):
-            self._failure = self._failure or BrokerUnreachable(
-                f"job {self.job}: no answer from the broker within {connect_s:.0f} s")
-            self._closing = True
-        if self._failure is not None:
-            raise self._failure
-        assert self.welcome is not None
-        self._store = Shelf(self._make_store(self.welcome.store), self.welcome.client)
+    @property
+    def welcome(self) -> ms.Welcome | None:
+        """What the broker said when it last took this client in: its settings `grace_s`, `sync`
+        and others."""
+        return self._connection.welcome
+
+    @property
+    def via(self) -> str:
+        """The kind of channel in use: "socket" or "mpi"; empty while there is none."""
+        return self._connection.via
 
     # ---- actions -----------------------------------------------------------------------------
 
@@ -112,64 +90,72 @@ class Client(RolloutCalls, Quotas, Opening):
                on_output: Callable[[int, bytes], None] | None = None,
                clean_env: bool = True, once: str = "",
                trajectory: str | int | None = None) -> Future:
-        """Submits one action; returns at once.
+        """Submits one action, a command or a Python function; returns at once.
 
         Args:
-            work: an argv list, a shell string, or a Python function (called with `args` and
-                `kwargs` in a runner process; shipped once, as it is at its first use).
-            cpus: units: `4`, `(1, 8)` for any number in between, `[1, 2, 4]` for these.
-            mem: memory held while it runs, beyond its session's: MiB, or "2G".
-            timeout: seconds of run time; waiting never counts.
-            retries: how often to start again when nodes fail (2; in a session 0, its state is
-                gone with its node; with an endpoint 0, it may have been called).
-            trusted: a command without a session is your own and may see your files; a function's
-                result may come back as a pickle and is unpickled here. A function that runs a
-                model's code can forge one: say so only if it does not.
-            endpoint: a declared endpoint that it calls: it holds one of its slots while it runs and
-                takes a token when it starts, and no core of its own (it waits most of the time).
-            cwd, env, stdin, files: for commands. `files` are written before the start.
-            on_output: called with (1 or 2, bytes) while a command runs, by the client's thread;
-                what it raises is logged, and it is called no more.
-            once: your name for this work, which is then done once in a job, also when the job is
-                requeued: submitted again it gives the kept result, until `forget`.
-            trajectory: whose tool it is, see `rollout`; its session's without.
+            work: an argv list, a line for the shell, or a function. A function is called with
+                `args` and `kwargs` in a runner process; it is uploaded at its first use.
+            cpus: CPUs: `4`, `(1, 8)` for any number in between, `[1, 2, 4]` for one of these.
+            mem: memory it holds while it runs, in MiB or as "2G"; in a session, in addition to the
+                session's.
+            gpus: whole GPUs that it holds while it runs.
+            session: the session it runs in; None for none.
+            timeout: the longest run time, in seconds; waiting does not count. None for no limit.
+            name: the class of the action in accounting and run time estimates; guessed if empty.
+            retries: how often it is started again after a node failure. None for 2, and for 0 in a
+                session (its state is lost) or with an endpoint (it may have been called).
+            resizable: whether its number of CPUs may change while it runs.
+            component: the het component or partition it must run on; empty for any.
+            profile: its run time, where known; learned otherwise.
+            trusted: for a command without a session: it is your own and may see your files. For a
+                function: its result may be unpickled here; a function that runs a model's code
+                could forge such a result.
+            endpoint: an endpoint that it calls. It then holds a slot of the endpoint and no CPU.
+            cwd, env, stdin, files: for commands. `files` (path -> content) are written first.
+            on_output: called by the client's thread with (1 or 2, bytes) for each piece of stdout
+                or stderr. If it raises, the error is logged and the calls end.
+            clean_env: whether a command's environment is the sandbox's with `env` on top; False for
+                exactly `env`.
+            once: an idempotency key. The same key runs once in a job, requeues included, and gives
+                the kept result until `forget`. Empty for none.
+            trajectory: the trajectory whose tool it is, see `rollout`. None for its session's.
 
         Returns:
-            A Future of an ExecResult (a command; a failing one is a result, not an exception) or
-            of the function's value. It raises RemoteError when the function raised, ActionFailed
-            when the action could not be served, InfeasibleRequest when it never can be.
+            A Future of an ExecResult (also for a command that fails) or of the function's value.
+            It raises RemoteError if the function raised, ActionFailed if the action could not be
+            served, and InfeasibleRequest if it never can be.
 
         Raises:
-            InvalidInput: an argument is wrong; names it.
+            InvalidInput: an argument is wrong; the message names it.
+            ClientClosed, BrokerUnreachable: the client was closed or has lost its broker.
         """
-        if self._failure is not None:  # before a function goes to the store
-            raise self._failure
-        _usable(session, kwargs, on_output)
-        options = Options(cpus, mem, gpus, timeout, name, retries, resizable, component, profile,
-                          trusted, endpoint, once, chosen_trajectory(trajectory, session))
-        call: pl.Payload
-        shipped = None
-        if callable(work):
-            call, shipped = self._book.call(work, args, dict(kwargs or {}), trusted)
-            kind, what = Kind.FUNCTION, getattr(work, "__name__", "function")
-        else:
-            if args or kwargs:
-                raise InvalidInput("args: only a function takes arguments; put them into argv")
-            if session is not None:
-                if trusted and not session.spec.trusted:
-                    raise InvalidInput("trusted: the session says it for all its commands; open it "
-                                       "with trusted=True")
-                env = {**session.env, **environment(env)}
-            call, what = exec_call(work, cwd=cwd, env=env, stdin=stdin, files=files,
-                                   stream=on_output is not None, clean_env=clean_env)
-            kind = Kind.EXEC
-        return self._send_action(kind, options, session, what, call, trusted, on_output, shipped)
+        record = None
+        if session is not None:
+            if not isinstance(session, Session):
+                raise self._connection.failure or InvalidInput(
+                    f"session: {session!r:.60} is not what `Client.session` returned")
+            record = session._record
+        return submit(self._connection, work, args, record, cpus, mem, gpus, timeout, name, retries,
+                      resizable, component, profile, kwargs, trusted, endpoint, cwd, env, stdin,
+                      files, on_output, clean_env, once, trajectory)
 
     def map(self, work: Work, *iterables: Iterable[Any], **options: Any) -> Iterator[Any]:
-        """`submit(work, *items, **options)` for each tuple of items; yields results in order.
+        """Submits `work` once for each tuple of items, all at once, and yields the results in
+        order. Use `submit` in a loop for commands.
 
-        All are submitted at once. With a command, `work` is called on the items to make it:
-        pass a function for Python work, `submit` in a loop for commands.
+        Args:
+            work: a function.
+            iterables: its arguments; the shortest ends the tuples.
+            options: arguments of `submit`, but for `once`.
+
+        Yields:
+            Each function's value. Leaving the iterator early cancels the rest.
+
+        Raises:
+            InvalidInput: an argument is wrong; the message names it.
+
+        Example:
+            scores = list(client.map(grade, answers, references, cpus=2))
         """
         if options.get("once"):
             raise InvalidInput("once: each action has a name of its own; use `submit` in a loop")
@@ -185,21 +171,295 @@ class Client(RolloutCalls, Quotas, Opening):
 
         return results()
 
+    def forget(self, *names: str, prefix: str = "") -> int:
+        """Lets the broker drop the kept results of idempotency keys. Call it when a checkpoint
+        holds the results: the same keys submitted again would run again. Actions that have not
+        ended stay.
+
+        Args:
+            names: keys, as they were given to `once`.
+            prefix: also every key that begins with it; empty for none.
+
+        Returns:
+            How many results were dropped.
+
+        Raises:
+            BrokerUnreachable: no answer came within 10 s.
+        """
+        answer = self._connection.request(lambda request: ms.Forget(request, names, prefix))
+        return int(answer["forgotten"])
+
+    # ---- sessions ----------------------------------------------------------------------------
+
+    def session(self, *, mem: int | str = 0, disk: int | str = 0, backend: str = "",
+                image: str = "", network: bool = False, trusted: bool = False,
+                background: str = "stop", env: Mapping[str, str] | None = None,
+                files: Mapping[str, bytes | str] | None = None, idle_s: float = 0,
+                grace_s: float | None = None, name: str = "", component: str = "",
+                movable: bool = False, trajectory: str | int = "") -> Session:
+        """Opens a session, a stateful sandbox; returns at once. `with client.session() as s:` (or
+        `async with`) waits for its admission.
+
+        Args:
+            mem: memory it holds from open to close, in MiB or as "2G".
+            disk: the most space its files may take, likewise; 0 for the site's default.
+            backend: "process", "bwrap", "podman", "apptainer" or "enroot"; empty for the best that
+                the node has.
+            image: the image of its file system, as the backend names images; empty for the node's
+                own file system.
+            network: whether it may reach a network.
+            trusted: whether its code is your own and may see your files. An untrusted session is
+                refused where no node can keep it from them.
+            background: what happens between actions to processes that they left: "stop", "share"
+                (they share a small part of one CPU) or "end" (they are killed with their action).
+            env: environment variables of all its commands; each command's own go on top.
+            files: path -> content; written before anything else happens in it.
+            idle_s: it is closed after so many seconds in which nothing waited, ran or renewed it; 0
+                for never.
+            grace_s: how many seconds it outlives the loss of this client; None for the broker's
+                setting.
+            name: its name in accounting.
+            component: the het component or partition it must be on; empty for any.
+            movable: whether its files are all that matters. It then moves to another node when its
+                own is drained.
+            trajectory: the trajectory whose tools run in it, see `rollout`; empty for none. Reading
+                and writing files does not count as a tool.
+
+        Returns:
+            The session.
+
+        Raises:
+            InvalidInput: an argument is wrong; the message names it.
+
+        Example:
+            with client.session(mem="1G", files={"main.c": source}) as session:
+                session.exec("cc main.c -o main").result().check()
+        """
+        spec = session_spec(
+            SessionSpec(0), mem=mem, disk=disk, backend=backend, image=image, network=network,
+            trusted=trusted, background=background, idle_s=idle_s, grace_s=grace_s, name=name,
+            component=component, movable=movable)
+        return open_session(self._connection, spec, env, files, trajectory)
+
+    # ---- services and rollout pools ----------------------------------------------------------
+
+    def register_service(self, name: str, service: Service | Mapping[str, Any]) -> None:
+        """Declares a GPU service, such as a reward model, a judge or a teacher. The service is
+        loaded once, parked in host memory and brought to GPUs when `call` needs it. Declaring the
+        same service again is harmless.
+
+        Args:
+            name: the service's name.
+            service: its fields, as in `[services.NAME]` of the settings file.
+
+        Raises:
+            InvalidInput: a field is wrong; the message names it.
+            InfeasibleRequest: no node can serve it, or there are too many services.
+
+        Example:
+            client.register_service("judge", {"backend": "torch", "model": "/models/judge"})
+            client.call("judge", "score", texts=["an answer"]).result()
+        """
+        self._services.register(name, service)
+
+    def call(self, service: str, method: str, *, tokens: int = 0, timeout: float | None = None,
+             retries: int | None = None, name: str = "", component: str = "", once: str = "",
+             trajectory: str | int = "", **arguments: Any) -> Future:
+        """Calls a service; returns at once.
+
+        Args:
+            service: the service's name.
+            method: what the service offers: `score(texts=...)`, `logprobs(prompts=...,
+                completions=...)`, `generate(prompts=..., max_new_tokens=...)` or a method of its
+                engine.
+            tokens: how many tokens the call has, for the token limit of a batch; 0 for a guess.
+            timeout: the longest run time, in seconds; waiting and bringing the service to its GPUs
+                do not count. None for no limit.
+            retries: how often it is started again after a node failure; None for 2.
+            name: the class of the action in accounting; empty for "service.method".
+            component: the het component or partition it must run on; empty for any.
+            once, trajectory: as for `submit`.
+            arguments: the method's arguments: plain values and arrays.
+
+        Returns:
+            A Future of the service's answer. It raises RemoteError if the service refused the call
+            and ActionFailed if the call could not be served.
+
+        Raises:
+            InvalidInput: an argument is wrong; the message names it.
+        """
+        return self._services.call(service, method, tokens, timeout, retries, name, component,
+                                   once, trajectory, arguments)
+
+    def register_rollouts(self, name: str, pool: Rollouts | Mapping[str, Any]) -> None:
+        """Declares a rollout pool over services that are declared: buckets of services, by how many
+        tokens a trajectory has left. Declaring the same pool again is harmless.
+
+        Args:
+            name: the pool's name.
+            pool: its fields, as in `[rollouts.NAME]` of the settings file.
+
+        Raises:
+            InvalidInput: a field is wrong, a service is not declared, or the name is in use with
+                another pool.
+        """
+        self._rollouts.register(name, pool)
+
+    def rollout(self, pool: str, method: str, *, trajectory: str | int, prompt: int | str,
+                context: int, generated: int, tokens: int = 0, timeout: float | None = None,
+                retries: int | None = None, name: str = "", once: str = "",
+                **arguments: Any) -> Future:
+        """Runs one turn of a trajectory on the service of a pool that suits it best; returns at
+        once. The turns of one trajectory run one after another.
+
+        Args:
+            pool: the pool's name.
+            method, arguments: as for `call`.
+            trajectory: your name of the trajectory; another client may use the same name for
+                another one. Actions submitted with the same `trajectory` are its tools: how they
+                end lets the broker estimate how much of it is left.
+            prompt: the prompt it began with, as a number below 2**62 or a text. All samples of one
+                prompt name the same.
+            context: tokens with which this turn begins, prompt and returns of tools included.
+            generated: tokens that the policy has generated in this trajectory so far.
+            tokens, timeout, retries, name, once: as for `call`.
+
+        Returns:
+            A Future of the service's answer; its `route` says where the turn went and why. Besides
+            what `call` raises, it raises InfeasibleRequest if the context fits on no service of the
+            pool, or none of those that it fits on can run on the nodes.
+
+        Raises:
+            InvalidInput: an argument is wrong; the message names it.
+        """
+        turn = make_turn(pool, trajectory, prompt, context, generated)
+        options = Options(1, 0, 0, timeout, name or f"{pool}.{method}", retries, True,
+                          once=once, turn=turn)
+        return self._rollouts.submit(turn, method, tokens, options, arguments)
+
+    def tool_returned(self, pool: str, trajectory: str | int, tool: str, characters: int,
+                      status: str = "success") -> None:
+        """Reports the return of a tool that did not run through the broker. Call it before the
+        trajectory's next turn; returns at once.
+
+        Args:
+            pool: the pool's name.
+            trajectory: as for `rollout`.
+            tool: the tool's name.
+            characters: how many characters it returned.
+            status: "success", "failure" or "timeout".
+
+        Raises:
+            InvalidInput: an argument is wrong, or the pool is not declared.
+        """
+        self._rollouts.tool_returned(pool, trajectory, tool, characters, status)
+
+    def trajectory_ended(self, pool: str, trajectory: str | int, tokens: int | None = None, *,
+                         epoch: int | None = None) -> None:
+        """Reports the end of a trajectory; returns at once. A turn that is still open goes on.
+
+        Args:
+            pool: the pool's name.
+            trajectory: as for `rollout`.
+            tokens: how many tokens the policy generated in all, from which the pool learns. None
+                for a trajectory that was cut off, from which it learns nothing.
+            epoch: the train step, or another number that grows with it, by which old lengths are
+                forgotten. None for the epoch of the last trajectory that named one.
+
+        Raises:
+            InvalidInput: an argument is wrong, or the pool is not declared.
+        """
+        self._rollouts.trajectory_ended(pool, trajectory, tokens, epoch)
+
+    # ---- endpoints ---------------------------------------------------------------------------
+
+    def register_endpoint(self, name: str, *, concurrency: int = 64, rate: float = 0.0,
+                          burst: float | None = None, jitter_ms: float = 50.0,
+                          **options: Any) -> Endpoint:
+        """Declares an API of somebody else and its quota, for all clients of this job; returns when
+        the broker has taken it. Declaring the same endpoint again is harmless.
+
+        Args:
+            name: the endpoint's name.
+            concurrency: the most calls at once.
+            rate: the most calls per second; 0 for no limit.
+            burst: the most calls at once after a pause; None for those of one second.
+            jitter_ms: by how many milliseconds the network may delay one call more than another.
+                The broker keeps the burst smaller by the calls of that time, so that the endpoint
+                never sees more than its quota.
+            options: of the Endpoint that is returned, see `endpoint`.
+
+        Returns:
+            The endpoint, for calls from this process.
+
+        Raises:
+            InvalidInput: a field is wrong, or the name is in use with another quota.
+
+        Example:
+            search = client.register_endpoint("search", concurrency=8, rate=20)
+            with search.slot():
+                answer = requests.get(url)
+        """
+        spec = endpoint_spec(name, {
+            "concurrency": concurrency, "rate": rate, "burst": burst, "jitter_ms": jitter_ms})
+        self._connection.request(lambda request: ms.DeclareEndpoint(request, spec))
+        return self.endpoint(name, **options)
+
+    def endpoint(self, name: str, *, cache: int = 0, cache_s: float = 300.0,
+                 single_flight: bool = False, rng: random.Random | None = None) -> Endpoint:
+        """Returns an endpoint that any client or the broker's settings file has declared.
+
+        Args:
+            name: the endpoint's name.
+            cache: how many answers of `request(key=...)` this process keeps and gives again; 0 for
+                none. It changes the data that a policy trains on: everybody who asks the same sees
+                the same answer, where the endpoint might have given several.
+            cache_s: for how long an answer is kept, in seconds.
+            single_flight: whether requests of one key at the same time share one call, with its
+                answer or its failure. It changes the data likewise. The call goes on when one of
+                its callers goes away.
+            rng: where the pauses between attempts are drawn from; None for a generator of its own.
+
+        Raises:
+            InvalidInput: `cache` or `cache_s` is out of range.
+        """
+        return Endpoint(self._grants, name, cache=cache, cache_s=cache_s,
+                        single_flight=single_flight, rng=rng)
+
+    # ---- the broker --------------------------------------------------------------------------
+
+    def ask(self, what: str, argument: str = "", timeout_s: float = 10.0) -> Any:
+        """Asks the broker about its state and waits for the answer.
+
+        Args:
+            what: the query: "info", "nodes", "pending", "services", "rollouts", or "explain".
+            argument: for "explain", the id of an action or a session.
+            timeout_s: how long to wait for the answer, in seconds.
+
+        Returns:
+            The answer as plain values, as `tangram info --json` and the like print it.
+
+        Raises:
+            InvalidInput: the broker does not know the query.
+            BrokerUnreachable: no answer came in time.
+        """
+        return self._connection.ask(what, argument, timeout_s)
+
     def shutdown_broker(self, reason: str = "") -> None:
-        """Asks the broker to end in order; what still runs is killed."""
-        with self._lock:
-            self._check_open()
-            self._put(ms.Shutdown(reason))
+        """Asks the broker to end in order; returns at once. What still runs is killed.
+
+        Args:
+            reason: one line for its log and its clients.
+
+        Raises:
+            ClientClosed, BrokerUnreachable: the client was closed or has lost its broker.
+        """
+        self._connection.send(ms.Shutdown(reason), must_be_open=True)
 
     def close(self) -> None:
-        """Says goodbye; the broker cancels what is still open, and its futures raise
-        `ClientClosed`."""
-        with self._lock:
-            if self._closing:
-                return
-            self._closing = True
-            self._put(ms.Bye())  # the broker cancels what is open
-        self._thread.join(10)
+        """Closes the client. The broker cancels what is still open, and its futures raise
+        ClientClosed. A second call does nothing."""
+        self._connection.close()
 
     def __enter__(self) -> Client:
         return self
@@ -209,287 +469,4 @@ class Client(RolloutCalls, Quotas, Opening):
 
     def __reduce__(self) -> NoReturn:
         raise InvalidInput("a client cannot be sent to another process; call "
-                           f"{self._again} there for a client of its own")
-
-    def _disown(self) -> None:
-        """In the child of a fork (see `forked`): this is a copy of another process's client."""
-        error = not_ours("client", self._owner, self._again)
-        self._lock, self._closing, self._failure = threading.Lock(), True, error
-        if self._channel is not None:
-            self._channel.abandon()
-        self._channel, self._outbox = None, Outbox()
-        pending, self._pending = self._pending, {}
-        sessions, self._sessions = self._sessions, {}
-        answers, self._answers = self._answers, {}
-        for one in pending.values():
-            end_copy(one.future, error)
-            if one.turn is not None:
-                one.turn.disown(error)
-        for session in sessions.values():
-            end_copy(session.opened, error)
-            end_copy(session.closed, error)
-        for answer in answers.values():
-            end_copy(answer, error)
-
-    @property
-    def via(self) -> str:
-        """The way in use: `socket` or `mpi`."""
-        return self._channel.via if self._channel is not None else ""
-
-    # ---- for Session and Future --------------------------------------------------------------
-
-    def _send_action(self, kind: Kind, options: Options, session: Session | None, what: str,
-                     call: pl.Payload, trusted: bool = False,
-                     on_output: Callable[[int, bytes], None] | None = None,
-                     shipped: Shipped | None = None, key: str = "cpu") -> Future:
-        in_session, held = session.spec.id if session is not None else 0, ""
-        try:
-            if self._failure is not None:  # in the child of a fork the store is the parent's
-                raise self._failure
-            action = make_action(self._mint(), kind, options, in_session, what, key)
-            if shipped is not None and action.once:
-                call = msgspec.structs.replace(
-                    call, digest=self._store.keep(shipped.name, action.once))
-            payload = packed(call, "work, env, cwd, files")
-            if len(payload) > ms.INLINE_MAX:
-                held = self._store.put(payload, action.once)
-                payload = pl.encode(pl.Stored(held, len(payload)))
-            with self._lock:
-                self._check_open()
-                future = Future(action.id, self._cancel)
-                self._pending[action.id] = Pending(action, payload, future, trusted,
-                                                   time.monotonic_ns(), on_output, session=session,
-                                                   held=held, shipped=shipped)
-                self._put(ms.Submit(action), payload)
-        except TangramError:
-            self._store.release(held)
-            self._book.not_submitted(shipped)
-            raise
-        return future
-
-    def _cancel(self, action: int) -> None:
-        with self._lock:
-            pending = self._pending.get(action)
-            if pending is not None:
-                pending.cancelled = True
-                self._put(ms.Cancel((action,)))
-
-    def _mint(self) -> int:
-        assert self.welcome is not None
-        return mint(self.welcome.client, next(self._numbers))
-
-    def _put(self, message: ms.Message, payload: Buffer | None = None) -> None:
-        """Queues a message and wakes the thread once for all that is queued; lock held."""
-        self._outbox.put(message, payload)
-        if not self._woken and self._channel is not None:
-            self._woken = True
-            self._channel.wake()
-
-    # ---- the thread --------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            self._serve(self._open(first=True))
-        except TangramError as error:
-            self._fail(error)
-        finally:
-            if self._channel is not None:
-                self._channel.close()
-            self._ready.set()
-
-    def _serve(self, channel: Channel) -> None:
-        last_ping = time.monotonic()
-        while True:
-            try:
-                self._send_outbox(channel)
-                if self._closing:
-                    return self._fail(self._closed())
-                for message, payload in channel.wait(_PING_S, self._awaits()):
-                    self._receive(message, payload)
-                if self._acks and (len(self._acks) >= _ACK_AFTER or not self._pending
-                                   or self._ack_bytes >= _ACK_BYTES):
-                    self._send_acks()
-                now = time.monotonic()
-                if now - last_ping >= _PING_S:
-                    last_ping = now
-                    with self._lock:
-                        self._outbox.put(ms.Ping(0))
-            except ChannelLost as error:
-                if self._closing:
-                    return self._fail(self._closed())
-                channel.close()
-                channel = self._open(first=False, because=str(error))
-
-    def _awaits(self) -> bool:
-        """Whether an answer is due, which a polling channel may spend CPU on."""
-        return bool(self._pending or self._answers or self._opening)
-
-    def _send_outbox(self, channel: Channel) -> None:
-        with self._lock:
-            self._woken = False
-            frame = self._outbox.take()
-        if frame:
-            channel.send(frame)
-
-    def _send_acks(self) -> None:
-        with self._lock:
-            acks, self._acks, self._ack_bytes = self._acks, [], 0
-            self._outbox.put(ms.Ack(tuple(acks)))
-
-    def _open(self, first: bool, because: str = "") -> Channel:
-        """A channel whose broker has welcomed us; tries all ways until the grace is over.
-
-        Raises:
-            TangramError: none could be opened; the last reason.
-        """
-        grace_s = self.welcome.grace_s if self.welcome is not None else 0.0
-        grace_s = max([grace_s, *(s.spec.grace_ns / 1e9 for s in list(self._sessions.values()))])
-        patience, pause = Patience(time.monotonic(), grace_s, _TRY_S), 0.05
-        while True:
-            problem: TangramError = BrokerUnreachable(f"job {self.job}: {because or 'no way'}")
-            for dial in self._dials:
-                try:
-                    channel = dial()
-                except TangramError as error:
-                    problem = error
-                    continue
-                try:
-                    self._greet(channel, first)
-                    return channel
-                except _Forgotten:
-                    channel.close()
-                    raise
-                except (ChannelLost, TangramError) as error:
-                    channel.close()
-                    problem = error if isinstance(error, TangramError) else problem
-            if patience.over(time.monotonic()) or self._closing:
-                raise problem from None
-            time.sleep(pause)
-            pause = min(1.0, pause * 2)
-
-    def _greet(self, channel: Channel, first: bool) -> None:
-        hello, name = Outbox(), self.name or f"{os.uname().nodename}:{os.getpid()}"
-        hello.put(ms.Hello(ms.PROTOCOL_VERSION, self.job, self._uid, name, self.rank, self.size,
-                           channel.via))
-        channel.send(hello.take())
-        deadline = time.monotonic() + 10.0
-        later = []
-        welcome: ms.Welcome | None = None
-        while welcome is None:
-            if time.monotonic() > deadline:
-                raise ChannelLost("no welcome within 10 s")
-            for message, payload in channel.wait(0.1, True):
-                if isinstance(message, ms.Refused):
-                    raise InvalidInput(f"job {self.job}: the broker refused us: {message.text}")
-                if isinstance(message, ms.Welcome):
-                    welcome = message
-                else:
-                    later.append((message, payload))
-        with self._lock:
-            self._adopt(channel, welcome, first)
-        for message, payload in later:
-            self._receive(message, payload)
-        self._ready.set()
-
-    def _adopt(self, channel: Channel, welcome: ms.Welcome, first: bool) -> None:
-        """Makes this channel ours and says again all that is open; lock held."""
-        if not first and self.welcome is not None and welcome.client != self.welcome.client:
-            raise _Forgotten(f"job {self.job}: the broker no longer knows this client; its "
-                             "sessions are gone")
-        self._channel, self.welcome = channel, welcome
-        if first:
-            return
-        self._outbox.take()  # rebuilt from what is open
-        for session in self._sessions.values():
-            self._outbox.put(ms.RequestSession(session.spec, again=True))
-        for pending in self._pending.values():
-            self._outbox.put(ms.Submit(pending.action), pending.payload)
-            if pending.cancelled:
-                self._outbox.put(ms.Cancel((pending.action.id,)))
-            if pending.turn is not None and pending.turn.said is not None:
-                self._outbox.put(pending.turn.said)
-
-    def _receive(self, message: ms.Message, payload: memoryview | None) -> None:
-        match message:
-            case ms.Result(action=action):
-                self._acks.append(action)
-                if payload is not None:
-                    self._ack_bytes += len(payload)
-                if (pending := self._take(action)) is not None:
-                    conclude(pending, message, payload, self._store)
-                    pending.release(self._book, self._store)
-            case ms.Output(id=action, stream=stream):
-                open_one = self._pending.get(action)
-                if open_one is not None and open_one.on_output is not None and payload is not None:
-                    Streams.give(open_one, stream, bytes(payload))
-            case ms.Granted(action=action):
-                open_one = self._pending.get(action)
-                if open_one is not None and open_one.turn is not None:
-                    open_one.turn.granted(message)
-            case ms.SessionUp(session=session_id):
-                self._opening.discard(session_id)
-                if (session := self._sessions.get(session_id)) is not None:
-                    session._up(message)
-            case ms.SessionDown(session=session_id, reason=reason, never=never):
-                with self._lock:
-                    self._opening.discard(session_id)
-                    session = self._sessions.pop(session_id, None)
-                if session is not None:
-                    session._down(reason, never)
-            case ms.Rejected():
-                self._rejected(message)
-            case ms.Answer(request=request):
-                answer = self._answers.pop(request, None)
-                if answer is not None and payload is not None:
-                    answer.set_result(json.loads(bytes(payload)))
-            case ms.Shutdown(reason=reason):
-                raise BrokerUnreachable(f"job {self.job}: the broker ended: {reason}")
-
-    def _take(self, action: int) -> Pending | None:
-        return self._pending.pop(action, None)  # only this thread takes; no lock for each result
-
-    def _rejected(self, message: ms.Rejected) -> None:
-        if (pending := self._take(message.id)) is not None:
-            refuse(pending, message)
-            return pending.release(self._book, self._store)
-        answer = self._answers.pop(message.id, None)
-        if answer is not None:
-            return answer.set_exception(InvalidInput(message.text))
-        with self._lock:
-            self._opening.discard(message.id)
-            session = self._sessions.pop(message.id, None)
-        if session is not None:
-            session._down(message.text, never=not message.lost)
-        elif not message.id:
-            log_refusal(self.job, message)
-
-    def _fail(self, error: TangramError) -> None:
-        """Ends everything that is open with this error; what its caller cancelled, as cancelled."""
-        with self._lock:
-            self._failure = error
-            open_now, self._pending = list(self._pending.values()), {}
-            sessions, self._sessions = list(self._sessions.values()), {}
-            answers, self._answers = list(self._answers.values()), {}
-        for pending in open_now:
-            if pending.cancelled:
-                pending.future.end_cancelled()
-            else:
-                pending.future.set_exception(error)
-        for session in sessions:
-            session._down(str(error), error=error)
-        for answer in answers:
-            answer.set_exception(error)
-
-
-class _Forgotten(BrokerUnreachable):
-    """The broker answers, but its grace for this client is over."""
-
-
-def _usable(session: Any, kwargs: Any, on_output: Any) -> None:
-    """What is used here, and not sent as it is, can be. Raises InvalidInput."""
-    if session is not None and not isinstance(session, Session):
-        raise InvalidInput(f"session: {session!r:.60} is not what `Client.session` returned")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise InvalidInput(f"kwargs: {kwargs!r:.60} is not a mapping of names to values")
-    if on_output is not None and not callable(on_output):
-        raise InvalidInput(f"on_output: {on_output!r:.60} is not a function of (stream, bytes)")
+                           f"{self._connection.again} there for a client of its own")

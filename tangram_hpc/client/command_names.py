@@ -1,10 +1,10 @@
-"""Pure. The name of a command that its caller did not name: what it runs, not the words before it.
+"""Pure. Guesses the name of a command that its caller did not name.
 
-Names are classes: run times are learned for each name, and accounting counts by it. So the name
-of `cd repo && SEED=17 timeout 60 python3 -m pytest -q` is `pytest`, and each of
-`python3 run_17.py`, `python3 run_18.py` is `run_N.py`. It is a guess by the first command of the
-line that does more than prepare. Explicit names are not looked at. It reads no file and never
-fails; the cost is linear in the first LOOK characters of the line.
+A name is a class: run times are learned for each name, and accounting adds up by it. The name is
+therefore that of the program which does the work: `pytest` for
+`cd repo && SEED=17 timeout 60 python3 -m pytest -q`, and `run_N.py` for `python3 run_17.py` and
+`python3 run_18.py` alike. The guess looks at the first command of the line that does more than
+prepare. It reads no file and never fails; its cost is linear in the first LOOK characters.
 """
 
 from __future__ import annotations
@@ -46,7 +46,12 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 
 
 def name_of(shell: str, argv: Sequence[str]) -> str:
-    """The name of a shell line, or of a command given as words where that is empty."""
+    """Guesses the name of a command.
+
+    Args:
+        shell: a line for the shell; empty where the command is an argv.
+        argv: the argv, where `shell` is empty.
+    """
     if shell:
         return _name_of_line(shell[:LOOK])
     if len(argv) < 9 and sum(map(len, argv)) < _SHORT:  # short ones are kept: they often come again

@@ -1,9 +1,10 @@
-"""What becomes of clients in the child of a fork: their copies there do nothing, and say so.
+"""Clients in the child of a fork: their copies there do nothing, and say so.
 
-A fork copies every object of its process, but only the thread that forked. A client's copy has no
-thread of its own, shares its socket with the parent, and may have been copied while another thread
-held a lock. So right after a fork, in the child, each copy lets go of what it shares with the
-parent, its open futures end with an error, and whatever is asked of it later raises that error.
+A fork copies every object of its process, but only the thread that forked. The copy of a client has
+no thread of its own, shares its socket with the parent, and may have been copied while another
+thread held a lock. Right after a fork, in the child, each copy therefore lets go of what it shares
+with the parent, its open futures end with an error, and every later call raises that error.
+
 Nothing here may send a byte, wait, or take a lock that the parent's threads take.
 """
 
@@ -21,37 +22,44 @@ from .future import Future
 
 
 class Forkable(Protocol):
-    """What this module needs of a client."""
+    """What this module needs of a connection."""
 
-    def _disown(self) -> None: ...
-
-
-_clients: weakref.WeakSet[Any] = weakref.WeakSet()
+    def disown(self) -> None:
+        """Lets go of everything that the copy shares with the parent."""
 
 
-def watch(client: Forkable) -> None:
-    """From now on this client is disowned in every child of a fork."""
-    _clients.add(client)
+_watched: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def watch(connection: Forkable) -> None:
+    """Disowns this connection in every child of a fork from now on."""
+    _watched.add(connection)
 
 
 def _in_child() -> None:
-    for client in _clients:
-        client._disown()
+    for connection in _watched:
+        connection.disown()
 
 
 os.register_at_fork(after_in_child=_in_child)
 
 
 def not_ours(what: str, owner: int, remedy: str) -> ClientClosed:
-    """The error of who uses what process `owner` made and a fork copied into this one."""
+    """Makes the error for the use of a copy.
+
+    Args:
+        what: the kind of object.
+        owner: the id of the process that made it.
+        remedy: a Python call that makes one for this process.
+    """
     return ClientClosed(
         f"this {what} belongs to process {owner}, from which process {os.getpid()} was forked; "
         f"call {remedy} in process {os.getpid()} for a client of its own")
 
 
 def end_copy(future: concurrent.futures.Future[Any], error: Exception) -> None:
-    """Ends a copy of an open future. Its condition may be held by a thread that is not here, so it
-    gets another one; who waited or wanted to be called was in the parent."""
+    """Ends the copy of an open future with an error. A thread of the parent may hold the future's
+    condition, so it gets another one; whoever waited for it is in the parent."""
     if isinstance(future, Future):
         future.end_in_child(error)
         return

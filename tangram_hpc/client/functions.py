@@ -1,11 +1,12 @@
-"""The functions that a client has shipped: each is pickled once and lies in the job's store once.
+"""The functions that a client has uploaded to the job's store.
 
-A call carries the digest of its function and its pickled arguments. The book remembers what it may
-ship again. An entry leaves the store when the book has evicted its function and no open action
-needs it any more. The count of open actions is kept without a lock between the threads that submit
-and the client's own thread, since both are on the way of every call.
+Each function is pickled once and stored once. A call carries the digest of its function and its
+pickled arguments. The cache remembers the functions that may be called again. An entry leaves the
+store when the cache has evicted its function and no open action needs it any more. The count of
+open actions is kept without a lock between the threads that submit and the connection's thread,
+because both are on the way of every call.
 
-Law: this is the only place on the client that pickles; nothing here unpickles.
+This is the only module of the client that pickles, and it never unpickles.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from typing import Any
 
 from ..errors import InvalidInput
 from ..protocol import payload as pl
-from .shelf import Shelf
+from .stored_payloads import StoredPayloads
 
-FUNCTIONS_MAX = 1024  # shipped functions that are remembered
-FUNCTION_BYTES_MAX = 32 << 20  # what they may take in the store, where no open action needs them
+FUNCTIONS_MAX = 1024  # functions that the cache remembers
+FUNCTION_BYTES_MAX = 32 << 20  # their bytes in the store, where no open action needs them
 _NO_ARGUMENTS = pickle.dumps(((), {}), protocol=5)
 
 
-class Shipped:
-    """A function in the job's store, and who needs it there.
+class UploadedFunction:
+    """A function in the job's store, and the actions that need it there.
 
     Attributes:
         function: what the caller submits.
-        name: of its entry in the store.
-        size: bytes of that entry.
-        submitted: how many actions were submitted with it; changed under the book's lock.
-        ended: how many of these actions have ended; changed by the client's own thread alone.
-        evicted: whether the book no longer remembers it. Its entry is then removed with the last
+        name: the name of its entry in the store.
+        size: the size of that entry, in bytes.
+        submitted: how many actions were submitted with it; changed under the cache's lock.
+        ended: how many of these actions have ended; changed by the connection's thread alone.
+        evicted: whether the cache no longer remembers it. Its entry is then removed with the last
             of its actions.
         token: holds the name until the entry is removed. Two threads may both see the last action
             end; only the one that pops the name removes the entry.
@@ -48,19 +49,26 @@ class Shipped:
         self.evicted, self.token = False, [name]
 
 
-class FunctionBook:
-    """Functions that were shipped: each is pickled once and stored once, by digest. The book holds
-    what it may ship again: the youngest, up to a number and an amount of bytes."""
+class FunctionCache:
+    """The most recently uploaded functions, up to a number and a total size."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf, self._lock = shelf, threading.Lock()
-        self._known: dict[int, Shipped] = {}  # by id() of the function, oldest first
-        self._bytes = 0
+    def __init__(self, store: StoredPayloads) -> None:
+        self._store, self._lock = store, threading.Lock()
+        self._known: dict[int, UploadedFunction] = {}  # by id() of the function, oldest first
+        self._bytes = 0  # the sum of their sizes
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-             pickled: bool) -> tuple[pl.FunctionCall, Shipped]:
-        """Returns the payload of one call, and its function, which stays in the store until
-        `ended` or `not_submitted` was called for this call.
+             pickled: bool) -> tuple[pl.FunctionCall, UploadedFunction]:
+        """Prepares one call and uploads the function if the cache does not know it.
+
+        Args:
+            function: the function, as it is at its first call.
+            args, kwargs: its arguments; they are pickled.
+            pickled: whether the result may come back as a pickle.
+
+        Returns:
+            The call's payload, and the function. The function stays in the store until `ended` or
+            `not_submitted` is called for this call.
 
         Raises:
             InvalidInput: the function or an argument cannot be pickled.
@@ -74,48 +82,49 @@ class FunctionBook:
         with self._lock:
             known = self._known.get(id(function))
             if known is None or known.function is not function:
-                known = self._learn(function)
+                known = self._upload(function)
             known.submitted += 1
         return pl.FunctionCall(known.name, arguments, pickled), known
 
-    def ended(self, shipped: Shipped) -> None:
-        """Called by the client's own thread when an action with this function has ended. It waits
+    def ended(self, uploaded: UploadedFunction) -> None:
+        """Called by the connection's thread when an action with this function has ended. It waits
         for no lock: `_evict` sets `evicted` before it looks at the counts, and this method counts
         before it looks at `evicted`, so at least one of the two sees that no action is left."""
-        shipped.ended += 1
-        if shipped.evicted:
-            self._release(shipped)
+        uploaded.ended += 1
+        if uploaded.evicted:
+            self._release(uploaded)
 
-    def not_submitted(self, shipped: Shipped | None) -> None:
+    def not_submitted(self, uploaded: UploadedFunction | None) -> None:
         """Called when a call was prepared and could not be submitted; None for a command."""
-        if shipped is None:
+        if uploaded is None:
             return
         with self._lock:
-            shipped.submitted -= 1
-            if shipped.evicted:
-                self._release(shipped)
+            uploaded.submitted -= 1
+            if uploaded.evicted:
+                self._release(uploaded)
 
-    def _learn(self, function: Callable[..., Any]) -> Shipped:
+    def _upload(self, function: Callable[..., Any]) -> UploadedFunction:
         data = _cloudpickled(function, "function")
-        old = self._known.pop(id(function), None)  # of a function that is gone
+        old = self._known.pop(id(function), None)  # the function that had this id() before
         if old is not None:
             self._evict(old)
-        known = self._known[id(function)] = Shipped(function, self._shelf.put(data), len(data))
+        known = self._known[id(function)] = UploadedFunction(function, self._store.put(data),
+                                                             len(data))
         self._bytes += len(data)
         while len(self._known) > FUNCTIONS_MAX or (
                 self._bytes > FUNCTION_BYTES_MAX and len(self._known) > 1):
             self._evict(self._known.pop(next(iter(self._known))))
         return known
 
-    def _evict(self, known: Shipped) -> None:
+    def _evict(self, known: UploadedFunction) -> None:
         self._bytes -= known.size
         known.evicted = True
         self._release(known)
 
-    def _release(self, known: Shipped) -> None:
+    def _release(self, known: UploadedFunction) -> None:
         if known.ended == known.submitted:
             with suppress(IndexError):  # another thread has popped the name
-                self._shelf.release(known.token.pop())
+                self._store.release(known.token.pop())
 
 
 def _cloudpickled(value: Any, field: str) -> bytes:

@@ -1,10 +1,12 @@
-"""`Future`: one action's result, for threads and for asyncio; and the results themselves.
+"""`Future`: the result of one action; and what is known of how the action was served.
 
-Law: a future ends exactly once, by the client's own thread. It is a `concurrent.futures.Future`
-(`result`, `exception`, `add_done_callback`, `as_completed`, `wait`) that can also be awaited. What
-its base needs to wait and to call back is made for those that somebody waits for: of a thousand
-futures most have ended when their turn comes, and ten objects of each would be a third of what an
-action costs its client, most of that for the garbage collector.
+A `Future` is a `concurrent.futures.Future` (`result`, `exception`, `add_done_callback`,
+`as_completed`, `wait`) that can also be awaited. The connection's thread ends it.
+
+The condition, the list of waiters and the list of callbacks of the base class are made when
+somebody first needs them. Of a thousand futures most have ended before anybody waits for them, and
+ten objects for each would be a third of what an action costs its client, most of it for the garbage
+collector.
 """
 
 from __future__ import annotations
@@ -29,12 +31,31 @@ from ..protocol.message import Result
 
 @dataclass(frozen=True)
 class Details:
-    """How an action was served. Times in seconds: `queue_s` submitted -> granted and `held_s`
-    granted -> finished by the broker's clock, `exec_s` run time on the node, `act_s` submit ->
-    result as the client saw it. `exit_code`: as of `ExecResult`, for actions of every kind.
-    `grants`: (ns since it was granted, units from then on). Of a call of a service also
-    `restore_s`, what bringing it to its GPUs took (whoever ran with the call that brought it
-    waited for that in the queue), and `batch`, how many ran as one with it."""
+    """How an action was served; see `Future.details`.
+
+    Attributes:
+        id: the action's id, as commands and accounting show it.
+        state: the state in which it ended.
+        node: the node on which it ran.
+        cores: the numbers of the CPUs that it held.
+        attempt: the number of the start that ended so.
+        queue_s: seconds from submission to grant, by the broker's clock.
+        held_s: seconds from grant to finish, by the broker's clock.
+        exec_s: seconds of run time, by the node's clock.
+        act_s: seconds from submission to result, by the client's clock.
+        cpu_s: user and system seconds of its processes.
+        maxrss_kib: the largest resident set of any one of its processes, in KiB.
+        isolation: the isolation backend that it had.
+        enforcement: how it was kept to what it was lent.
+        reason: one line that says why it ended so, where the state does not say it.
+        grants: (ns since the grant, units from then on) for each size that it had.
+        restore_s: for the call that brought its service to the GPUs: how long that took, in
+            seconds. Calls of the same batch waited for it in the queue.
+        batch: how many calls of a service ran together, this one included.
+        exit_code: as for `ExecResult`, for actions of every kind.
+        lower_bounds: which of "cpu" and "maxrss" are lower bounds only, as they could not be
+            measured to the end.
+    """
 
     id: str
     state: ActionState
@@ -58,7 +79,8 @@ class Details:
 
     @property
     def system_s(self) -> float:
-        """What was neither waiting for units, nor bringing a service in, nor running."""
+        """Seconds in which the action neither waited for units, nor waited for its service to be
+        brought to GPUs, nor ran: the overhead of the system."""
         return max(0.0, self.act_s - self.queue_s - self.restore_s - self.exec_s)
 
 
@@ -66,22 +88,28 @@ _FAILURES = {ActionState.TIMEOUT: ActionTimeout, ActionState.OUT_OF_MEMORY: Acti
 
 
 class ExecResult(msgspec.Struct, frozen=True, gc=False):
-    """A command's end. It is true in a condition if the command completed (`if result:`).
+    """The result of a command. It is true in a condition if the command completed.
 
     Attributes:
         state: COMPLETED (exit code 0), FAILED, TIMEOUT or OUT_OF_MEMORY.
-        exit_code: 0 if it completed, and only then: a failed command's own exit code, 128 + N after
-            signal N, 1 when neither is known; 124 for TIMEOUT and 137 for OUT_OF_MEMORY.
-        signal: the signal that ended it, 0 for none.
-        stdout, stderr: the output that was kept.
-        cut: bytes of each stream that were dropped.
-        reason: one line that says why, when the state alone does not.
-        cpu_s: user + system seconds of its processes.
-        maxrss_kib: largest resident set of any one of them.
-        lower_bounds: which of these two are lower bounds, "cpu" and "maxrss", since they could not
-            be measured to the end.
-        grants: (ns since it was granted, units from then on) of each size it had.
-        isolation, enforcement: what it really had.
+        exit_code: 0 if the command completed, and only then. Otherwise the command's own exit code,
+            128 + N after signal N, or 1 where neither is known; 124 for TIMEOUT and 137 for
+            OUT_OF_MEMORY.
+        signal: the number of the signal that ended it; 0 for none.
+        stdout, stderr: the output, as bytes; long output is kept in part.
+        cut: how many bytes of stdout and of stderr were dropped.
+        reason: one line that says why it ended so, where the state does not say it.
+        cpu_s: user and system seconds of its processes.
+        maxrss_kib: the largest resident set of any one of its processes, in KiB.
+        grants: (ns since the grant, units from then on) for each size that it had.
+        isolation: the isolation backend that it had.
+        enforcement: how it was kept to what it was lent.
+        lower_bounds: which of "cpu" and "maxrss" are lower bounds only, as they could not be
+            measured to the end.
+
+    Example:
+        result = client.submit("make test").result()
+        print(result.text if result else result.stderr.decode())
     """
 
     state: ActionState
@@ -100,7 +128,7 @@ class ExecResult(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def ok(self) -> bool:
-        """Whether it ended with exit code 0."""
+        """Whether the command ended with exit code 0."""
         return self.state is ActionState.COMPLETED
 
     def __bool__(self) -> bool:
@@ -108,20 +136,21 @@ class ExecResult(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def text(self) -> str:
-        """stdout as text; bytes that are not UTF-8 are replaced."""
+        """`stdout` as text; bytes that are not UTF-8 are replaced."""
         return self.stdout.decode(errors="replace")
 
     @property
     def returncode(self) -> int:
-        """As `subprocess` has it: the exit code, or minus the signal."""
+        """The exit code, or minus the number of the signal, as `subprocess` gives it."""
         return -self.signal if self.signal else self.exit_code
 
     def check(self) -> ExecResult:
-        """Itself if `ok`.
+        """Returns this result if the command completed, and raises otherwise.
 
         Raises:
-            ActionTimeout, ActionOutOfMemory: it was ended for that.
-            ActionFailed: it failed; the message holds the reason and the end of stderr.
+            ActionTimeout: the command ran longer than its `timeout`.
+            ActionOutOfMemory: it took more memory than it may have.
+            ActionFailed: it failed. The message holds the reason and the end of stderr.
         """
         if self.ok:
             return self
@@ -131,34 +160,50 @@ class ExecResult(msgspec.Struct, frozen=True, gc=False):
         raise kind(f"{self.state.value} ({end}) {self.reason} {tail}".strip(), self)
 
 
-_gate = threading.Lock()  # whether a future ends first, or somebody begins to wait for it
+# Held while a future that has no condition ends, and while a condition is made: so either the end
+# comes first, or whoever waits is woken by it.
+_gate = threading.Lock()
 
 
 def _forked() -> None:
-    """The thread that held it is not in the child of a fork."""
     global _gate
-    _gate = threading.Lock()
+    _gate = threading.Lock()  # the thread that held it is not in the child of a fork
 
 
 os.register_at_fork(after_in_child=_forked)
 
 
 class Future(concurrent.futures.Future[Any]):
-    """One action's result to come."""
+    """The result of one action, now or later; made by `submit` and the like.
+
+    It is a `concurrent.futures.Future` and can be awaited. `result()` returns the value or raises
+    what `Client.submit`, `Client.call` or `Session.read` say; it raises CancelledError after a
+    `cancel()` of this client.
+
+    Attributes:
+        action: the action's id, as a number; see `id`.
+        told: the broker's message of the end, and the ACT in ns; None before the end. Use `details`
+            instead.
+
+    Example:
+        futures = [client.submit(["sh", path]) for path in paths]
+        for future in tangram_hpc.as_completed(futures):
+            print(future.id, future.result().exit_code)
+    """
 
     def __init__(self, action: int, cancel: Callable[[int], None]) -> None:
-        # as the base begins, but for what `_condition` makes
+        # what the base class's __init__ sets, but for what `_condition` makes later
         self._state = PENDING
         self._result: Any = None
         self._exception: BaseException | None = None
         self._made: threading.Condition | None = None
         self.action = action
-        self.told: tuple[Result, int] | None = None  # what the broker said, and the ACT in ns
+        self.told: tuple[Result, int] | None = None
         self._cancel = cancel
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """What all of the base's methods take before they look at anything of it."""
+        """The lock that every method of the base class takes before it reads the state."""
         if self._made is None:
             with _gate:
                 if self._made is None:
@@ -168,7 +213,7 @@ class Future(concurrent.futures.Future[Any]):
         return self._made
 
     def set_result(self, result: Any) -> None:
-        """See `concurrent.futures.Future`."""
+        """Ends the future with a value; for the connection's thread."""
         with _gate:
             if self._made is None and self._state == PENDING:
                 self._result = result
@@ -177,23 +222,32 @@ class Future(concurrent.futures.Future[Any]):
         super().set_result(result)
 
     def result(self, timeout: float | None = None) -> Any:
-        """See `concurrent.futures.Future`."""
+        """Waits for the end and returns the action's value.
+
+        Args:
+            timeout: the longest wait, in seconds; None for no limit. The action goes on after it.
+
+        Raises:
+            TimeoutError: the action has not ended in time.
+            CancelledError: this client cancelled the action.
+            ActionFailed: the action has no value; a subclass says why.
+        """
         if self._state == FINISHED and self._exception is None:
             return self._result
         return super().result(timeout)
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the action has ended."""
         return self._state in (FINISHED, CANCELLED, CANCELLED_AND_NOTIFIED)
 
     def end_in_child(self, error: Exception) -> None:
-        """See `forked.end_copy`."""
+        """Ends the copy in the child of a fork; see `forked.end_copy`."""
         if not self.done():
             self._made, self._exception, self._state = None, error, FINISHED
 
     @property
     def details(self) -> Details | None:
-        """How it was served, once that is known."""
+        """How the action was served; None until it has ended, or if it never reached the broker."""
         if self.told is None:
             return None
         r, act_ns = self.told
@@ -205,43 +259,63 @@ class Future(concurrent.futures.Future[Any]):
 
     @property
     def route(self) -> Routed | None:
-        """Of a turn that is done: the service and bucket that it went to, and how (`stay`,
-        `transfer`, `prefill`)."""
+        """For a turn of a rollout pool that has ended: the service and bucket that it went to, and
+        how ("stay", "transfer" or "prefill"). None before the end and for other actions."""
         return self.told[0].route if self.told is not None else None
 
     @property
     def id(self) -> str:
-        """The action's id as commands and accounting show it."""
+        """The action's id, as commands and accounting show it."""
         return show(self.action)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return asyncio.wrap_future(self).__await__()
 
     def cancel(self) -> bool:
-        """Asks the broker to cancel it, running or not. True unless it is done already; the
-        future ends when the broker has confirmed."""
+        """Asks the broker to cancel the action, whether it runs or not; returns at once. The future
+        ends when the broker has confirmed.
+
+        Returns:
+            False if the action has ended already.
+        """
         if self.done():
             return False
         self._cancel(self.action)
         return True
 
     def end_cancelled(self) -> None:
-        """The broker confirmed a cancellation (the client's thread only)."""
+        """Ends the future as cancelled; for the connection's thread, when the broker confirmed."""
         if super().cancel():
             self.set_running_or_notify_cancel()
 
 
 def as_completed(futures: Iterable[Future], timeout: float | None = None) -> Iterator[Future]:
-    """The futures as they end; see `concurrent.futures.as_completed`."""
+    """Yields futures as they end, as `concurrent.futures.as_completed` does.
+
+    Args:
+        futures: the futures.
+        timeout: the longest wait for all of them, in seconds; None for no limit.
+
+    Raises:
+        TimeoutError: not all of them ended in time.
+    """
     return concurrent.futures.as_completed(futures, timeout)  # type: ignore[return-value, arg-type]
 
 
 async def as_completed_async(futures: Iterable[Future]) -> AsyncIterator[Future]:
-    """The futures as they end, for `async for`."""
+    """Yields futures as they end, for `async for`. Other tasks of the event loop run meanwhile.
+
+    Args:
+        futures: the futures.
+
+    Example:
+        async for future in tangram_hpc.as_completed_async(futures):
+            scores.append(future.result())
+    """
     waiting = {asyncio.wrap_future(f): f for f in futures}
     while waiting:
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for each in done:
             if not each.cancelled():
-                each.exception()  # else asyncio logs that nobody has looked at it
+                each.exception()  # without this, asyncio logs an exception that nobody retrieved
             yield waiting.pop(each)

@@ -1,6 +1,6 @@
-"""Pure. What a caller wrote, checked, as Action and payload.
+"""Pure. Checks what a caller wrote and makes an Action, a SessionSpec or a payload of it.
 
-Law: a wrong argument is an InvalidInput that names it, before anything is sent.
+A wrong argument is an InvalidInput that names it, before anything is sent.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from .command_names import name_of
 _UNITS = {"": 1, "m": 1, "mb": 1, "mib": 1, "g": 1024, "gb": 1024, "gib": 1024,
           "t": 1024 * 1024, "k": 1 / 1024}
 
-ONCE_MAX = 200  # bytes of the name of an action's work
-NAME_CUT = 80  # characters of a name that nobody gave
+ONCE_MAX = 200  # bytes of an idempotency key
+NAME_CUT = 80  # characters of a name that was guessed
 CPUS_MAX = 1 << 16  # of one action: more than any node has
 
 _encoder = msgspec.msgpack.Encoder()
+# field of a struct -> the argument that users know
 _WRITTEN_AS = {"degrees": "cpus", "mem_mib": "mem", "disk_mib": "disk", "attempts_max": "retries",
                "argv": "work", "shell": "work", "names": "once"}
 _R = TypeVar("_R", Action, SessionSpec)
@@ -39,7 +40,7 @@ Work = Callable[..., Any] | Sequence[str] | str
 
 
 class Options(NamedTuple):
-    """How an action shall be served; see `Client.submit`."""
+    """How an action shall be served; the fields are arguments of `Client.submit`."""
 
     cpus: Cpus = 1
     mem: int | str = 0
@@ -64,7 +65,8 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
                  idle_s: float | None = None, grace_s: float | None = None,
                  name: str | None = None, component: str | None = None,
                  movable: bool | None = None) -> SessionSpec:
-    """A session as `base` but for what is given; see `Client.session`.
+    """Makes a session's specification: `base` with the given fields replaced. The fields are
+    arguments of `Client.session`; None keeps the base's.
 
     Raises:
         InvalidInput: a field is wrong; names it.
@@ -87,7 +89,7 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
 
 
 def sendable(record: _R) -> _R:
-    """The same record, once it is sure that our thread can send it and the broker read it.
+    """Returns the record if it can be sent and the broker can read it.
 
     Raises:
         InvalidInput: a field has the wrong type, a text in it is not UTF-8, or a number has more
@@ -101,10 +103,15 @@ def sendable(record: _R) -> _R:
 
 
 def utf8(text: str, field: str) -> bytes:
-    """The text's bytes.
+    """The bytes of a text.
+
+    Args:
+        text: the text.
+        field: the argument that holds it, for the error.
 
     Raises:
-        InvalidInput: it cannot be sent, as it holds half of a character or a byte of a file name.
+        InvalidInput: the text is not UTF-8: it holds half of a surrogate pair or a byte of a file
+            name.
     """
     try:
         return text.encode()
@@ -113,9 +120,13 @@ def utf8(text: str, field: str) -> bytes:
 
 
 def packed(record: msgspec.Struct, texts: str) -> bytes:
-    """The bytes of an action, a session or a payload, which has texts in these fields. They are
-    read once as their receiver will: one that could not would end our way to it, and what is open
-    is said again on the next way, so that nothing of this client would ever be served.
+    """The bytes of an action, a session, a question or a payload. They are decoded once, as the
+    receiver will do it: a record that it cannot read would end the channel, and the next channel
+    too, because what is open is repeated there. Nothing of this client would ever be served.
+
+    Args:
+        record: the record.
+        texts: the arguments that hold texts, for the error.
 
     Raises:
         InvalidInput: a field has the wrong type, a text is not UTF-8, or a number has more than
@@ -137,7 +148,7 @@ _reader = cache(reader)
 
 
 def _wrong_type(record: msgspec.Struct) -> str:
-    """One line about the first field that is not of its type."""
+    """Describes the first field that does not have its type, in one line."""
     for field in msgspec.structs.fields(record):
         value = getattr(record, field.name)
         try:
@@ -162,7 +173,8 @@ def _ns_of(seconds: float, field: str, bound: str = ">= 0") -> int:
 
 
 def degrees_of(cpus: Cpus) -> tuple[int, ...]:
-    """`n` -> (n,), a pair -> every whole number from min to max, more or a list -> as given.
+    """The degrees that a caller's `cpus` stands for: `n` is (n,), a pair is every whole number from
+    min to max, and a list or a longer tuple is as given.
 
     Raises:
         InvalidInput: not ascending whole numbers >= 1.
@@ -188,7 +200,7 @@ def degrees_of(cpus: Cpus) -> tuple[int, ...]:
 
 
 def _whole(number: Any) -> int:
-    """A whole number, an array's element too; no truth value. Raises TypeError."""
+    """A whole number; an element of an array counts, a bool does not. Raises TypeError."""
     if isinstance(number, bool):
         raise TypeError
     return operator.index(number)
@@ -205,10 +217,11 @@ def _count(number: Any, field: str) -> int:
 
 
 def mib_of(mem: int | str, field: str = "mem") -> int:
-    """MiB: an int is MiB, a string may say K, M, G or T (binary).
+    """An amount of memory in MiB, with parts of a MiB rounded up. An int is in MiB already; a
+    string may end in K, M, G or T, which are powers of 1024.
 
     Raises:
-        InvalidInput: it is neither, or negative.
+        InvalidInput: it is neither of them, or negative.
     """
     if isinstance(mem, int) and not isinstance(mem, bool) and mem >= 0:
         return mem
@@ -226,7 +239,19 @@ def mib_of(mem: int | str, field: str = "mem") -> int:
 
 def make_action(action: int, kind: Kind, options: Options, session: int, what: str,
                 key: str = "cpu") -> Action:
-    """The action for these options; `what` names it when the caller did not."""
+    """Makes the action for these options.
+
+    Args:
+        action: its id.
+        kind: what it is.
+        options: how it shall be served.
+        session: the id of its session; 0 for none.
+        what: its name, where `options` has none.
+        key: its key resource, where `options` names no endpoint.
+
+    Raises:
+        InvalidInput: an option is wrong; names it.
+    """
     timeout_ns = 0
     if options.timeout is not None:
         timeout_ns = _ns_of(options.timeout, "timeout", "> 0; leave it out for no limit")
@@ -255,7 +280,7 @@ def make_action(action: int, kind: Kind, options: Options, session: int, what: s
 
 
 def trajectory_name(trajectory: str | int) -> str:
-    """A trajectory's name as text.
+    """The name of a trajectory as text.
 
     Raises:
         InvalidInput: it is empty, too long, or cannot be sent.
@@ -273,7 +298,8 @@ def trajectory_name(trajectory: str | int) -> str:
 def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str] | None = None,
               stdin: bytes | str = b"", files: Mapping[str, bytes | str] | None = None,
               stream: bool = False, clean_env: bool = True) -> tuple[pl.ExecCall, str]:
-    """A command's payload, and the name of its class (`command_names`).
+    """Makes the payload of a command, and guesses the name of its class (`command_names`). The
+    arguments are those of `Client.submit`.
 
     Raises:
         InvalidInput: an empty command, or a field of the wrong type.
@@ -293,10 +319,10 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
 
 
 def environment(env: Mapping[str, str] | None) -> dict[str, str]:
-    """Name -> text.
+    """Checks environment variables and makes their values texts.
 
     Raises:
-        InvalidInput: it is no mapping, or a name is no text.
+        InvalidInput: it is not a mapping, or a name is not a text.
     """
     if env is None:
         return {}
@@ -309,10 +335,10 @@ def environment(env: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def raw_files(files: Mapping[str, bytes | str] | None) -> dict[str, bytes]:
-    """Path -> bytes.
+    """Checks files (path -> content) and makes their contents bytes.
 
     Raises:
-        InvalidInput: a content is neither bytes nor str, or it is no mapping.
+        InvalidInput: it is not a mapping, or a content is neither bytes nor str.
     """
     if files is None:
         return {}
@@ -322,7 +348,7 @@ def raw_files(files: Mapping[str, bytes | str] | None) -> dict[str, bytes]:
 
 
 def raw_bytes(data: bytes | str, field: str) -> bytes:
-    """The bytes of a content.
+    """The bytes of a file's content; a str becomes UTF-8.
 
     Raises:
         InvalidInput: it is neither bytes nor str.

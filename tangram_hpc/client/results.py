@@ -1,6 +1,6 @@
-"""What comes back: a broker's Result and its payload become a future's value or exception.
+"""Results: a broker's Result and its payload become the value or the exception of a Future.
 
-Law: nothing is unpickled unless the caller said `trusted=True` for this very action.
+Nothing is unpickled unless the caller set `trusted=True` for this very action.
 """
 
 from __future__ import annotations
@@ -32,19 +32,34 @@ from ..protocol import message as ms
 from ..protocol import payload as pl
 from ..protocol.value import decode_value
 from .endpoints.turn import Turn
-from .functions import FunctionBook, Shipped
+from .functions import FunctionCache, UploadedFunction
 from .future import ExecResult, Future
-from .session import Session
-from .shelf import Shelf
+from .session_record import SessionRecord
+from .stored_payloads import StoredPayloads
 
 _log = logging.getLogger(__name__)
 _RESULTS = (ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT,
             ActionState.OUT_OF_MEMORY)
-_OWN_ENDS = (ActionState.COMPLETED, ActionState.FAILED)  # that the work came to by itself
+_OWN_ENDS = (ActionState.COMPLETED, ActionState.FAILED)  # not forced by a limit or a cancellation
 
 
 class Pending(msgspec.Struct, gc=False):
-    """An action that is open: all that is needed to say it again, and whom to tell."""
+    """An action whose result is not here: all that is needed to submit it again after a reconnect,
+    and to end its future.
+
+    Attributes:
+        action: what was submitted.
+        payload: its payload as it was sent; a large one names its entry in the store.
+        future: the user's future.
+        trusted: whether the result may be unpickled.
+        submitted_ns: when it was submitted, by the monotonic clock.
+        on_output: the caller's function for output; None for none, or after it raised.
+        cancelled: whether this client has asked for its cancellation.
+        turn: the grant request that it belongs to; None for other actions.
+        session: the session that it was submitted to; None for none.
+        stored: the entry of the job's store that it needs until its end; empty for none.
+        uploaded: the function that it needs in the store until its end; None for none.
+    """
 
     action: Action
     payload: bytes
@@ -53,37 +68,34 @@ class Pending(msgspec.Struct, gc=False):
     submitted_ns: int
     on_output: Callable[[int, bytes], None] | None = None
     cancelled: bool = False
-    turn: Turn | None = None  # of a grant
-    session: Session | None = None  # that it was submitted to
-    held: str = ""  # the entry of the job's store that it needs until it is over
-    shipped: Shipped | None = None  # the function that it needs until then
+    turn: Turn | None = None
+    session: SessionRecord | None = None
+    stored: str = ""
+    uploaded: UploadedFunction | None = None
 
-    def release(self, book: FunctionBook, store: Shelf) -> None:
-        """Called when the action has ended: what it needed may leave the job's store."""
-        if self.shipped is not None:
-            book.ended(self.shipped)
-        if self.held:
-            store.release(self.held)
-
-
-class Streams:
-    """Hands pieces of output to the caller's function."""
-
-    @staticmethod
-    def give(pending: Pending, stream: int, data: bytes) -> None:
-        """Calls `on_output`; what it raises is logged, and ends the stream, not the client."""
-        assert pending.on_output is not None
-        try:
-            pending.on_output(stream, data)
-        except Exception:  # noqa: BLE001 - the caller's own code, on our thread
-            pending.on_output = None
-            _log.exception("%s: its on_output raised this and is called no more", _name(pending))
+    def release(self, functions: FunctionCache, store: StoredPayloads) -> None:
+        """Called when the action has ended: lets what it needed leave the job's store."""
+        if self.uploaded is not None:
+            functions.ended(self.uploaded)
+        if self.stored:
+            store.release(self.stored)
 
 
-def conclude(pending: Pending, result: ms.Result, payload: memoryview | None, store: Shelf
+def give_output(pending: Pending, stream: int, data: bytes) -> None:
+    """Hands a piece of output to the caller's `on_output`. What that raises is logged; it is then
+    called no more, and the client goes on."""
+    assert pending.on_output is not None
+    try:
+        pending.on_output(stream, data)
+    except Exception:  # noqa: BLE001 - the caller's own code, on our thread
+        pending.on_output = None
+        _log.exception("%s: its on_output raised this and is called no more", _name(pending))
+
+
+def conclude(pending: Pending, result: ms.Result, payload: memoryview | None, store: StoredPayloads
              ) -> None:
-    """Ends the future with what the result says. It ends as cancelled only where its own caller
-    cancelled it: a `CancelledError` that is awaited cancels the task that awaits."""
+    """Ends the future with what the result says. The future ends as cancelled only if this client
+    asked for it (decision 0036): a `CancelledError` that is awaited cancels the awaiting task."""
     act_ns = time.monotonic_ns() - pending.submitted_ns
     future, outcome = pending.future, result.outcome
     future.told = result, act_ns
@@ -105,14 +117,15 @@ def _name(pending: Pending) -> str:
     return f"action {pending.future.id} ({pending.action.name})"
 
 
-def _value(pending: Pending, result: ms.Result, payload: memoryview | None, store: Shelf) -> Any:
+def _value(pending: Pending, result: ms.Result, payload: memoryview | None,
+           store: StoredPayloads) -> Any:
     outcome = result.outcome
     told = pl.decode(payload) if payload is not None else None
     if isinstance(told, pl.Stored):
         told = _fetched(told, pending, store)
     command = pending.action.kind is Kind.EXEC
     if not command and outcome.state not in _OWN_ENDS:
-        raise _failure(pending, outcome, told)  # whatever a runner said while it was ended
+        raise _failure(pending, outcome, told)  # whatever the runner sent while it was being ended
     if isinstance(told, pl.ErrorReturn):
         kind = UntrustedResult if told.kind == "UntrustedResult" else RemoteError
         text = told.text if kind is UntrustedResult else f"{told.kind}: {told.text}"
@@ -135,7 +148,7 @@ def _value(pending: Pending, result: ms.Result, payload: memoryview | None, stor
 
 
 def _failure(pending: Pending, outcome: Outcome, told: Any) -> ActionFailed:
-    """The exception of an action that did not complete and has no result of its own."""
+    """Makes the exception of an action that did not complete and has no result of its own."""
     action, state = pending.action, outcome.state
     text = f"{_name(pending)}: {state.value}: {outcome.reason or 'nothing more is known'}"
     if state is ActionState.TIMEOUT:
@@ -155,10 +168,10 @@ def _failure(pending: Pending, outcome: Outcome, told: Any) -> ActionFailed:
     return ActionFailed(text, told)
 
 
-def _fetched(told: pl.Stored, pending: Pending, store: Shelf) -> pl.AnyPayload:
-    """A result that came through the store, which need not keep it any longer."""
+def _fetched(told: pl.Stored, pending: Pending, store: StoredPayloads) -> pl.AnyPayload:
+    """Reads a result that came through the store, and lets the store drop it."""
     data = store.get(told.digest)
-    store.taken(told.digest, pending.action.id, pending.action.once)
+    store.drop_result(told.digest, pending.action.id, pending.action.once)
     return pl.decode(data)
 
 
@@ -183,8 +196,8 @@ def _said(error: BaseException) -> str:
 
 
 def refuse(pending: Pending, rejected: ms.Rejected) -> None:
-    """Ends the future of an action that the broker did not take. The broker forgets why a session
-    ended; its client still knows."""
+    """Ends the future of an action that the broker refused. Where the reason is a lost session, the
+    session's record may still know why the session ended, which the broker forgets."""
     if rejected.lost:
         session = pending.session
         why = session.why_ended if session is not None and session.why_ended else rejected.text
@@ -195,6 +208,6 @@ def refuse(pending: Pending, rejected: ms.Rejected) -> None:
 
 
 def log_refusal(job: str, rejected: ms.Rejected) -> None:
-    """Logs that the broker refused a message for whose sender nobody waits."""
+    """Logs the refusal of a message for which nobody waits."""
     _log.error("job %s: the broker refused a message of this client and goes on: %s", job,
                rejected.text)

@@ -1,8 +1,10 @@
-"""`Session`: a trajectory's stateful sandbox, as its client holds it.
+"""`Session`: a trajectory's stateful sandbox, as its user holds it.
 
-Law: what is submitted to a session runs in order, one at a time; files stay between its actions;
-leaving the `with` block closes it and ends what still runs in it. `upload` and `download` are many
-actions and block; all else that acts returns a Future.
+What is submitted to a session runs in order, one action at a time, and files stay between its
+actions. Leaving the `with` block closes the session and cancels what still runs in it. `upload` and
+`download` are many actions each and block; every other method that acts returns a Future at once.
+
+The session's state is its record, which the connection keeps until the session's end is known.
 """
 
 from __future__ import annotations
@@ -11,129 +13,266 @@ import asyncio
 import concurrent.futures
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
 from ..domain.action import Kind
 from ..domain.ids import show
-from ..domain.session import SessionSpec, why_ended
-from ..errors import InfeasibleRequest, InvalidInput, SessionLost, TangramError
+from ..domain.session import SessionSpec
+from ..errors import InvalidInput
 from ..protocol import message as ms
 from ..protocol import payload as pl
+from .actions import submit
+from .connection import Connection
 from .future import Future
-from .request import Options, Work, environment, raw_bytes, session_spec, trajectory_name
+from .request import (
+    Options,
+    Work,
+    environment,
+    raw_bytes,
+    raw_files,
+    session_spec,
+    trajectory_name,
+)
+from .session_record import SessionRecord
 from .transfer import download, upload
-
-if TYPE_CHECKING:
-    from .client import Client
 
 
 class Session:
-    """Made by `Client.session`. Every method that acts returns a Future: `.result()` it, or
-    await it."""
+    """A stateful sandbox on one node; made by `Client.session` and `Session.fork`.
 
-    def __init__(self, client: Client, spec: SessionSpec, env: dict[str, str],
-                 trajectory: str = "") -> None:
-        self.spec, self.env, self.trajectory = spec, env, trajectory
-        self.first: list[Future] = []  # the files it was opened with, being written
-        self.node = ""
-        self.why_ended = ""  # one line, once it has ended
-        self.wait_s = 0.0  # how long it waited for admission
-        self.opened: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self.closed: concurrent.futures.Future[str] = concurrent.futures.Future()
-        self._client = client
+    A session holds memory from its admission to its end, and CPUs only while an action runs in it.
+    `with session:` (or `async with`) waits for its admission and closes it at the end.
+
+    Example:
+        with client.session(mem="1G", files={"t.py": "print(1 + 1)"}) as session:
+            assert session.exec(["python3", "t.py"]).result().text == "2\\n"
+
+    Attributes:
+        first: the Futures of the files that the session was opened with, in their order.
+    """
+
+    def __init__(self, connection: Connection, record: SessionRecord) -> None:
+        self.first: list[Future] = []
+        self._connection, self._record = connection, record
 
     @property
     def id(self) -> str:
-        """The session's id as commands and accounting show it."""
-        return show(self.spec.id)
+        """The session's id, as commands and accounting show it."""
+        return show(self._record.spec.id)
+
+    @property
+    def spec(self) -> SessionSpec:
+        """What was requested: memory in MiB, backend, image, idle time in ns, and so on."""
+        return self._record.spec
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment variables of all commands of this session."""
+        return self._record.env
+
+    @property
+    def trajectory(self) -> str:
+        """The trajectory whose tools run in this session; empty for none."""
+        return self._record.trajectory
+
+    @property
+    def node(self) -> str:
+        """The node that the session is on. Empty before its admission; after a move, the new
+        node."""
+        return self._record.node
+
+    @property
+    def wait_s(self) -> float:
+        """How long the session waited for its admission, in seconds; 0.0 before it."""
+        return self._record.wait_s
+
+    @property
+    def why_ended(self) -> str:
+        """One line that says why the session ended; empty while it has not."""
+        return self._record.why_ended
+
+    @property
+    def opened(self) -> concurrent.futures.Future[None]:
+        """A future that ends when the session is admitted. It raises InfeasibleRequest if the
+        session can never be admitted, and SessionLost if it ended before."""
+        return self._record.opened
+
+    @property
+    def closed(self) -> concurrent.futures.Future[str]:
+        """A future of the reason for the session's end; it ends when the memory is free again."""
+        return self._record.closed
 
     def submit(self, work: Work, *args: Any, **options: Any) -> Future:
-        """`Client.submit` inside this session."""
-        return self._client.submit(work, *args, session=self, **options)
+        """Submits one action that runs inside this session; returns at once.
+
+        Args:
+            work: what runs, as for `Client.submit`.
+            args: the arguments of a function.
+            options: every other argument of `Client.submit`. Without `retries`, the action is not
+                started again when its node fails, because the session's state is gone then.
+
+        Returns:
+            A Future, as for `Client.submit`. It raises SessionLost when the session has ended.
+
+        Raises:
+            InvalidInput: an argument is wrong; the message names it.
+        """
+        return submit(self._connection, work, args, self._record, **options)
 
     def exec(self, command: Sequence[str] | str, **options: Any) -> Future:
-        """A Future of the ExecResult of a command in this session; see `Client.submit` for
-        `stdin`, `cwd`, `env`, `timeout`, `cpus` and the rest."""
+        """Runs a command in this session; returns at once.
+
+        Args:
+            command: an argv list, or a line for the shell.
+            options: `cwd`, `env`, `stdin`, `timeout`, `cpus` and every other argument of
+                `Client.submit`. A relative `cwd` is below the session's directory.
+
+        Returns:
+            A Future of an ExecResult. A command that fails is a result, not an exception.
+
+        Raises:
+            InvalidInput: an argument is wrong; the message names it.
+
+        Example:
+            result = session.exec("make -j4 test", cpus=(1, 4), timeout=300).result().check()
+        """
         return self.submit(command, **options)
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> Future:
-        """Writes a file below the session's directory; parents are made."""
+        """Writes a file; missing parent folders are made. Returns at once.
+
+        Args:
+            path: the file, below the session's directory.
+            data: the content; a str is written as UTF-8.
+            mode: the file's permission bits.
+
+        Returns:
+            A Future that ends when the file is written. It raises ActionFailed when that failed.
+
+        Raises:
+            InvalidInput: an argument is wrong; the message names it.
+        """
         return self._file(pl.FileCall(path, raw_bytes(data, "data"), mode), "write")
 
     def read(self, path: str) -> Future:
-        """A Future of the bytes of a file below the session's directory."""
+        """Reads a file; returns at once.
+
+        Args:
+            path: the file, below the session's directory.
+
+        Returns:
+            A Future of bytes. It raises ActionFailed when the file could not be read.
+        """
         return self._file(pl.FileCall(path), "read")
 
     def listing(self, path: str = "") -> Future:
-        """A Future of all that lies beneath a folder, or of one file: a tuple of entries (`name`,
-        `kind`, `size` in bytes, `mode`). The names are the sandbox's own and may be anything."""
+        """Lists a folder and everything below it, or one file; returns at once.
+
+        Args:
+            path: the folder or file, below the session's directory; empty for that directory.
+
+        Returns:
+            A Future of a tuple of entries with `name`, `kind` ("file", "dir", "link" or "other"),
+            `size` in bytes and `mode`. The sandbox chose the names: check one before you use it as
+            a path of your own.
+        """
         return self._file(pl.FileCall(path, op="list"), "list")
 
     def mkdir(self, path: str) -> Future:
-        """Makes a folder below the session's directory, and its parents."""
+        """Makes a folder and its missing parents, below the session's directory; returns at once.
+
+        Returns:
+            A Future that ends when the folder is there. It raises ActionFailed when that failed.
+        """
         return self._file(pl.FileCall(path, op="mkdir"), "mkdir")
 
     def upload(self, local: str | os.PathLike[str], path: str = "") -> int:
-        """Writes a local file, or all that a local folder holds, to `path`; returns the number of
-        files. A file without a path (or to one that ends in /) keeps its name.
+        """Copies a local file, or everything in a local folder, into the session; blocks.
+
+        Args:
+            local: the file or folder on this machine.
+            path: the target, below the session's directory. If it is empty or ends in "/", a file
+                keeps its own name.
+
+        Returns:
+            The number of files.
 
         Raises:
-            InvalidInput: something there cannot be read, or is neither file nor folder.
-            ActionFailed: the session could not write one.
+            InvalidInput: something cannot be read, or is neither a file nor a folder.
+            ActionFailed: the session could not write a file.
         """
         return upload(self, _local(local), _below(path))
 
     def download(self, path: str, local: str | os.PathLike[str], *, max_bytes: int = 1 << 30,
                  skip_others: bool = False) -> int:
-        """Writes a file, or all that a folder of the session holds, below `local`; returns the
-        number of files. Nothing is written outside it, whatever the sandbox lists.
+        """Copies a file, or everything in a folder, out of the session; blocks. Nothing is written
+        outside `local`, whatever names the sandbox lists.
 
         Args:
-            local: for a folder: the folder; for a file: its new name, or a folder to put it into.
-            max_bytes: refuse more than that.
-            skip_others: leave out links and what else is neither file nor folder.
+            path: the file or folder, below the session's directory.
+            local: for a folder: the target folder; for a file: its new name, or a folder.
+            max_bytes: the most bytes that are copied; more are refused.
+            skip_others: whether to leave out links and everything else that is neither a file nor
+                a folder, instead of refusing them.
+
+        Returns:
+            The number of files.
 
         Raises:
-            InvalidInput: the sandbox lists what must not be written, or too much.
-            ActionFailed: the session could not read it.
+            InvalidInput: the sandbox lists a name that must not be written, or too much.
+            ActionFailed: the session could not read a file.
         """
         return download(self, _below(path), _local(local), max_bytes, skip_others)
 
     def fork(self, *, env: Mapping[str, str] | None = None,
              files: Mapping[str, bytes | str] | None = None, trajectory: str | int = "",
              **overrides: Any) -> Session:
-        """A new session beside this one that begins with its files, as they are between two of its
-        actions, when all that was submitted to it before has ended. It is as this one but for
-        `overrides`, the arguments of `Client.session`; `env` is added to this one's, and
-        `trajectory` is its own.
+        """Opens a new session that begins with a copy of this session's files; returns at once.
+        The files are copied after everything that was submitted to this session before has ended.
+
+        Args:
+            env: environment variables in addition to this session's.
+            files: path -> content; written before anything else happens in the new session.
+            trajectory: the trajectory whose tools run in the new session; empty for none.
+            overrides: arguments of `Client.session` in which the new session differs from this one.
+
+        Returns:
+            The new session.
 
         Raises:
-            InvalidInput: an argument is wrong; names it.
+            InvalidInput: an argument is wrong; the message names it.
+
+        Example:
+            with session.fork(mem="2G") as branch:
+                branch.exec("git apply attempt.patch && make test").result()
         """
         try:
             spec = session_spec(self.spec, **overrides)
         except TypeError as error:
             raise InvalidInput(f"fork: {error}") from None
         spec = msgspec.structs.replace(spec, origin=self.spec.id)
-        env = {**self.env, **environment(env)}
-        return self._client._open_session(spec, env, files, trajectory)
+        return open_session(self._connection, spec, {**self.env, **environment(env)}, files,
+                            trajectory)
 
     def renew(self) -> None:
-        """Says that it is still wanted: what `idle_s` counts begins again."""
-        self._client._renew(self.spec.id)
+        """Restarts the idle time of a session that was opened with `idle_s`; returns at once."""
+        session = self.spec.id
+        self._connection.send_of_session(session, ms.RenewSession(session))
 
     def close(self) -> None:
-        """Ends the session; `closed` tells when its memory is free. Twice is harmless."""
-        self._client._release(self.spec.id)
+        """Ends the session; returns at once. What still runs in it is cancelled; `closed` ends when
+        the memory is free. A second call does nothing."""
+        session = self.spec.id
+        self._connection.send_of_session(session, ms.ReleaseSession(session))
 
     def _file(self, call: pl.FileCall, what: str) -> Future:
-        return self._client._send_action(Kind.FILE, Options(), self, what, call)
+        return self._connection.submit(Kind.FILE, Options(), self._record, what, call)
 
     def __reduce__(self) -> NoReturn:
         raise InvalidInput("a session cannot be sent to another process; call "
-                           f"{self._client._again} there for a client with sessions of its own")
+                           f"{self._connection.again} there for a client with sessions of its own")
 
     def __enter__(self) -> Session:
         try:
@@ -161,23 +300,24 @@ class Session:
     async def __aexit__(self, *exc: object) -> None:
         self.close()
 
-    # ---- the client's thread -----------------------------------------------------------------
 
-    def _up(self, message: ms.SessionUp) -> None:
-        self.node = message.node  # another one after a move
-        if not self.opened.done():
-            self.wait_s = message.wait_ns / 1e9
-            self.opened.set_result(None)
+def open_session(connection: Connection, spec: SessionSpec, env: Mapping[str, str] | None,
+                 files: Mapping[str, bytes | str] | None, trajectory: str | int) -> Session:
+    """Requests a session and submits the writing of its first files; returns at once.
 
-    def _down(self, reason: str, never: bool = False, error: TangramError | None = None) -> None:
-        """It has ended. `error`: raised by a pending `opened` when the client failed and not the
-        session."""
-        self.why_ended = why_ended(self.spec.id, reason)
-        if not self.opened.done():
-            own = InfeasibleRequest(reason) if never else SessionLost(self.why_ended)
-            self.opened.set_exception(error or own)
-        if not self.closed.done():
-            self.closed.set_result(reason)
+    Args:
+        connection: the connection of the client that owns the session.
+        spec: what the session needs; its id is ignored.
+        env, files, trajectory: as for `Client.session`.
+
+    Raises:
+        InvalidInput: an argument is wrong; the message names it.
+    """
+    raw, env = raw_files(files), environment(env)
+    tools_of = trajectory_name(trajectory) if trajectory != "" else ""
+    session = Session(connection, connection.open_session(spec, env, tools_of))
+    session.first = [session.write(path, data) for path, data in raw.items()]
+    return session
 
 
 def _local(path: Any) -> str:
@@ -194,15 +334,3 @@ def _below(path: Any) -> str:
     if not isinstance(path, str):
         raise InvalidInput(f"path: {path!r:.60} is not a text")
     return path
-
-
-def chosen_trajectory(own: str | int | None, session: Session | None) -> str:
-    """The trajectory of an action: the one that its caller names (`own`, empty for none), else that
-    of its session.
-
-    Raises:
-        InvalidInput: the name is too long, or cannot be sent.
-    """
-    if own is None:
-        return session.trajectory if session is not None else ""
-    return trajectory_name(own) if own != "" else ""

@@ -1,8 +1,9 @@
-"""Trees of files between a local folder and a session.
+"""Copies trees of files between a local folder and a session.
 
-Law: a listing's names come from a sandbox and may be anything. Each is checked before the first
-byte is written; what is written is reached from the target folder part by part, never through a
-link, and a finished file takes its name in one step. Memory holds a window of files, not the tree.
+The names in a listing come from a sandbox and may be anything. Each name is checked before the
+first byte is written. A target is reached from the local folder one path component at a time, never
+through a link, and a finished file gets its name in one step. At most `WINDOW` files are in memory
+at once.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any, Protocol
 from ..errors import InvalidInput
 from ..protocol.payload import FileEntry
 
-WINDOW = 32  # files on their way at once
-FILES_MAX = 100_000
+WINDOW = 32  # files that are read or written at once
+FILES_MAX = 100_000  # entries of a listing that `download` accepts
 _NAME_MAX = 4096
 
 
@@ -29,10 +30,10 @@ class _Awaited(Protocol):
 
 
 class Files(Protocol):
-    """What a session does with files; see `Session`."""
+    """What this module needs of a session; see `Session`."""
 
     def read(self, path: str) -> _Awaited:
-        """A file's bytes."""
+        """Reads a file."""
         ...
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> _Awaited:
@@ -40,7 +41,7 @@ class Files(Protocol):
         ...
 
     def listing(self, path: str = "") -> _Awaited:
-        """What lies beneath a folder."""
+        """Lists a folder."""
         ...
 
     def mkdir(self, path: str) -> _Awaited:
@@ -75,7 +76,7 @@ def upload(session: Files, local: str | os.PathLike[str], path: str) -> int:
 
 
 def _sources(source: Path, path: str) -> Iterator[tuple[str, Path | None]]:
-    """(path in the session, local file), or None for an empty folder."""
+    """Yields (path in the session, local file); the file is None for an empty folder."""
     if not source.is_dir():
         keeps = not path or path.endswith("/")
         _must_be_file(source, source)
@@ -153,11 +154,18 @@ def _named(entry: FileEntry, name: str) -> FileEntry:
 
 def checked(entries: Iterable[FileEntry], skip_others: bool = False
             ) -> tuple[list[FileEntry], list[FileEntry]]:
-    """The folders and the files of a listing.
+    """Checks a listing.
+
+    Args:
+        entries: what the sandbox listed.
+        skip_others: whether to leave out what is neither a file nor a folder.
+
+    Returns:
+        The folders, and the files.
 
     Raises:
-        InvalidInput: a name that leads out of the folder, is there twice or beneath a file;
-            something that is neither file nor folder; too many.
+        InvalidInput: a name leads out of the folder, comes twice or is beneath a file; an entry is
+            neither a file nor a folder; there are more than `FILES_MAX`.
     """
     seen: dict[str, str] = {}
     found: dict[str, list[FileEntry]] = {"dir": [], "file": []}
@@ -187,7 +195,7 @@ def checked(entries: Iterable[FileEntry], skip_others: bool = False
 
 def _contents(session: Files, ways: list[tuple[FileEntry, str]]
               ) -> Iterator[tuple[FileEntry, bytes]]:
-    """Each file and its bytes, a window of them asked for ahead."""
+    """Yields each file with its bytes, and reads up to `WINDOW` files ahead."""
     asked: deque[tuple[FileEntry, _Awaited]] = deque()
     for file, path in ways:
         asked.append((file, session.read(path)))
@@ -199,10 +207,17 @@ def _contents(session: Files, ways: list[tuple[FileEntry, str]]
 
 
 def _folder(root: int, parts: list[str]) -> int:
-    """A file descriptor of a folder beneath another, made where it is missing.
+    """Opens a folder beneath another one, and makes what is missing on the way.
+
+    Args:
+        root: the descriptor of the upper folder.
+        parts: the components of the path.
+
+    Returns:
+        A descriptor that the caller closes.
 
     Raises:
-        InvalidInput: something in the way is no folder (a link to one is none).
+        InvalidInput: something on the way is not a folder; a link to a folder is none.
     """
     here = os.dup(root)
     for part in parts:
@@ -221,7 +236,7 @@ def _folder(root: int, parts: list[str]) -> int:
 
 
 def _put(root: int, file: FileEntry, data: bytes) -> None:
-    """Writes a file beneath a folder; of its mode only "executable" is kept."""
+    """Writes a file beneath a folder. Of its mode only the executable bit is kept."""
     *parts, leaf = file.name.split("/")
     folder, part = _folder(root, parts), f".tangram-{uuid.uuid4().hex}"
     try:

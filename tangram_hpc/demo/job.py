@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -23,9 +22,10 @@ from typing import Any
 from ..accounting.record import fold
 from ..app.local import LocalCluster
 from ..config.settings import Config
-from ..errors import MissingExtra, TangramError, how_to_install
+from ..errors import TangramError
 from ..resources.cpu import affinity
 from ..storage.journal import read_journals
+from ..transport.mpi.launcher import mpiexec
 from . import conditions
 from .policy import GROUP
 from .report import Figures, figures, mean
@@ -130,16 +130,3 @@ def _launch(plan: DemoPlan, access: Path, out: Path, log: Path, program: str, *m
     with open(log, "wb") as file:
         return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=file,
                                 stderr=file)
-
-
-def mpiexec() -> str:
-    """The launcher of this interpreter's MPI.
-
-    Raises:
-        MissingExtra: there is none.
-    """
-    beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
-        raise MissingExtra(f"mpiexec is not here; install it with {how_to_install('demo')}")
-    return found

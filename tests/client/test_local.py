@@ -257,7 +257,7 @@ def test_a_lost_way_costs_nothing(tmp_path: Path) -> None:
         futures = [s.submit(f"echo {n} >> log; sleep 0.02") for n in range(40)]
         for _ in range(4):
             time.sleep(0.12)
-            c.client._channel._sock.shutdown(2)
+            c.client._connection._channel._sock.shutdown(2)
         concurrent.futures.wait(futures, timeout=60)
         assert all(f.result(1).ok for f in futures)
         assert s.exec("cat log").result().text.split() == [str(n) for n in range(40)]

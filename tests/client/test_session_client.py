@@ -21,6 +21,7 @@ from tangram_hpc import LocalCluster
 from tangram_hpc.client.future import ExecResult, Future
 from tangram_hpc.client.request import Options, make_action
 from tangram_hpc.client.results import Pending, conclude
+from tangram_hpc.client.session import open_session
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.outcome import Outcome
@@ -113,14 +114,13 @@ def test_an_idle_session_ends_and_a_renewed_or_working_one_does_not(cluster: Loc
 
 def test_nobody_else_renews_or_closes_a_session(cluster: LocalCluster) -> None:
     with cluster.session() as s, tangram_hpc.connect(cluster.access) as other:
-        with other._lock:
-            other._put(ms.RenewSession(s.spec.id))
-            other._put(ms.ReleaseSession(s.spec.id))
+        other._connection.send(ms.RenewSession(s.spec.id))
+        other._connection.send(ms.ReleaseSession(s.spec.id))
         other.ask("info")  # the broker has heard both
         assert s.exec(["true"]).result(30).ok and not s.closed.done()
         with other.session() as theirs, pytest.raises(tangram_hpc.SessionLost, match="another"):
-            theirs._client._open_session(
-                msgspec.structs.replace(theirs.spec, origin=s.spec.id), {}, None).opened.result(30)
+            open_session(other._connection, msgspec.structs.replace(
+                theirs.spec, origin=s.spec.id), {}, None, "").opened.result(30)
 
 
 def test_a_client_away_for_longer_than_the_grace_finds_what_worked_and_what_had_its_own(
@@ -131,15 +131,15 @@ def test_a_client_away_for_longer_than_the_grace_finds_what_worked_and_what_had_
             s.opened.result(30)
         reward = works.exec("sleep 3; echo reward")
         mine.ask("info")
-        dials, back = mine._dials, threading.Event()
+        dials, back = mine._connection._dials, threading.Event()
 
         def dial():
             if not back.is_set():
                 raise tangram_hpc.BrokerUnreachable("the network is down")
             return dials[0]()
 
-        mine._dials = [dial]
-        mine._channel._sock.shutdown(2)
+        mine._connection._dials = [dial]
+        mine._connection._channel._sock.shutdown(2)
         deadline = time.monotonic() + 30
         while c.ask("info")["sessions"] == 3 and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -115,9 +115,12 @@ def _literal(value: Any) -> str:
 
 
 def _module(module: str, tree: ast.Module) -> dict[str, str]:
-    """Names that a module defines, with parameters; read from its source."""
+    """Names that a module defines, with parameters, and what its `__all__` passes on from others;
+    read from its source."""
     found = {}
     for node in tree.body:
+        if isinstance(node, ast.Assign) and "__all__" in map(ast.unparse, node.targets):
+            found |= {f"{module}.{each}": "name" for each in ast.literal_eval(node.value)}
         name = getattr(node, "name", "_")
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not name.startswith("_"):
             found[f"{module}.{name}"] = "function"

@@ -99,7 +99,7 @@ SETTINGS = {
 # Modules that users import or run, besides the package itself. Their files are read, not imported:
 # some need torch.
 PUBLIC_MODULES = (
-    "tangram_hpc.errors", "tangram_hpc.hooks.reference.__main__",
+    "tangram_hpc.errors", "tangram_hpc.training", "tangram_hpc.hooks.reference.__main__",
     "tangram_hpc.hooks.reference.reference_run", "tangram_hpc.hooks.reference.reference_task",
     "tangram_hpc.hooks.reference.reference_planning",
 )

@@ -9,7 +9,7 @@ from builders import World, replies, started
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tangram_hpc.client.endpoints.pace import Pace
+from tangram_hpc.client.endpoints.client_rate_limit import Pace
 from tangram_hpc.config.endpoints import endpoint_spec
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev

@@ -1,8 +1,8 @@
 """`Endpoint`: calls of somebody else's API from the trainer, within its quota.
 
-Law: the broker grants a slot and a token for every attempt; the call itself is the caller's own
-code, here. Nothing is repeated unless the endpoint says that it was not carried out (429, or no
-connection stood), or its caller declared it idempotent.
+The broker grants a slot and a token for every attempt; the call itself is the caller's own code and
+runs in this process. A call is repeated only if the endpoint has certainly not carried it out (it
+answered 429, or no connection was made), or if its caller declared it idempotent.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from types import TracebackType
-from typing import Any, Protocol, SupportsFloat
+from typing import Any, SupportsFloat
 
 from ...domain.states import ActionState
 from ...errors import ActionTimeout, InvalidInput, Throttled, Transient
+from .grants import GrantSource
 from .turn import Turn
 from .verdict import understood
 
@@ -24,31 +25,29 @@ Cost = float | Callable[[Any], float]
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 
-class TakesTurns(Protocol):
-    """What an Endpoint needs of its Client."""
-
-    def _take_turn(self, endpoint: str, name: str, trajectory: str | int) -> Turn: ...
-
-
 class Slot:
-    """One call: `with` (or `async with`) waits for a slot and a token and holds the slot inside.
+    """One attempt of a call; made by `Endpoint.slot`. `with` (or `async with`) waits for a slot and
+    a token, and holds the slot inside.
 
-    Set `cost`, and of a trajectory's tool `returned` (characters), before its end. An exception
-    inside ends the action as FAILED, and one that says that the endpoint pushed back (`Throttled`,
-    `Transient`; see `check_response`) slows its calls down.
+    An exception inside ends the action as FAILED. One that says that the endpoint pushed back
+    (`Throttled` or `Transient`, see `check_response`) makes the broker grant fewer calls at once.
+
+    Attributes:
+        cost: the cost of the call in your own unit; set it before the block ends.
+        returned: for a trajectory's tool, how many characters it returned; set it likewise.
     """
 
-    def __init__(self, take_turn: Callable[[], Turn]) -> None:
-        self.cost, self.returned, self._take_turn = 0.0, 0, take_turn
+    def __init__(self, request_grant: Callable[[], Turn]) -> None:
+        self.cost, self.returned, self._request_grant = 0.0, 0, request_grant
         self._turn: Turn | None = None
 
     @property
     def id(self) -> str:
-        """The action's id as accounting shows it; empty before it is entered."""
+        """The action's id, as accounting shows it; empty before the block is entered."""
         return self._turn.future.id if self._turn is not None else ""
 
     def __enter__(self) -> Slot:
-        self._turn = turn = self._take_turn()
+        self._turn = turn = self._request_grant()
         try:
             turn.wait_here()
         except BaseException:
@@ -62,7 +61,7 @@ class Slot:
         _end(self._turn, error, self.cost, self.returned)
 
     async def __aenter__(self) -> Slot:
-        self._turn = turn = self._take_turn()
+        self._turn = turn = self._request_grant()
         try:
             await turn.wait()
         except BaseException:
@@ -77,47 +76,79 @@ class Slot:
 
 
 class Endpoint:
-    """A declared endpoint; see `Client.endpoint`. `slot` from anywhere, `request` on one loop."""
+    """An API of somebody else with a quota; made by `Client.register_endpoint` and
+    `Client.endpoint`. `slot` may be called from any thread; all calls of `request` must be made on
+    one event loop.
 
-    def __init__(self, client: TakesTurns, name: str, *, cache: int = 0, cache_s: float = 300.0,
+    Attributes:
+        name: the endpoint's name.
+
+    Example:
+        search = client.register_endpoint("search", concurrency=8, rate=20)
+
+        async def attempt():
+            return tangram_hpc.check_response(await http.get(url)).json()
+
+        answer = await search.request(attempt, timeout=30)
+    """
+
+    def __init__(self, grants: GrantSource, name: str, *, cache: int = 0, cache_s: float = 300.0,
                  single_flight: bool = False, rng: random.Random | None = None) -> None:
         if cache < 0 or not cache_s > 0:
             raise InvalidInput("cache, cache_s: a number of answers >= 0, and seconds > 0")
-        self.name, self._client = name, client
+        self.name, self._grants = name, grants
         self._rng = rng or random.Random()
         self._cache_max, self._cache_s, self._single = cache, cache_s, single_flight
         self._cache: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()  # until, answer
         self._flying: dict[Hashable, asyncio.Task[Any]] = {}
 
     def slot(self, name: str = "", *, trajectory: str | int = "") -> Slot:
-        """One attempt of your own; it is never repeated. `name`: its class in accounting;
-        `trajectory`: whose tool it is, see `Client.rollout`."""
-        return Slot(lambda: self._client._take_turn(self.name, name, trajectory))
+        """Prepares one attempt that you make and that is never repeated.
+
+        Args:
+            name: the class of the action in accounting; empty for the endpoint's name.
+            trajectory: the trajectory whose tool it is, see `Client.rollout`; empty for none.
+
+        Returns:
+            A Slot, for use as a context manager.
+
+        Example:
+            with endpoint.slot() as slot:
+                answer = requests.post(url, json=query)
+                slot.cost = answer.json()["usage"]["total_tokens"]
+        """
+        return Slot(lambda: self._grants.request(self.name, name, trajectory))
 
     async def request(self, attempt: Attempt, *, timeout: float = 60.0, idempotent: bool = False,
                       cost: Cost = 0.0, key: Hashable = None, name: str = "",
                       trajectory: str | int = "") -> Any:
-        """Makes one call, of as many attempts as it takes.
+        """Makes one call, with as many attempts as it takes.
 
         Args:
-            attempt: makes one attempt and returns its value; raises `Throttled` for a 429 and
-                `Transient` for what may pass (`return check_response(await http.get(url))`).
-            timeout: seconds from the first attempt's start to the end, further attempts, pauses
-                and their waits included; the wait for the first never counts.
-            idempotent: whether it may be carried out twice, so that it is repeated although the
-                endpoint may have carried it out. A 429 is always repeated, and so is what never
-                reached the endpoint.
-            cost: of the call in your own unit, or a function of its value; see `tangram acct`.
-            key: names what is asked for, for `cache` and `single_flight`.
-            name: its class in accounting; the endpoint's name without.
-            trajectory: whose tool it is, see `Client.rollout`; a text or bytes count as large as
-                they are, any other value as its text. An answer that was kept or shared under
-                `key` tells nothing: say it by `Client.tool_returned`.
+            attempt: makes one attempt and returns its value. It raises `Throttled` for a 429 and
+                `Transient` for a failure that may pass, as `check_response` does.
+            timeout: the longest time in seconds, > 0, from the start of the first attempt to the
+                end, further attempts and their waits included. The wait for the first grant does
+                not count.
+            idempotent: whether the call may be carried out twice. If it may, it is repeated even
+                after a failure in which the endpoint may have carried it out. A call that was
+                answered with 429 or never reached the endpoint is always repeated.
+            cost: the cost of the call in your own unit, or a function that computes it from the
+                value; `tangram acct` adds it up.
+            key: names the question, for `cache` and `single_flight`; None for neither.
+            name: the class of the action in accounting; empty for the endpoint's name.
+            trajectory: the trajectory whose tool it is, see `Client.rollout`; empty for none. The
+                size of its return is that of the value as text or bytes. An answer from the cache
+                or a shared call is not reported; use `Client.tool_returned` for it.
+
+        Returns:
+            The value of the attempt that succeeded.
 
         Raises:
             ActionTimeout: no attempt succeeded within the timeout.
             InfeasibleRequest: no such endpoint is declared.
-            what the attempt raised, when it is not to be repeated.
+            InvalidInput: an argument is wrong; the message names it.
+            Exception: what the attempt raised, where it must not be repeated.
         """
         if not isinstance(timeout, SupportsFloat) or not float(timeout) > 0:
             raise InvalidInput(f"timeout: {timeout!r} is not a number of seconds > 0")
@@ -125,7 +156,7 @@ class Endpoint:
                      trajectory != "")
 
         def turn() -> Turn:
-            return self._client._take_turn(self.name, name, trajectory)
+            return self._grants.request(self.name, name, trajectory)
 
         if key is None:
             return await call.run(turn())
@@ -160,7 +191,7 @@ class Endpoint:
 
 
 class _Call:
-    """One call on its way through its attempts."""
+    """One call of `Endpoint.request`, and its attempts."""
 
     def __init__(self, name: str, rng: random.Random, attempt: Attempt, timeout_s: float,
                  idempotent: bool, cost: Cost, told: bool) -> None:
@@ -169,7 +200,7 @@ class _Call:
         self._deadline, self._failed, self._tries = 0.0, "", 0
 
     async def run(self, turn: Turn) -> Any:
-        """The value; the turn is at its end then, whatever happens."""
+        """Returns the value. The grant request has ended then, whatever happens."""
         try:
             await turn.wait()
             self._deadline = asyncio.get_running_loop().time() + self._timeout_s
@@ -193,7 +224,7 @@ class _Call:
             raise
 
     async def _once(self, turn: Turn) -> Throttled | Transient | None:
-        """One attempt; a failure that is to be repeated, or None when the value is here."""
+        """Makes one attempt. Returns the failure if the call shall be repeated, else None."""
         try:
             self._value = value = await self._in_time(self._attempt())
         except _OutOfTime:
@@ -211,8 +242,9 @@ class _Call:
         return isinstance(failure, Throttled) or self._idempotent or not failure.reached
 
     async def _before_the_next(self, turn: Turn, failure: Throttled | Transient) -> None:
-        """Waits for the next attempt's grant. The endpoint's own wish is waited for by the broker,
-        for all of its callers; what broke is given a jittered pause first, its slot still held."""
+        """Waits for the grant of the next attempt. Where the endpoint said how long to wait, the
+        broker waits for all of its callers. After any other failure this call pauses first, for a
+        random time, with its slot still held."""
         if not isinstance(failure, Throttled) and not failure.retry_after:
             pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._tries, 10))
             await self._in_time(asyncio.sleep(self._rng.uniform(0.0, pause_s)))
@@ -234,11 +266,11 @@ class _Call:
 
 
 class _OutOfTime(Exception):
-    """The call's own time is over; never reaches a user."""
+    """The timeout of the call is over; `run` turns it into an ActionTimeout."""
 
 
 async def _cancelled(task: asyncio.Future[Any]) -> None:
-    """Cancels it and lets it end; what it says then is of no use any more."""
+    """Cancels a task and waits for its end; its result or exception is dropped."""
     task.cancel()
     await asyncio.wait([task])
     if not task.cancelled():
@@ -246,12 +278,12 @@ async def _cancelled(task: asyncio.Future[Any]) -> None:
 
 
 def _size(value: Any) -> int:
-    """Characters of what a tool returned."""
+    """The number of characters that a tool returned."""
     return len(value if isinstance(value, str | bytes) else str(value))
 
 
 def _end(turn: Turn, error: BaseException | None, cost: float, returned: int = 0) -> None:
-    """Tells the broker how an attempt ended that is the last one."""
+    """Reports to the broker how the last attempt ended."""
     if error is None:
         return turn.end(ActionState.COMPLETED, cost=cost, returned=returned)
     if isinstance(error, asyncio.CancelledError):

@@ -1,9 +1,9 @@
 """`Turn`: one action that asks for an endpoint's slot and token, as its client holds it.
 
-Law: the broker grants and the client says how it went (`Done`); every grant is answered once, under
-the lease that fences it, and the last answer is kept until the action's result is here, so that it
-can be said again after a lost way. The client's own thread only hands grants over; all else is on
-the caller's side.
+The broker grants, and the client reports how the call went (`Done`). Every grant is answered once,
+under the lease that fences it. The last answer is kept until the action's result is here, so that
+the connection can repeat it after a reconnect. The connection's thread only hands grants over; all
+other methods run in the caller's thread or event loop.
 """
 
 from __future__ import annotations
@@ -29,26 +29,33 @@ _Grant = concurrent.futures.Future[ms.Granted]
 
 
 class Turn:
-    """Ask (`wait`), call, and say how it went (`end`), or that it is to be asked again (`again`).
+    """One request for grants: `wait` for a grant, make the call, then report its end (`end`), or
+    ask for another grant (`again`).
 
     Args:
-        future: the action's; its result says that the broker knows the end.
-        say: puts a message into the client's outbox.
-        pace: seconds until a grant may be used; None if it came too late for that.
+        future: the action's future; it ends when the broker knows the end.
+        send: sends a message to the broker.
+        delay_s: the seconds until a grant may be used; None if it came too late to be used.
+
+    Attributes:
+        future: as above.
+        said: the last answer to a grant; None before the first.
     """
 
-    def __init__(self, future: Future, say: Callable[[ms.Message], None],
-                 pace: Callable[[ms.Granted], float | None]) -> None:
-        self.future, self._say, self._pace = future, say, pace
+    def __init__(self, future: Future, send: Callable[[ms.Message], None],
+                 delay_s: Callable[[ms.Granted], float | None]) -> None:
+        self.future, self._send, self._delay_s = future, send, delay_s
         self.said: ms.Done | None = None
-        self._lease, self._over, self._began_ns = 0, 0, 0
+        self._lease = 0  # of the grant that is in use; 0 for none
+        self._over = 0  # the lease that was answered last
+        self._began_ns = 0  # when the call could start
         self._next: _Grant = concurrent.futures.Future()
         future.add_done_callback(self._closed)
 
     # ---- the client's thread -----------------------------------------------------------------
 
     def granted(self, grant: ms.Granted) -> None:
-        """The broker says so; a word that comes twice is harmless."""
+        """Called when the broker has granted; the same grant may come twice."""
         if grant.lease != self._over:
             with suppress(concurrent.futures.InvalidStateError):
                 self._next.set_result(grant)
@@ -59,13 +66,13 @@ class Turn:
             self._next.set_exception(problem or BrokerUnreachable("the client was closed"))
 
     def disown(self, error: Exception) -> None:
-        """In the child of a fork: the grant is the parent's."""
+        """Ends the wait in the child of a fork; the grant is the parent's."""
         end_copy(self._next, error)
 
     # ---- the caller's side -------------------------------------------------------------------
 
     async def wait(self) -> None:
-        """Returns when the call may be made.
+        """Waits until the call may be made.
 
         Raises:
             InfeasibleRequest: no such endpoint is declared.
@@ -78,7 +85,7 @@ class Turn:
             self._began_ns = time.monotonic_ns()
 
     def wait_here(self) -> None:
-        """The same for a thread."""
+        """Waits as `wait` does, but blocks the calling thread."""
         while (pause_s := self._taken(self._next.result())) is None:
             pass
         if pause_s:
@@ -86,15 +93,21 @@ class Turn:
             self._began_ns = time.monotonic_ns()
 
     def _taken(self, grant: ms.Granted) -> float | None:
-        """Seconds until the call may start; None: it came too late and was given back."""
+        """Takes a grant. Returns the seconds until the call may start, or None if the grant came
+        too late and was given back."""
         self._lease, self._began_ns = grant.lease, time.monotonic_ns()
-        pause_s = self._pace(grant)
+        pause_s = self._delay_s(grant)
         if pause_s is None:
             self.again("its client was late")
         return pause_s
 
     def again(self, reason: str, failure: BaseException | None = None) -> None:
-        """This attempt was nothing; `wait` for the next grant, at the old turn."""
+        """Gives the grant back and asks for another one, at the same place in the queue.
+
+        Args:
+            reason: why, in one line.
+            failure: an exception that may say that the endpoint pushed back.
+        """
         over, self._over = self._lease, self._lease
         self._next = concurrent.futures.Future()
         self._tell(over, ActionState.PREEMPTED, reason, failure)
@@ -104,12 +117,17 @@ class Turn:
 
     def end(self, state: ActionState, reason: str = "", *, failure: BaseException | None = None,
             cost: float = 0.0, returned: int = 0) -> None:
-        """How the call went, or that it will not be made. A second end is ignored. `failure`: what
-        may say that the endpoint pushed back; `returned`: characters that it gave back.
+        """Reports how the call went, or that it will not be made. A second report is ignored.
+
+        Args:
+            state: the state in which the action ends.
+            reason: why, in one line.
+            failure: an exception that may say that the endpoint pushed back.
+            cost: the cost of the call in the caller's unit, from 0 to 1e12.
+            returned: how many characters it returned.
 
         Raises:
-            InvalidInput: the cost is no amount, or `returned` no count; the call has ended as
-                FAILED.
+            InvalidInput: `cost` or `returned` is out of range; the action has ended as FAILED.
         """
         if self.said is not None and self.said.outcome.state is not ActionState.PREEMPTED:
             return
@@ -132,4 +150,4 @@ class Turn:
             state, exec_ns=ran_ns, reason=" ".join(reason.split())[:500],
             cost_micro=round(float(cost) * 1e6), pushed=pushed, retry_after_ns=wait_ns,
             returned=returned))
-        self._say(self.said)
+        self._send(self.said)

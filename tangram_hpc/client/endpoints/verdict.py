@@ -1,8 +1,9 @@
-"""Pure. What an HTTP answer, or the failure to get one, says about calling again.
+"""Pure. The retry decision: what an HTTP answer, or an exception instead of one, says about calling
+again.
 
-Law: goes by shape and name only, so no HTTP library is imported: anything with `status_code` or
-`status` and `headers` is a response, as of httpx, requests and aiohttp. What is not understood is
-left as it is, and then never repeated.
+No HTTP library is imported. An object with `status_code` or `status`, and `headers`, is a response,
+as in httpx, requests and aiohttp; exceptions are recognised by the names of their classes. What is
+not recognised is passed on as it is, and the call is then not repeated.
 """
 
 from __future__ import annotations
@@ -23,11 +24,23 @@ _BROKEN = frozenset({"TransportError", "ServerDisconnectedError", "ClientOSError
 
 
 def check_response(response: _Response, now: datetime | None = None) -> _Response:
-    """The response itself, unless its status is 429 or 5xx.
+    """Returns a response unless its status is 429 or 5xx.
+
+    Args:
+        response: a response of httpx, requests or aiohttp, or any object with `status_code` or
+            `status`, and `headers`.
+        now: the current time, for a `Retry-After` that is a date; None for the clock's.
+
+    Returns:
+        The response itself.
 
     Raises:
-        Throttled: 429; with what `Retry-After` says (seconds or an HTTP date).
-        Transient: 5xx; it may have been carried out.
+        Throttled: the status is 429. `retry_after` holds what `Retry-After` says, in seconds.
+        Transient: the status is 5xx; the endpoint may have carried the call out.
+
+    Example:
+        async def attempt():
+            return tangram_hpc.check_response(await http.get(url)).json()
     """
     told: Any = response
     status: int = getattr(told, "status_code", 0) or getattr(told, "status", 0)
@@ -41,7 +54,8 @@ def check_response(response: _Response, now: datetime | None = None) -> _Respons
 
 
 def retry_after_s(text: str, now: datetime | None = None) -> float:
-    """Seconds that a `Retry-After` header asks to wait; 0 when it says nothing that is known."""
+    """The seconds that a `Retry-After` header (a number or an HTTP date) asks to wait; 0 where it
+    is neither."""
     text = text.strip()
     try:
         return max(0.0, float(text)) if text[:1].isdigit() else _until(text, now)
@@ -56,8 +70,13 @@ def _until(text: str, now: datetime | None) -> float:
 
 
 def understood(error: BaseException) -> Throttled | Transient | None:
-    """What an attempt's exception says about calling again; None for nothing: it is the caller's
-    own. A connection that never stood was not reached, one that broke may have been."""
+    """Translates an attempt's exception.
+
+    Returns:
+        Throttled or Transient, where the exception says something about calling again: a connection
+        that was never made did not reach the endpoint, one that broke may have. None for any other
+        exception, which is the caller's own.
+    """
     if isinstance(error, Throttled | Transient):
         return error
     names = {kind.__name__ for kind in type(error).__mro__}

@@ -1,10 +1,10 @@
-"""The reference trainer: small but real asynchronous GRPO that uses all of tangram_hpc. What one
-rank does is `reference_rank.py`: read that as an example of how a trainer does.
+"""The command line of the reference trainer: small but real asynchronous GRPO that uses all of
+tangram_hpc. What one rank does is in `reference_rank.py`; read that as an example of a trainer.
 
     python -m tangram_hpc.hooks.reference --steps 24 --router on --lend 4:18
     python -m tangram_hpc.hooks.reference --compare
 
-Owns: its command line. Must not import torch.
+This module must not import torch: without it, one line says what to install.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import json
 import sys
 import tempfile
 
-from ...errors import InvalidInput, TangramError
+from tangram_hpc import InvalidInput, TangramError
+
 from .reference_compare import STEPS, compare, table
 from .reference_run import Plan, run
 
 
 def main() -> None:
-    """One run, or four to compare; prints figures as one JSON line."""
+    """Makes one run, or four to compare; prints the metrics as one line of JSON."""
     p = argparse.ArgumentParser(prog="python -m tangram_hpc.hooks.reference")
     for name in ("ranks", "prompts", "group", "seed", "slots", "stale", "hidden"):
         p.add_argument(f"--{name}", type=int, default=getattr(Plan, name))

@@ -1,8 +1,8 @@
-"""The reference trainer with hybrid pool and router on and off, over the same seed.
+"""Compares four runs of the reference trainer: hybrid pool and router on and off, with one seed.
 
-Law: four runs one after another on one cluster, alike in all else, each from the untrained weights;
-what was measured is told as it was. Nothing is averaged over seeds: two runs of one kind differ, as
-turns land in another order, and the first finds its services unloaded.
+The runs follow each other on one cluster, begin with the untrained weights and differ in nothing
+else. The measurements are reported as they are, without averages over seeds. Two runs of one kind
+differ, because turns end in another order, and the first run has to load the services.
 """
 
 from __future__ import annotations
@@ -22,12 +22,21 @@ _SHOWN = ("reward_first", "reward_last", "solved_last", "step_s", "train_s", "ro
 
 
 def compare(plan: Plan) -> dict[str, Any]:
-    """Runs of this plan with both off, the pool on, the router on, both on; each run's figures, and
-    seconds in all. Raises as `run_on`."""
+    """Runs the plan with both off, the pool on, the router on, and both on.
+
+    Args:
+        plan: the plan; its `folder`, `router`, `lend` and `base` are replaced for each run.
+
+    Returns:
+        The seed, the steps, the seconds in all (`wall_s`), and each run's metrics (`runs`).
+
+    Raises:
+        TangramError: as `run_on`.
+    """
     began, told = time.monotonic(), []
     with tempfile.TemporaryDirectory() as folder:
         plan = replace(plan, folder=folder, served=folder)
-        # all of them before the first run: what is wrong is told at once
+        # all plans are made before the first run, so that a wrong one is refused at once
         plans = [replace(plan, folder=str(Path(folder, f"run-{number}")), router=router,
                          lend=(1, max(2, plan.steps * 3 // 4)) if pool else (),
                          base=number * (plan.steps + 2))
@@ -42,7 +51,7 @@ def compare(plan: Plan) -> dict[str, Any]:
 
 
 def table(told: dict[str, Any]) -> str:
-    """For a person."""
+    """The result of `compare` as a table for people."""
     lines = [f"seed {told['seed']}, {told['steps']} steps each, {told['wall_s']:.0f} s in all; "
              "times are medians",
              "pool router | reward, first and last quarter   right | train_step s  training  "

@@ -1,9 +1,9 @@
-"""The reference trainer's policy: a tiny causal language model, its parameters as one vector, and
-the gradient of GRPO's clipped objective.
+"""The policy of the reference trainer: a tiny causal language model, its parameters as one vector,
+and the gradient of GRPO's clipped objective.
 
-Law: what is learnt from is what `Sample` (a service) told: tokens, and how likely the weights that
-drew them held them to be. A gradient is a sum over samples, so that whoever computes a part of them
-gives a part of it.
+The training data are what the service's method `sample` returned: tokens, and the log-probabilities
+that the weights which drew them gave them. A gradient is a sum over samples, so the gradients of
+parts of a batch add up to the gradient of the batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ CLIP = 0.2
 
 
 def make_policy(folder: Path, seed: int, hidden: int = 64) -> Path:
-    """Writes the untrained model, whole in every way, for the runner of services to load."""
+    """Writes the untrained model and its tokenizer, for the service to load.
+
+    Args:
+        folder: the target folder; it is made if it is missing.
+        seed: of the random weights.
+        hidden: the width of the model; a multiple of 4.
+
+    Returns:
+        The folder.
+    """
     logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
     letters = {letter: n for n, letter in enumerate((*SPECIAL, *LETTERS))}
@@ -47,7 +56,7 @@ def make_policy(folder: Path, seed: int, hidden: int = 64) -> Path:
 
 
 class Policy:
-    """The model where it is trained: by the core, and by members of hybrid replicas."""
+    """The model where it is trained: in the core trainer and in members of hybrid replicas."""
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self._device = torch.device(device)
@@ -57,12 +66,12 @@ class Policy:
         self._params = dict(self._module.named_parameters())
 
     def vector(self) -> NDArray[Any]:
-        """All parameters, in their order."""
+        """All parameters as one vector, in the model's order."""
         flat = torch.cat([p.detach().reshape(-1) for p in self._params.values()])
         return np.ascontiguousarray(flat.cpu().numpy())
 
     def named(self, vector: NDArray[Any]) -> dict[str, torch.Tensor]:
-        """Such a vector as tensors, by the names that a service knows them by."""
+        """The tensors of a vector of parameters, by the model's own names for them."""
         flat, at, told = torch.from_numpy(np.array(vector)), 0, {}
         for name, p in self._params.items():
             told[name] = flat[at : at + p.numel()].view(p.shape)
@@ -70,9 +79,13 @@ class Policy:
         return told
 
     def gradient(self, vector: NDArray[Any], samples: list[Any]) -> NDArray[Any]:
-        """The sum over samples of the gradient of the loss at these parameters. A sample is a dict:
-        `tokens` (a whole trajectory); of each of them `learnt` (the model wrote it), `logprobs` (by
-        the weights that drew it) and `advantage`."""
+        """The sum over samples of the gradient of the loss.
+
+        Args:
+            vector: the parameters at which the gradient is computed.
+            samples: one dict for each trajectory: `tokens`, and for each token `learnt` (whether
+                the model wrote it), `logprobs` (by the weights that drew it) and `advantage`.
+        """
         if not samples:
             return np.zeros_like(vector)
         with torch.no_grad():

@@ -1,10 +1,13 @@
-"""Owns: the planner beside the reference trainer - what it is told of each step, what it advises,
-and how well it foretold. Must not train, lend or import torch.
+"""The planner of the reference trainer: what it is told of each step, what it advises, and how good
+its forecasts were.
 
-Law: ranks of the core and slots are what is split; the ranks always train, and at most as many
-slots as there are replicas go over to them. A step in which the pool stood otherwise than the plan
-in force (a replica was on its way) teaches the planner nothing: it would learn one split's times as
-another's. Nor does the first step, in which services are loaded.
+The planner splits the ranks of the core trainer and the slots. The ranks always train; at most as
+many slots as there are replicas join them. The planner learns nothing from a step in which the pool
+differed from the plan in force (a replica was joining), because it would take the times of one
+split for those of another. It learns nothing from the first step either, in which services are
+loaded.
+
+This module neither trains nor lends, and it must not import torch.
 """
 
 from __future__ import annotations
@@ -16,37 +19,49 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
-from ...config.planner.files import read_hardware, read_model
-from ...config.planner.settings import PlannerSettings
-from ...libra.planner.costs import AnalyticCosts
-from ...libra.planner.online import OnlinePlanner
-from ...libra.planner.shapes import Factors, Layout, Request, Search
-from ...libra.planner.standing import standing
-from ...libra.planner.trigger import StepFacts
+from tangram_hpc.training import (
+    AnalyticCosts,
+    Factors,
+    Layout,
+    OnlinePlanner,
+    PlannerSettings,
+    Request,
+    Search,
+    StepFacts,
+    read_hardware,
+    read_model,
+    reprice,
+)
 
 _HERE = Path(__file__).resolve().parent
 MODEL, HARDWARE = _HERE / "reference-model.toml", _HERE / "reference-hardware.toml"
-# a tiny training is short: it is planned often, and a switch is a process that has to start
+# the training is short, so it is planned often; a switch costs the start of a process
 SETTINGS = PlannerSettings.model_validate(
     {"plan_interval": 4, "cooldown": 2, "warmup_steps": 2, "reconfiguration_cost_s": 1.0,
      "ema": 0.25})
-_SLACK = 0.05  # a slot that training would hardly miss is better left to rollouts
+_SLACK = 0.05  # of a step: a slot that saves training less than this stays with rollouts
 
 
 class Planned:
     """The planner of one run.
 
     Args:
-        ranks, slots, replicas: that train, that roll out, and of these the most that may be lent.
+        ranks: how many ranks always train.
+        slots: how many devices the rollouts have.
+        replicas: how many of these may join training.
         batch: trajectories of a step.
-        hidden: width of the model.
+        hidden: the width of the model.
+
+    Attributes:
+        log: what was forecast, measured and advised, one entry a step.
     """
 
     def __init__(self, ranks: int, slots: int, replicas: int, batch: int, hidden: int) -> None:
         file, self._hardware = read_model(str(MODEL)), read_hardware(str(HARDWARE)).hardware()
         self._model = replace(file.shape(), hidden=hidden, ffn=2 * hidden,
                               head_dim=hidden // file.heads)
-        even = lcm(*range(ranks, ranks + replicas + 1))  # the planner divides it, the pool needn't
+        # the planner needs equal parts, the pool does not
+        even = lcm(*range(ranks, ranks + replicas + 1))
         self._training = replace(file.job(), batch=-(-batch // even) * even)
         self._rollout = file.engine()
         self._ranks, self._slots = ranks, slots
@@ -59,14 +74,23 @@ class Planned:
 
     @property
     def lent(self) -> int:
-        """How many replicas the plan in force has in training."""
+        """How many replicas train in the plan in force."""
         assert self._online.now is not None, "it was planned before anything ran"
         return self._online.now.train_gpus - self._ranks
 
     def step(self, step: int, helped: int, train_s: float, rollout_s: float,
              requests: Sequence[Request]) -> int:
-        """A step of these trajectories has ended, with so many replicas in training; `lent` from
-        here on. What was foretold of it, measured and advised goes to `log`."""
+        """Tells the planner of a step and adds it to `log`.
+
+        Args:
+            step: the number of the step.
+            helped: how many replicas trained in it.
+            train_s, rollout_s: how long its training and its rollouts took, in seconds.
+            requests: its trajectories.
+
+        Returns:
+            How many replicas should train from now on.
+        """
         foretold = self._foretold(helped, requests)
         fits = helped == self.lent and step > 0
         facts = (StepFacts(step, round(train_s * 1e9), round(rollout_s * 1e9)) if fits
@@ -85,11 +109,12 @@ class Planned:
         return self.lent
 
     def _foretold(self, helped: int, requests: Sequence[Request]) -> tuple[float, float]:
-        """Seconds of training and rollouts by what was learned before this step."""
+        """The forecast seconds of training and of rollouts, from what was learned before this
+        step."""
         layout = Layout(1, 1, 1, self._ranks + helped, 1)
-        split = standing(self._priced(requests, self._online.calibrator.factors()),
-                         self._ranks + self._slots, layout, (1,) * (self._slots - helped),
-                         self._search)
+        split = reprice(self._priced(requests, self._online.calibrator.factors()),
+                        self._ranks + self._slots, layout, (1,) * (self._slots - helped),
+                        self._search)
         assert split is not None, "what has just run can run"
         return split.price.ns / 1e9, split.rollout_ns / 1e9
 
@@ -99,9 +124,9 @@ class Planned:
 
 
 def figures(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A run's plan in few numbers: by which factor each stage's foretold time was off the measured
-    one, in the first and the last quarter (geometric mean, 1: never), what was advised, and all of
-    it."""
+    """A summary of the planner's log: the number of plans and of switches, and by which factor the
+    forecast of each stage was off, in the first and the last quarter of the run (geometric mean; 1
+    for a perfect forecast)."""
     part = max(1, len(log) // 4)
 
     def off(stage: str, some: Sequence[dict[str, Any]]) -> float:

@@ -1,14 +1,14 @@
-"""One rank of the reference trainer, and the replica that may help: the living example of how a
-trainer uses tangram_hpc.
+"""One rank of the reference trainer, and the replica that may join it: the example of a trainer
+that uses tangram_hpc.
 
     mpiexec -n 2 python -m tangram_hpc.hooks.reference.reference_rank PLAN.json :
         -n 1 tangram gateway
 
-Law: one step after the other, each of: begin the next step's trajectories when half of this one's
-are over (turns by services, tools in sandboxes), compute gradients of this step's (the core over
-MPI, and the replica that the hybrid pool has lent), all-reduce, Adam, publish the new weights.
-Nothing here knows how any of that is done; what is trained is the same with the pool and without,
-but for rounding and the order in which copies take new weights up.
+The steps follow each other. Each step begins the next step's trajectories when half of its own are
+over (turns run on services, tools in sandboxes), computes gradients of its own (on the ranks, and
+on the replica if the hybrid pool has lent one), adds them up over MPI, applies Adam, and publishes
+the new weights. What is trained is the same with the pool and without, except for rounding and the
+order in which service copies load new weights.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ import numpy as np
 import torch
 
 import tangram_hpc
+from tangram_hpc.training import (
+    HybridCore,
+    Member,
+    PipelineSignal,
+    PoolRules,
+    ReplicaState,
+    Request,
+    lend,
+    publish_weights,
+    read_access,
+)
 
-from ...demo.rank import settle
-from ...domain.hybrid import ReplicaState, Signal
-from ...libra.hybrid.hybrid_signal import PoolRules
-from ...libra.live.core import HybridCore
-from ...libra.live.lend import lend
-from ...libra.live.member import Member
-from ...libra.planner.shapes import Request
-from ...services.torch.torch_fresh import publish
-from ...storage.access import read_access
 from . import reference_task as task
 from .reference_model import LONGEST, Policy
 from .reference_planning import Planned
@@ -42,11 +44,11 @@ from .reference_routes import SERVICES, Routes, routes
 from .reference_run import Plan
 from .reference_turns import credits
 
-LOAN = 1000  # the number of the one member that may be lent
+LOAN = 1000  # the member number of the one replica that may be lent
 
 
 class Adam:
-    """The optimizer, on one vector; the same on each rank of the core, as is what it is told."""
+    """The optimizer, on one vector. All ranks give it the same gradients, so it stays the same."""
 
     def __init__(self, lr: float) -> None:
         self._lr, self._t = lr, 0
@@ -54,7 +56,7 @@ class Adam:
         self._v: Any = 0.0
 
     def step(self, params: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-        """The next parameters."""
+        """Returns the next parameters."""
         self._t += 1
         self._m = 0.9 * self._m + 0.1 * gradient
         self._v = 0.99 * self._v + 0.01 * gradient**2
@@ -67,7 +69,7 @@ class Adam:
 
 
 class Trainer:
-    """One rank."""
+    """One rank of the core trainer."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -77,8 +79,8 @@ class Trainer:
         model = str(Path(plan.served, "model"))
         self._policy = Policy(Path(model), plan.device)
         self._params, self._adam = self._policy.vector(), Adam(plan.lr)
-        if plan.base and comm.rank == 0:  # whoever serves has another run's weights
-            publish(self._fresh, plan.base, self._policy.named(self._params))
+        if plan.base and comm.rank == 0:  # the services still have the weights of another run
+            publish_weights(self._fresh, plan.base, self._policy.named(self._params))
         settle(comm.Ibarrier())
         for name, degree in SERVICES.items():  # the same from each rank: harmless
             self._client.register_service(name, {
@@ -100,7 +102,7 @@ class Trainer:
                 name="replica"))
 
     def run(self) -> list[dict[str, Any]]:
-        """All steps; what each was like, on rank 0."""
+        """Runs all steps; returns the metrics of each."""
         plan, told = self._plan, []
         coming = self._begin(0)
         for step in range(plan.steps):
@@ -118,7 +120,7 @@ class Trainer:
             requests = self._requests(batch)
             self._params = self._adam.step(self._params, sums[:-_COUNTS] / sums[-_COUNTS])
             if self._comm.rank == 0:
-                publish(self._fresh, plan.base + step + 1, self._policy.named(self._params))
+                publish_weights(self._fresh, plan.base + step + 1, self._policy.named(self._params))
             now = time.monotonic()
             helped, rollout_s = len(counted.counting), float(sums[-1] / self._comm.size)
             self._signal(step, helped, now - rolled, rollout_s, requests)
@@ -131,13 +133,13 @@ class Trainer:
         return told
 
     def close(self) -> dict[str, Any]:
-        """Ends it in order; what the pool did."""
+        """Ends the rank in order; returns what the pool, the planner and the router did."""
         desk, lane = self._core.desk, self._core.lane
         news = [[n.generation, n.end.value, n.reason] for n in desk.news] if desk else []
         told = {"news": news, "added": lane.added, "ignored": dict(lane.ignored),
                 "plan": self._planned.log if self._planned else []}
         told |= {"turns": self._summed(self._routes.tally()), "router": self._routes.told()}
-        settle(self._comm.Ibarrier())  # others may still be at work
+        settle(self._comm.Ibarrier())  # another rank may still need the services
         self._rollouts.close()
         self._core.close()
         self._client.close()
@@ -155,14 +157,14 @@ class Trainer:
         return sums
 
     def _summed(self, mine: dict[str, int]) -> dict[str, int]:
-        """All ranks' counts."""
+        """The sums of all ranks' counts."""
         names = [*SERVICES, "judged", "right", "long"]
         every = np.array([mine.get(name, 0) for name in names], np.int64)
         self._comm.Allreduce(every.copy(), every)
         return dict(zip(names, every.tolist(), strict=True))
 
     def _requests(self, batch: Batch) -> list[Request]:
-        """What all ranks' trajectories of a step were like."""
+        """The lengths and tool times of all ranks' trajectories of a step, for the planner."""
         mine = np.array([(len(one.tokens) - one.generated, one.generated, round(live.tool_s * 1e9))
                          for live in batch.lives for one in [live.trajectory]], np.int64)
         every = np.zeros((self._comm.size, *mine.shape), np.int64)
@@ -171,9 +173,10 @@ class Trainer:
 
     def _signal(self, step: int, helped: int, train_s: float, rollout_s: float,
                 requests: list[Request]) -> None:
-        """What was measured, and how many replicas the plan has in training from the next step on.
-        With none of them planned the ratio of both times would decide: who trains is then not
-        told how long it took, and so gets none."""
+        """Tells the pool what was measured and how many replicas should train from the next step
+        on, and waits until a replica that it asked for has started. If none should train, the
+        training time is reported as 0, because the pool would otherwise decide by the ratio of both
+        times."""
         desk, plan = self._core.desk, self._plan
         if desk is None or not plan.pool:
             return
@@ -181,7 +184,7 @@ class Trainer:
             wanted = self._planned.step(step, helped, train_s, rollout_s, requests)
         else:
             wanted = int(plan.lend[0] <= step + 1 < plan.lend[1])
-        desk.signal(Signal(step + 1, step, round(train_s * 1e9) if wanted else 0,
+        desk.signal(PipelineSignal(step + 1, step, round(train_s * 1e9) if wanted else 0,
                            round(rollout_s * 1e9), planned=wanted))
         until = time.monotonic() + plan.patience_s
         while desk.states()[0] is ReplicaState.REQUESTED and time.monotonic() < until:
@@ -189,7 +192,8 @@ class Trainer:
 
 
 def _samples(batch: Batch, group: int) -> list[dict[str, Any]]:
-    """What is learnt from; groups in which all are alike teach nothing and count all the same."""
+    """The training data of a batch. A group whose trajectories all have the same worth has
+    advantage 0 everywhere and still counts."""
     told = []
     for at in range(0, len(batch.lives), group):
         ones = [live.trajectory for live in batch.lives[at : at + group]]
@@ -203,36 +207,43 @@ _COUNTS = 5
 
 
 def _counts(batch: Batch) -> list[float]:
-    """Of a rank's batch: how many there are, their rewards, right answers, turns, seconds."""
+    """Of a rank's batch: trajectories, and the sums of rewards, right answers and turns;
+    seconds."""
     ones = [live.trajectory for live in batch.lives]
     return [len(ones), sum(one.reward for one in ones), sum(one.worths[-1] == 1 for one in ones),
             sum(one.turns for one in ones), batch.rollout_s]
 
 
 class _Skills:
-    """What a replica's member can do. Its GPU is lent by the broker, which has stopped the rollouts
-    there before this process begins and lets them go on when it ends."""
+    """The callbacks of a replica member. The broker lends its GPU: it has parked the rollout
+    service there before this process begins, and restores it after the end."""
 
     def __init__(self, policy: Policy) -> None:
         self.gradient = policy.gradient
 
     def stop_rollouts(self) -> None:
-        """Nothing serves here."""
+        """Does nothing: no rollouts run in this process."""
 
     def start_rollouts(self) -> None:
-        """Nothing serves here."""
+        """Does nothing, likewise."""
 
 
 def serve_member(access: str, number: int, life: int, model: str, device: str) -> None:
-    """A replica, for as long as it is lent; runs as an action that holds its GPU. Its process is
-    named beside the access file, for whoever wants to look at it."""
+    """Runs a replica for as long as it is lent, as an action that holds its GPU. The process id is
+    written to `replica.pid` beside the access file."""
     Path(access).with_name("replica.pid").write_text(str(os.getpid()))
     torch.set_num_threads(1)
     Member(read_access(Path(access)), number, life, _Skills(Policy(Path(model), device))).run()
 
 
+def settle(request: Any, pause_s: float = 0.002) -> None:
+    """Waits for an MPI request asleep: a rank that spins takes a core that actions could use."""
+    while not request.Test():
+        time.sleep(pause_s)
+
+
 def main(path: Path) -> None:
-    """Trains as the plan in this file says; rank 0 leaves what it was like beside it."""
+    """Trains as the plan in this file says. Rank 0 writes the results to `out.json` beside it."""
     fields = json.loads(path.read_text())
     plan = Plan(**{**fields, "lend": tuple(fields["lend"])})
     if plan.device == "cpu":

@@ -1,10 +1,9 @@
-"""Owns: a step's trajectories on their way - turns written by services, programs worked out in
-sandboxes. Must not train.
+"""The rollouts of the reference trainer: services write the turns, sandboxes run the programs.
 
-Law: asynchronous: what is begun goes on by itself, so that the next step's trajectories are written
-while this one's are trained on. One thread moves them: each answer of a service or a sandbox is one
-event, and each event asks for what comes next. Each turn says which weights drew it; older ones
-than were asked for are refused by the service, not noticed later.
+The rollouts are asynchronous: a batch that was begun goes on by itself, so the next step's
+trajectories are written while this step's are trained on. One thread advances all trajectories.
+Each answer of a service or a sandbox is one event, which submits the trajectory's next action. Each
+turn names the oldest weights that it accepts; the service refuses to use older ones.
 """
 
 from __future__ import annotations
@@ -17,27 +16,28 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import TangramError
+from tangram_hpc import TangramError
+
 from . import reference_task as task
 from .reference_routes import Routes
 from .reference_turns import Trajectory
 
 TOOL = "verify"
 _SANDBOX_MIB = 32
-_TOOL_S = 20.0  # seconds that a program may take
+_TOOL_S = 20.0  # the longest run time of a program
 
 
 @dataclass
 class Live:
-    """A trajectory under way, and where it is."""
+    """A trajectory that is under way."""
 
     name: str
     number: int  # of its prompt
     seed: int
     trajectory: Trajectory
     batch: Batch
-    tool_s: float = 0.0  # that it waited for its tools
-    asked_at: float = 0.0
+    tool_s: float = 0.0  # seconds for which it has waited for its tools
+    asked_at: float = 0.0  # when its last tool was submitted
 
 
 @dataclass
@@ -45,28 +45,31 @@ class Batch:
     """One step's trajectories of one rank; those of one prompt are neighbours."""
 
     step: int
-    least: int  # version of the weights that may still write it
+    least: int  # the oldest version of the weights that may write it
     began: float
     lives: list[Live] = field(default_factory=list)
-    left: int = 0
+    left: int = 0  # trajectories that are not over
     failed: TangramError | None = None
-    half: threading.Event = field(default_factory=threading.Event)  # of it are over
+    half: threading.Event = field(default_factory=threading.Event)  # is set when half of it is over
     over: threading.Event = field(default_factory=threading.Event)
-    rollout_s: float = 0.0  # since it began, or since the one before was whole, if that was later
+    # seconds from its begin (or the end of the batch before, if that was later) to its end
+    rollout_s: float = 0.0
 
     @property
     def oldest(self) -> int:
-        """The version of the oldest weights that wrote any of it."""
+        """The version of the oldest weights that wrote a part of it."""
         return min(one.trajectory.version for one in self.lives)
 
 
 class Rollouts:
-    """One rank's rollouts.
+    """The rollouts of one rank.
 
     Args:
         client: `tangram_hpc.connect()`.
-        sandboxes: how many stay open; each works one program out at a time.
-        group: trajectories of a prompt.
+        routes: which service each turn goes to.
+        sandboxes: how many sandboxes stay open; each runs one program at a time.
+        group: trajectories of each prompt.
+        seed: of the sampling.
     """
 
     def __init__(self, client: Any, routes: Routes, sandboxes: int, group: int, seed: int) -> None:
@@ -83,15 +86,20 @@ class Rollouts:
         self._mover.start()
 
     def close(self) -> None:
-        """Closes the sandboxes; nothing may be under way."""
+        """Closes the sandboxes; no batch may be under way."""
         self._events.put(None)
         self._mover.join()
         for sandbox in self._sandboxes:
             sandbox.close()
 
     def begin(self, step: int, asked: list[tuple[int, str]], least: int) -> Batch:
-        """Begins a group of trajectories of each numbered prompt, with weights of version `least`
-        or newer; returns at once."""
+        """Begins a batch; returns at once.
+
+        Args:
+            step: the step that trains on it.
+            asked: (number, prompt) for each prompt; each gets a group of trajectories.
+            least: the oldest version of the weights that may write it.
+        """
         batch = Batch(step, least, time.monotonic())
         for number, prompt in asked:
             for member in range(self._group):
@@ -104,12 +112,15 @@ class Rollouts:
         return batch
 
     def half(self, batch: Batch) -> None:
-        """Waits until half of a batch is over, so that there is room for the next; raises as
-        `finish`."""
+        """Waits until half of a batch is over, so that the services have room for the next.
+
+        Raises:
+            TangramError: as `finish`.
+        """
         self._await(batch, batch.half)
 
     def finish(self, batch: Batch) -> Batch:
-        """Waits until a batch is whole.
+        """Waits until a batch is over, and returns it.
 
         Raises:
             TangramError: a service or sandbox could not serve.
@@ -127,16 +138,16 @@ class Rollouts:
     # ---- one trajectory ----
 
     def _ask(self, live: Live) -> None:
-        """Its next turn."""
+        """Submits the next turn."""
         one = live.trajectory
         self._then(self._said, live, self._routes.ask(
             live.name, one.prompt, one.tokens, one.generated, max_new_tokens=task.NEW_TOKENS,
             seed=live.seed * 16 + one.turns, min_version=live.batch.least,
-            # it costs what it reads and writes
+            # for the token limit of a batch: what it reads and what it writes
             tokens=len(one.tokens) + task.NEW_TOKENS, name=f"rollout-{live.batch.step}"))
 
     def _said(self, live: Live, rows: list[dict[str, Any]]) -> None:
-        """The model's turn: its program is worked out."""
+        """Takes the model's turn and runs the program in it."""
         row = rows[0]
         program = live.trajectory.said([int(token) for token in row["tokens"]],
                                        [float(each) for each in row["logprobs"]],
@@ -149,7 +160,7 @@ class Rollouts:
             task.check(program), timeout=_TOOL_S, name=TOOL, **self._routes.tool(live.name)))
 
     def _returned(self, live: Live, told: Any) -> None:
-        """The tool's return: the next turn, if there is one."""
+        """Takes the tool's return and submits the next turn, if there is one."""
         live.tool_s += time.monotonic() - live.asked_at
         live.trajectory.returned(told.exit_code, told.stdout)
         if live.trajectory.over:
@@ -177,7 +188,7 @@ class Rollouts:
         while (event := self._events.get()) is not None:
             what, live, answer = event
             if live.batch.failed is not None:
-                continue  # its rank ends
+                continue  # the rank is about to end
             try:
                 what(live, answer.result())
             except TangramError as error:
@@ -187,6 +198,7 @@ class Rollouts:
 
 
 def _walls(client: Any) -> dict[str, Any]:
-    """`process` where it works, as it is the wall that is built fastest; else the nodes' best."""
+    """The isolation of the sandboxes: the backend `process`, which starts fastest, where it is safe
+    for untrusted code; else the best that each node has."""
     works = {name for node in client.ask("nodes")["nodes"] for name in node["untrusted"]}
     return {"backend": "process"} if "process" in works else {}

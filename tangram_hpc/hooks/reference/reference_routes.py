@@ -1,7 +1,8 @@
-"""Owns: which of the policy's services a trajectory's next turn goes to - the least loaded one, or
-the one that the broker's router takes by what tools returned. Must not know what is asked.
+"""Routes of the reference trainer: which of the policy's services a trajectory's next turn goes to.
 
-Law: both ways have one face (`Routes`); a turn is asked for once and goes to one service.
+There are two kinds with one interface (`Routes`): the least loaded service, or the service that the
+broker's router chooses by what tools returned. Each turn is submitted once and goes to one service.
+This module does not know what the turns are about.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections import Counter
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-SERVICES = {"rollout-1": 1, "rollout-2": 2}  # of the policy, and the degree of each
-EDGE = 6  # tokens left: one more turn and no second one
-_RUNNING = 64  # turns that a service is given at once
-_EPOCHS = 4  # train_steps of which lengths are remembered: a policy that learns gets shorter
+SERVICES = {"rollout-1": 1, "rollout-2": 2}  # service of the policy -> its CPU threads
+EDGE = 6  # tokens left: enough for one more turn, and not for two
+_RUNNING = 64  # the most turns that run on a service at once
+_EPOCHS = 4  # train steps whose lengths count: trajectories get shorter while the policy learns
 
 
 class Routes(Protocol):
@@ -22,46 +23,63 @@ class Routes(Protocol):
 
     def ask(self, trajectory: str, prompt: str, context: list[int], generated: int,
             **options: Any) -> Future[Any]:
-        """The next turn of the trajectory of this name, which began with this prompt and wrote so
-        many of the context's tokens itself; the service's answer."""
+        """Submits the next turn of a trajectory.
+
+        Args:
+            trajectory: the trajectory's name.
+            prompt: the prompt that it began with.
+            context: the tokens with which the turn begins.
+            generated: how many of them the policy has generated.
+            options: arguments of `Client.call` and of the service's method.
+
+        Returns:
+            A Future of the service's answer.
+        """
         ...
 
     def tool(self, trajectory: str) -> dict[str, Any]:
-        """What a tool's action says so that its return is this trajectory's."""
+        """The arguments of `submit` by which an action becomes a tool of this trajectory."""
         ...
 
     def ended(self, trajectory: str, generated: int, step: int) -> None:
-        """A trajectory ended with so many tokens of its own."""
+        """Reports that a trajectory has ended, with so many tokens of the policy, in this step."""
         ...
 
     def tally(self) -> dict[str, int]:
-        """Turns by service so far, and what else is counted; each rank counts its own."""
+        """This rank's counts so far: turns by service, and others."""
         ...
 
     def told(self) -> dict[str, Any]:
-        """What the broker has to tell of all ranks' turns."""
+        """The broker's counts of all ranks' turns; empty without a router."""
         ...
 
 
 def routes(client: Any, router: bool, pool: str) -> Routes:
-    """The routes of one rank; `router`: by what tools returned, in a rollout pool of this name."""
+    """Makes the routes of one rank.
+
+    Args:
+        client: `tangram_hpc.connect()`.
+        router: whether the broker's router chooses; otherwise the least loaded service is taken.
+        pool: the name of the rollout pool for the router.
+    """
     return Routed(client, SERVICES, pool) if router else LeastLoaded(client, SERVICES)
 
 
 def _costs(degree: int) -> dict[str, float]:
-    """What the router believes of a service; of a batch of 17 turns 1.1 ms a step was seen."""
+    """The costs of a service that the router begins with. A batch of 17 turns took 1.1 ms a
+    step."""
     return {"running_max": _RUNNING, "step_ms": 1.0 / degree, "request_us": 30.0 / degree,
             "prefill_us": 10.0 / degree}
 
 
 class LeastLoaded:
-    """The service with the fewest turns for its degree."""
+    """Takes the service with the fewest turns for its degree."""
 
     def __init__(self, client: Any, degrees: dict[str, int]) -> None:
         self._client, self._degrees = client, degrees
         self._load = dict.fromkeys(degrees, 0)
         self._turns: Counter[str] = Counter()
-        self._lock = threading.Lock()  # answers come in the client's thread
+        self._lock = threading.Lock()  # callbacks run in the client's thread
 
     def ask(self, trajectory: str, prompt: str, context: list[int], generated: int,
             **options: Any) -> Future[Any]:
@@ -76,11 +94,11 @@ class LeastLoaded:
         return call
 
     def tool(self, trajectory: str) -> dict[str, Any]:
-        """Nobody wants to know."""
+        """See `Routes.tool`; nothing is reported."""
         return {}
 
     def ended(self, trajectory: str, generated: int, step: int) -> None:
-        """Nobody wants to know."""
+        """See `Routes.ended`; nothing is reported."""
 
     def tally(self) -> dict[str, int]:
         """See `Routes.tally`."""
@@ -88,7 +106,7 @@ class LeastLoaded:
             return dict(self._turns)
 
     def told(self) -> dict[str, Any]:
-        """Nothing."""
+        """See `Routes.told`."""
         return {}
 
     def _left(self, service: str) -> None:
@@ -97,13 +115,15 @@ class LeastLoaded:
 
 
 class Routed:
-    """The broker's router: buckets by what is left of a trajectory, the larger degree for who has
-    more than one turn before it. What tools return it sees by itself, as they are its actions."""
+    """Lets the broker's router choose. There are two buckets by the tokens that are left: the
+    service with the larger degree takes trajectories that have more than one turn left. The broker
+    sees the returns of tools itself, because they are its actions."""
 
     def __init__(self, client: Any, degrees: dict[str, int], pool: str) -> None:
         self._client, self._pool = client, pool
         self._turns: Counter[str] = Counter()
-        self._wanted: dict[str, list[tuple[int, int]]] = {}  # decisions of those under way
+        # trajectory -> (generated, bucket that the router wanted) of each turn so far
+        self._wanted: dict[str, list[tuple[int, int]]] = {}
         self._judged = self._right = self._long = 0
         self._lock = threading.Lock()  # answers come in the client's thread
         small, large = sorted(degrees, key=lambda name: degrees[name])
@@ -136,15 +156,15 @@ class Routed:
         self._client.trajectory_ended(self._pool, trajectory, generated, epoch=step)
 
     def tally(self) -> dict[str, int]:
-        """See `Routes.tally`. `judged`: turns after a tool's return of trajectories that have
-        ended; `right`: those whose bucket was that of what was truly left; `long`: those that truly
-        had more than one turn left."""
+        """See `Routes.tally`. `judged` counts the turns after a tool's return, of trajectories that
+        have ended; `right` those of them for which the router wanted the bucket of what was really
+        left; `long` those that really had more than one turn left."""
         with self._lock:
             return {**self._turns, "judged": self._judged, "right": self._right, "long": self._long}
 
     def told(self) -> dict[str, Any]:
-        """What came of the pool's decisions; each trajectory's first is always the smallest
-        bucket, and counts here too."""
+        """The pool's metrics. They count the first turn of each trajectory too, which always goes
+        to the smallest bucket."""
         told = next(one for one in self._client.ask("rollouts")["rollouts"]
                     if one["name"] == self._pool)
         return {name: told[name] for name in ("turns", "ended", "judged", "accuracy", "moved",

@@ -1,7 +1,7 @@
-"""One run of the reference trainer: what is trained, on what, and the figures of it.
+"""One run of the reference trainer: what is trained, on what, and the metrics of the run.
 
-Law: a run is its plan; a cluster may serve one after another. Must not import torch: without it one
-line says what to install.
+A run is described by its plan alone; one cluster may serve several runs one after another. This
+module must not import torch: without it, one line says what to install.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...app.local import LocalCluster
-from ...demo.job import mpiexec
-from ...domain.hybrid import End
-from ...errors import InvalidInput, MissingExtra, TangramError, how_to_install
+from tangram_hpc import InvalidInput, LocalCluster, TangramError
+from tangram_hpc.errors import MissingExtra, how_to_install
+from tangram_hpc.training import JoinOutcome, mpiexec
+
 from .reference_planning import figures as plan_figures
 from .reference_routes import SERVICES
 
@@ -34,19 +34,29 @@ class Plan:
     """What to train, and on what.
 
     Attributes:
-        prompts, group: prompts of a rank in a step, and trajectories of each.
-        hidden: width of the model.
-        stale: steps by which the weights that write a turn may lag behind those it trains;
-            at least 2, as the next step's are asked for before this step's weights are published.
-        router: turns go where the broker's router sends them, not to the least loaded service.
-        lend: from which step to which one replica trains; empty: never.
-        planner: the planner says when one does, from what was measured; not together with `lend`.
-        patience_s: how long the step before waits for the replica's process, which in a real
-            training starts well within a step and in a tiny one does not; 0: not at all.
-        slots: devices that the services and the replica share.
-        device: of the core's ranks and the replica.
-        served: where model and newer weights lie that the services have; the folder, if empty.
-        base: the version that this run's first weights have; not 0 where others were served before.
+        folder: the folder of the run: model, plan, logs and results.
+        steps: how many steps are trained; at least 2.
+        ranks: how many ranks always train.
+        prompts: prompts of each rank in a step.
+        group: trajectories of each prompt; at least 2.
+        seed: of the weights, the prompts and the sampling.
+        lr: the learning rate of Adam.
+        hidden: the width of the model; a multiple of 16.
+        stale: by how many steps the weights that write a turn may be older than those that it
+            trains. At least 2, because the next step's turns are submitted before this step's
+            weights are published.
+        router: whether the broker's router chooses the services; otherwise the least loaded is
+            taken.
+        lend: (from, to): the steps in which one replica trains; empty for never.
+        planner: whether the planner decides when a replica trains; not together with `lend`.
+        patience_s: how many seconds the step before waits for the replica's process; 0 for not at
+            all. In a real training the process starts well within a step, in this one it does not.
+        slots: the devices that the services and the replica share.
+        sandboxes: how many sandboxes each rank keeps open.
+        device: the device of the ranks and the replica, "cpu" or "cuda".
+        served: the folder with the model and the newer weights of the services; empty for `folder`.
+        base: the version of this run's first weights; larger than 0 if the cluster has served
+            another run.
     """
 
     folder: str
@@ -69,7 +79,7 @@ class Plan:
     base: int = 0
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput: a field makes no sense; names it."""
+        """Raises InvalidInput, which names the field, if a field is out of range."""
         least = {"steps": 2, "ranks": 1, "prompts": 1, "group": 2, "stale": 2, "sandboxes": 1,
                  "slots": 2 if self.pool else 1}
         for name, low in least.items():
@@ -87,14 +97,21 @@ class Plan:
 
     @property
     def pool(self) -> bool:
-        """Whether there is a replica at all."""
+        """Whether a replica may train in this run."""
         return bool(self.lend) or self.planner
 
 
 @contextmanager
 def cluster_of(plan: Plan) -> Iterator[LocalCluster]:
-    """A cluster of this machine's own on which this plan can run, and others that differ from it
-    in what is on and off. The untrained model is made in the plan's folder."""
+    """Starts a cluster on this machine and makes the untrained model in the plan's folder.
+
+    Args:
+        plan: the plan. The cluster also serves plans that differ from it only in `router`, `lend`,
+            `planner`, `folder` and `base`.
+
+    Raises:
+        MissingExtra: a package is missing; the message says how to install it.
+    """
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise MissingExtra(f"the reference trainer needs {', '.join(missing)}; "
                            f"{how_to_install('torch,mpi')}")
@@ -107,16 +124,19 @@ def cluster_of(plan: Plan) -> Iterator[LocalCluster]:
 
 
 def run(plan: Plan) -> dict[str, Any]:
-    """Trains on a cluster of this machine's own; the figures. Raises as `run_on`."""
+    """Trains on a new cluster on this machine; returns the metrics and raises as `run_on`."""
     with cluster_of(plan) as cluster:
         return run_on(cluster, plan)
 
 
 def run_on(cluster: LocalCluster, plan: Plan) -> dict[str, Any]:
-    """Trains there; the figures.
+    """Trains on a cluster.
+
+    Returns:
+        The metrics of the run, see `figures`.
 
     Raises:
-        TangramError: a rank failed; the message holds the end of its words.
+        TangramError: a rank failed; the message holds the end of its output.
     """
     folder = Path(plan.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -138,7 +158,7 @@ def run_on(cluster: LocalCluster, plan: Plan) -> dict[str, Any]:
 
 
 def figures(plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
-    """What a run was like, from what rank 0 told."""
+    """The metrics of a run, from the results of rank 0."""
     steps, part = told["steps"], max(1, plan.steps // 4)
     rewards = [step["reward"] for step in steps]
     told_plan = {"plan": plan_figures(told["plan"])} if told["plan"] else {}
@@ -157,16 +177,16 @@ def figures(plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
         "step_s": middle("step_s"), "train_s": middle("train_s"),
         "rollout_s": middle("rollout_s"), "stale_max": max(step["stale"] for step in steps),
         "steps_with_a_replica": sum(step["replicas"] > 0 for step in steps),
-        "joined": sum(end == End.JOINED.value for _, end, _ in told["news"]),
+        "joined": sum(end == JoinOutcome.JOINED.value for _, end, _ in told["news"]),
         "added": told["added"], "ignored": told["ignored"], "news": told["news"],
         "buckets": {name: told["turns"][name] for name in SERVICES}, **told_router, **told_plan,
         "rewards": [round(reward, 3) for reward in rewards]}
 
 
 def _routed(told: dict[str, Any]) -> dict[str, Any]:
-    """What the router decided: the broker's counts; and of the turns after a tool's return, which
-    are those that anything is known of, the share that was right, and what naming the more frequent
-    bucket each time would have given."""
+    """The router's metrics: the broker's counts; and, of the turns after a tool's return (of others
+    nothing is known), the share whose bucket was right, and the share that the more frequent bucket
+    alone would have had."""
     judged, right, long = (told["turns"][name] for name in ("judged", "right", "long"))
     return {**told["router"], "after_returns": judged,
             "accuracy_after_returns": right / judged if judged else None,

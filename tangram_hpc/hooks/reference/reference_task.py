@@ -1,9 +1,9 @@
-"""Pure. The reference trainer's task: "d=" asks for a sum, difference or product that makes the
-digit d; and the letters that it is written in.
+"""Pure. The task of the reference trainer: the prompt "d=" asks for a sum, difference or product
+whose value is the digit d. The module also defines the alphabet of the model.
 
-Law: a completion is a program, and what it is worth is what it does: a shell in a sandbox works it
-out, and says in what it returns what went wrong. The reward is 1 if it makes d, less the further
-away it is, 0 if it is no such expression.
+A completion is a program: a shell in a sandbox computes it, and its exit code says whether it was
+an expression at all. The reward is 1 if the value is d, less the further away it is, and 0 if the
+completion is no such expression.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ from collections.abc import Sequence
 
 LETTERS = "0123456789+-*="
 SPECIAL = ("<pad>", "<s>", "</s>")
-BEGIN, END = 1, 2  # tokens
-NEW_TOKENS = 4  # of a completion, its end among them
-_SHOWN = 4  # letters of a wrong value
-RAN = 0.1  # what a program that runs is worth at least
+BEGIN, END = 1, 2  # the tokens `<s>` and `</s>`
+NEW_TOKENS = 4  # the most tokens of a completion, its end included
+_SHOWN = 4  # letters of a wrong value that the model sees
+RAN = 0.1  # the least reward of a program that runs
 
-# leading zeros would be octal to the shell, and `--` a decrement: such words fail, as they should
+# To the shell, a leading zero means octal and `--` a decrement; such completions fail, as intended.
 _CHECK = """case "$1" in [0-9]*[-+*][0-9]*) ;; *) exit 4;; esac
 echo $(( $1 ))"""
 
 
 def token_of(letter: str) -> int:
-    """The number of a letter."""
+    """The token of a letter."""
     return len(SPECIAL) + LETTERS.index(letter)
 
 
 def text_of(tokens: Sequence[int]) -> str:
-    """What these tokens say, up to their end; `?` for a special one in between."""
+    """The text of these tokens, up to the end token; `?` for a special token before it."""
     said = tokens[: tokens.index(END)] if END in tokens else tokens
     return "".join(LETTERS[t - len(SPECIAL)] if t >= len(SPECIAL) else "?" for t in said)
 
 
 def prompts(step: int, count: int, seed: int) -> list[str]:
-    """What is asked in a step, the same whoever asks."""
+    """The prompts of a step; every rank computes the same."""
     dice = random.Random(seed * 1_000_003 + step)
     return [f"{dice.randrange(10)}=" for _ in range(count)]
 
 
 def question(prompt: str) -> list[int]:
-    """The tokens that ask it."""
+    """The tokens of a prompt."""
     return [BEGIN, *map(token_of, prompt)]
 
 
 def check(completion: str) -> list[str]:
-    """The command that works a completion out."""
+    """The command that computes a completion."""
     return ["/bin/sh", "-c", _CHECK, "sh", completion]
 
 
 def value(exit_code: int, said: bytes) -> int | None:
-    """What a completion made, by how its command ended; None: it is no such expression."""
+    """The value of a completion, from the end of its command; None if it is no such expression."""
     if exit_code != 0:
         return None
     try:
@@ -61,7 +61,7 @@ def value(exit_code: int, said: bytes) -> int | None:
 
 
 def reward(prompt: str, made: int | None) -> float:
-    """What a completion is worth that made this."""
+    """The reward of a completion with this value; None is for no value."""
     if made is None:
         return 0.0
     gap = abs(made - int(prompt[0]))
@@ -69,7 +69,7 @@ def reward(prompt: str, made: int | None) -> float:
 
 
 def reply(prompt: str, made: int | None) -> list[int]:
-    """What the model reads after a completion that was wrong: what it made, if anything, and the
-    question once more."""
+    """The tokens that the model reads after a wrong completion: its value, if there is one, and the
+    prompt once more."""
     told = "" if made is None else str(made)[:_SHOWN]
     return [token_of("="), *map(token_of, told), *question(prompt)]

@@ -1,8 +1,9 @@
-"""Pure. One trajectory of the reference trainer: the model's turns, and the tool's returns between.
+"""Pure. One trajectory of the reference trainer: turns of the model, and returns of the tool
+between them.
 
-Law: what the tool returned decides whether and how the trajectory goes on: a right answer ends it,
-a wrong number is asked for once more, a program that does not even run is mended until `TURNS` are
-over; saying nothing is giving up. Only what the model wrote is learnt from: `learnt` is true for
+The tool's return decides how the trajectory goes on: a right answer ends it, after a wrong number
+the model may try once more, and after a program that does not run it may try until `TURNS` turns
+are over. An empty turn ends it too. Only what the model wrote is trained on: `learnt` is true for
 exactly its tokens, and each of them has the log-probability with which it was drawn.
 """
 
@@ -11,24 +12,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...demo.grpo import group_advantages
+import numpy as np
+
 from . import reference_task as task
 
 TURNS = 4
-WRONGS = 2  # numbers that are not the right one
-FADE = 0.9  # of the reward, for each turn after the first
+WRONGS = 2  # wrong numbers after which a trajectory ends
+FADE = 0.9  # factor of the reward for each turn after the first
 
 
 @dataclass
 class Trajectory:
-    """From a question to its answer, or to giving up.
+    """A trajectory, from its prompt to its end.
 
     Attributes:
-        tokens: all of it so far, the tool's too; the next turn's context.
-        learnt, logprobs: of each token whether the model wrote it, and how likely it was then.
-        worths: what each turn's program was worth, 0 for none.
-        wrongs: programs that made a number, and not the one that was asked for.
-        version: the oldest weights that wrote any of it.
+        prompt: the prompt that it began with.
+        tokens: all tokens so far, the tool's included; the context of the next turn.
+        learnt: for each token, whether the model wrote it.
+        logprobs: for each token that the model wrote, its log-probability then; 0 for others.
+        worths: the reward of each turn's program; 0 for none.
+        wrongs: how many programs had a value, but not the right one.
+        version: the version of the oldest weights that wrote a part of it.
+        over: whether it has ended.
     """
 
     prompt: str
@@ -41,27 +46,26 @@ class Trajectory:
     over: bool = False
 
     def __post_init__(self) -> None:
-        """It begins with its question."""
         if not self.tokens:
             self._read(task.question(self.prompt))
 
     @property
     def turns(self) -> int:
-        """Those that the model has written."""
+        """How many turns the model has written."""
         return len(self.worths)
 
     @property
     def generated(self) -> int:
-        """Tokens that the model has written."""
+        """How many tokens the model has written."""
         return sum(self.learnt)
 
     @property
     def reward(self) -> float:
-        """What its last program was worth, less for each turn that it took."""
+        """The reward of the last program, less for each further turn."""
         return self.worths[-1] * FADE ** (self.turns - 1) if self.worths else 0.0
 
     def said(self, tokens: Sequence[int], logprobs: Sequence[float], version: int) -> str:
-        """The model wrote a turn; the program in it, empty if it gave up (and it is over)."""
+        """Adds a turn of the model. Returns the program in it; an empty one ends the trajectory."""
         assert not self.over and 0 < len(tokens) == len(logprobs)
         self.version = min(self.version, version)
         self.tokens += tokens
@@ -73,7 +77,7 @@ class Trajectory:
         return program
 
     def returned(self, exit_code: int, said: bytes) -> None:
-        """The tool's return to that program: it is over, or goes on with the tool's words."""
+        """Adds the tool's return to that program, which may end the trajectory."""
         assert not self.over
         made = task.value(exit_code, said)
         worth = self.worths[-1] = task.reward(self.prompt, made)
@@ -89,11 +93,11 @@ class Trajectory:
 
 
 def credits(group: Sequence[Trajectory]) -> list[list[float]]:
-    """The advantage of each token of each trajectory of one prompt; 0 for what the model did not
-    write. Each turn stands for itself: its program's worth among those of all turns of the group
-    (GRPO with process supervision, arXiv 2402.03300, section 4.1.3, without its sum over later
-    turns: who fails first and is right then has not to thank the failure)."""
-    worth = iter(group_advantages([[w for one in group for w in one.worths]])[0].tolist())
+    """The advantage of each token of each trajectory of one prompt; 0 for tokens of the prompt and
+    the tool. Each turn is judged by itself: by the reward of its program among those of all turns
+    of the group. This is GRPO with process supervision (arXiv 2402.03300, section 4.1.3) without
+    the sum over later turns: a wrong turn gets no credit for a right one after it."""
+    worth = iter(_advantages([w for one in group for w in one.worths]))
     told = []
     for one in group:
         row, before, now = [], False, 0.0
@@ -104,3 +108,16 @@ def credits(group: Sequence[Trajectory]) -> list[list[float]]:
             before = mine
         told.append(row)
     return told
+
+
+def _advantages(worths: Sequence[float]) -> list[float]:
+    """(worth - mean) / standard deviation; all 0 where the worths do not differ."""
+    if not worths:
+        return []
+    values = np.asarray(worths, dtype=np.float64)
+    centred = values - values.mean()
+    variance = float((centred**2).mean())
+    if variance <= 1e-12 * float((values**2).mean()):  # so small a spread is rounding
+        return [0.0] * len(worths)
+    advantages: list[float] = (centred / (variance**0.5 + 1e-6)).tolist()
+    return advantages

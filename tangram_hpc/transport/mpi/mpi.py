@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import time
-import weakref
 from array import array
 from collections import deque
 from collections.abc import Mapping
@@ -352,15 +351,9 @@ def _bring_together(environ: Mapping[str, str], card: Card) -> World:
 
 
 def leave_after(client: Any) -> None:
-    """Sees to it that this client is closed before its rank leaves the world."""
-    ref = weakref.ref(client)
-
-    def close() -> None:
-        left = ref()
-        if left is not None:
-            left.close()
-
-    atexit.register(close)
+    """Closes this client before its rank leaves the world. The client is held until then, because
+    its connection lives on in its thread when nobody else holds the client any more."""
+    atexit.register(client.close)
 
 
 def complaint(cards: list[Card]) -> TangramError | None:

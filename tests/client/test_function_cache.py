@@ -1,4 +1,4 @@
-"""Shipped functions stay in the job's store while an open action needs them, and no longer."""
+"""Uploaded functions stay in the job's store while an open action needs them, and no longer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tangram_hpc.client import functions
-from tangram_hpc.client.functions import FunctionBook
-from tangram_hpc.client.shelf import Shelf
+from tangram_hpc.client.functions import FunctionCache
+from tangram_hpc.client.stored_payloads import StoredPayloads
 
 
 class Entries:
@@ -41,59 +41,59 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "FUNCTIONS_MAX", 2)
 
 
-def book_of(entries: Any) -> FunctionBook:
-    return FunctionBook(Shelf(entries, 7))
+def cache_of(entries: Any) -> FunctionCache:
+    return FunctionCache(StoredPayloads(entries, 7))
 
 
 def test_an_evicted_function_stays_until_its_last_action_is_over(few: None) -> None:
     entries = Entries()
-    book, works = book_of(entries), [made(n) for n in range(3)]
-    first, shipped = book.call(works[0], (), {}, False)
-    book.call(works[0], (), {}, False)
-    for work in works[1:]:  # the book evicts the first
-        book.ended(book.call(work, (), {}, False)[1])
+    cache, works = cache_of(entries), [made(n) for n in range(3)]
+    first, uploaded = cache.call(works[0], (), {}, False)
+    cache.call(works[0], (), {}, False)
+    for work in works[1:]:  # the cache evicts the first
+        cache.ended(cache.call(work, (), {}, False)[1])
     assert first.digest in entries.held
-    book.ended(shipped)
+    cache.ended(uploaded)
     assert first.digest in entries.held
-    book.ended(shipped)
+    cache.ended(uploaded)
     assert first.digest not in entries.held and len(entries.held) == 2
 
 
 def test_an_evicted_function_that_nobody_needs_goes_at_once(few: None) -> None:
     entries = Entries()
-    book = book_of(entries)
+    cache = cache_of(entries)
     for work in [made(n) for n in range(5)]:
-        book.ended(book.call(work, (), {}, False)[1])
+        cache.ended(cache.call(work, (), {}, False)[1])
     assert len(entries.held) == 2
 
 
 def test_a_call_that_was_not_submitted_holds_nothing(few: None) -> None:
     entries = Entries()
-    book, works = book_of(entries), [made(n) for n in range(3)]
-    call, shipped = book.call(works[0], (), {}, False)
+    cache, works = cache_of(entries), [made(n) for n in range(3)]
+    call, uploaded = cache.call(works[0], (), {}, False)
     for work in works[1:]:
-        book.ended(book.call(work, (), {}, False)[1])
-    book.not_submitted(shipped)
-    book.not_submitted(None)
+        cache.ended(cache.call(work, (), {}, False)[1])
+    cache.not_submitted(uploaded)
+    cache.not_submitted(None)
     assert call.digest not in entries.held
 
 
 def test_ends_and_evictions_from_two_threads_drop_each_entry_once(few: None) -> None:
     entries = Entries()
-    book, works = book_of(entries), [made(n) for n in range(300)]
+    cache, works = cache_of(entries), [made(n) for n in range(300)]
     over: list[functions.Shipped] = []
     done = threading.Event()
 
     def client_thread() -> None:
         while not (done.is_set() and not over):
             if over:
-                book.ended(over.pop())
+                cache.ended(over.pop())
 
     thread = threading.Thread(target=client_thread)
     thread.start()
     for work in works:
         for _ in range(3):
-            over.append(book.call(work, (), {}, False)[1])
+            over.append(cache.call(work, (), {}, False)[1])
     done.set()
     thread.join(60)
     assert not thread.is_alive() and len(entries.held) == 2

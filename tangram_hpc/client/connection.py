@@ -1,0 +1,482 @@
+"""The connection of one client to its broker: what is open there, and the thread that serves it.
+
+`Connection` is the lowest part of a client. The user's face (`Client`, `Session`, `Endpoint`) and
+the parts between submit actions, open sessions and ask questions through it; it knows none of them.
+
+One background thread owns the channel: it alone receives, ends futures and reconnects. Any thread
+may submit. It does so under the lock, and wakes the thread once for all that is queued.
+
+Actions and sessions are kept until their end is known. After a lost channel the thread dials again
+and repeats all of them under the same ids, so nothing is lost and nothing runs twice. A question
+belongs to one channel: it is not repeated, and whoever asked is told that no answer came.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from ..domain.action import Kind
+from ..domain.ids import mint
+from ..domain.session import SessionSpec
+from ..errors import BrokerUnreachable, ClientClosed, InvalidInput, TangramError
+from ..ports import Channel, ChannelLost, Dial, Store
+from ..protocol import message as ms
+from ..protocol import payload as pl
+from ..protocol.frame import Buffer, Outbox
+from ..protocol.liveness import Patience
+from .forked import end_copy, not_ours, watch
+from .functions import FunctionCache, UploadedFunction
+from .future import Future
+from .request import Options, make_action, packed
+from .results import Pending, conclude, give_output, log_refusal, refuse
+from .session_record import SessionRecord
+from .stored_payloads import StoredPayloads
+
+_PING_S = 2.0
+_TRY_S = 20.0  # no round of dials takes longer; a longer one means that this process was stopped
+_HELLO_S = 10.0  # how long the broker may take to answer a Hello
+_ACK_AFTER, _ACK_BYTES = 128, 1 << 20  # results, or bytes of them, until they are acknowledged
+
+
+class Connection:
+    """One client's conversation with its broker.
+
+    Attributes:
+        job: the job's name.
+        welcome: what the broker said when it last took this client in; None before the first time.
+        store: this client's entries in the job's store.
+        functions: the functions that it has uploaded there.
+        failure: why nothing can be submitted any more; None while it can.
+        owner: the id of the process that opened the connection.
+        again: a Python call by which another process gets a client of its own, for messages.
+    """
+
+    def __init__(self, dials: Sequence[Dial], job: str, make_store: Callable[[str], Store],
+                 name: str, rank: int, size: int, connect_s: float, again: str) -> None:
+        """Connects; the arguments are those of `Client`.
+
+        Raises:
+            BrokerUnreachable: the broker did not answer within `connect_s` seconds.
+            TangramError: no way to the broker could be opened.
+        """
+        self.job, self.owner, self.again = job, os.getpid(), again
+        self.welcome: ms.Welcome | None = None
+        self.failure: TangramError | None = None
+        self._dials = list(dials)
+        self._uid, self._name, self._rank, self._size = uuid.uuid4().hex, name, rank, size
+        self._lock = threading.Lock()  # held to change anything below, but for what is taken out
+        self._outbox = Outbox()  # messages that were not sent yet
+        self._woken = False  # whether the thread was woken for what is in the outbox
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Pending] = {}  # actions whose result is not here
+        self._sessions: dict[int, SessionRecord] = {}  # sessions whose end is not known
+        self._opening: set[int] = set()  # those of them that wait for admission
+        self._answers: dict[int, concurrent.futures.Future[Any]] = {}  # questions without answer
+        self._acks, self._ack_bytes = list[int](), 0  # results that were not acknowledged
+        self._closing = False
+        self._channel: Channel | None = None
+        self._ready = threading.Event()  # the first Welcome is here, or will never be
+        watch(self)
+        self._thread = threading.Thread(target=self._run, name="tangram-client", daemon=True)
+        self._thread.start()
+        welcome = self._await_welcome(connect_s)
+        self.store = StoredPayloads(make_store(welcome.store), welcome.client)
+        self.functions = FunctionCache(self.store)
+
+    def _await_welcome(self, connect_s: float) -> ms.Welcome:
+        if not self._ready.wait(connect_s):
+            self.failure = self.failure or BrokerUnreachable(
+                f"job {self.job}: no answer from the broker within {connect_s:.0f} s")
+            self._closing = True
+        if self.failure is not None:
+            raise self.failure
+        assert self.welcome is not None
+        return self.welcome
+
+    @property
+    def via(self) -> str:
+        """The kind of channel in use, `socket` or `mpi`; empty while there is none."""
+        return self._channel.via if self._channel is not None else ""
+
+    # ---- for the parts of a client -----------------------------------------------------------
+
+    def submit(self, kind: Kind, options: Options, session: SessionRecord | None, what: str,
+               call: pl.Payload, trusted: bool = False,
+               on_output: Callable[[int, bytes], None] | None = None,
+               uploaded: UploadedFunction | None = None, key: str = "cpu") -> Future:
+        """Submits one action and returns at once.
+
+        Args:
+            kind: what the action is.
+            options: how it shall be served.
+            session: the session that it belongs to; None for none.
+            what: its name, where `options` has none.
+            call: its payload; one over 64 KiB goes through the store.
+            trusted: whether its result may be unpickled.
+            on_output: called with the pieces of its output.
+            uploaded: the function that it calls, which was counted for it; None for other actions.
+            key: its key resource.
+
+        Returns:
+            The action's Future.
+
+        Raises:
+            TangramError: an argument is wrong, or the connection has ended.
+        """
+        in_session, stored = session.spec.id if session is not None else 0, ""
+        try:
+            if self.failure is not None:  # in the child of a fork the store is the parent's
+                raise self.failure
+            action = make_action(self.new_id(), kind, options, in_session, what, key)
+            if uploaded is not None and action.once:
+                call = msgspec.structs.replace(
+                    call, digest=self.store.keep(uploaded.name, action.once))
+            payload = packed(call, "work, env, cwd, files")
+            if len(payload) > ms.INLINE_MAX:
+                stored = self.store.put(payload, action.once)
+                payload = pl.encode(pl.Stored(stored, len(payload)))
+            with self._lock:
+                self._check_open()
+                future = Future(action.id, self.cancel)
+                self._pending[action.id] = Pending(action, payload, future, trusted,
+                                                   time.monotonic_ns(), on_output, session=session,
+                                                   stored=stored, uploaded=uploaded)
+                self._put(ms.Submit(action), payload)
+        except TangramError:
+            self.store.release(stored)
+            self.functions.not_submitted(uploaded)
+            raise
+        return future
+
+    def submit_grant(self, pending: Pending) -> None:
+        """Submits an action that asks for a grant of an endpoint, which has no payload."""
+        with self._lock:
+            self._check_open()
+            self._pending[pending.action.id] = pending
+            self._put(ms.Submit(pending.action), pending.payload)
+
+    def cancel(self, action: int) -> None:
+        """Asks the broker to cancel an action; nothing happens if its result is here."""
+        with self._lock:
+            pending = self._pending.get(action)
+            if pending is not None:
+                pending.cancelled = True
+                self._put(ms.Cancel((action,)))
+
+    def open_session(self, spec: SessionSpec, env: dict[str, str], trajectory: str
+                     ) -> SessionRecord:
+        """Requests a session under an id of its own; `spec.id` is ignored. Returns at once."""
+        with self._lock:
+            self._check_open()
+            spec = msgspec.structs.replace(spec, id=self.new_id())
+            record = self._sessions[spec.id] = SessionRecord(spec, env, trajectory)
+            self._opening.add(spec.id)
+            self._put(ms.RequestSession(spec))
+        return record
+
+    def send_of_session(self, session: int, message: ms.Message) -> None:
+        """Sends a message about a session, unless the session has ended."""
+        with self._lock:
+            if session in self._sessions:
+                self._put(message)
+
+    def send(self, message: ms.Message, must_be_open: bool = False) -> None:
+        """Sends a message once: it is not repeated after a reconnect.
+
+        Raises:
+            TangramError: `must_be_open` was set and the connection has ended.
+        """
+        with self._lock:
+            if must_be_open:
+                self._check_open()
+            self._put(message)
+
+    def ask(self, what: str, argument: str = "", timeout_s: float = 10.0) -> Any:
+        """The broker's answer to a query; see `Client.ask`."""
+        return self.request(lambda request: ms.Ask(request, what, argument), timeout_s)
+
+    def request(self, question: Callable[[int], ms.Message], timeout_s: float = 10.0) -> Any:
+        """Sends a question and waits for its answer.
+
+        Args:
+            question: makes the message from the number of the request.
+            timeout_s: how long to wait for the answer, in seconds.
+
+        Raises:
+            InvalidInput: the broker refuses the question.
+            BrokerUnreachable: no answer came in time, or the connection has ended.
+        """
+        answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        with self._lock:
+            self._check_open()
+            number = self.new_id()
+            message = question(number)
+            packed(message, "the question")
+            self._answers[number] = answer
+            self._put(message)
+        try:
+            return answer.result(timeout_s)
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            raise BrokerUnreachable(f"job {self.job}: no answer within {timeout_s:.0f} s"
+                                    ) from None
+
+    def new_id(self) -> int:
+        """An id that no other action, session or question of this job has."""
+        assert self.welcome is not None
+        return mint(self.welcome.client, next(self._numbers))
+
+    def close(self) -> None:
+        """Says goodbye and waits for the thread; the broker cancels what is still open. A second
+        call does nothing."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            self._put(ms.Bye())
+        self._thread.join(10)
+
+    def disown(self) -> None:
+        """Makes this copy useless in the child of a fork; see `forked`."""
+        error = not_ours("client", self.owner, self.again)
+        self._lock, self._closing, self.failure = threading.Lock(), True, error
+        if self._channel is not None:
+            self._channel.abandon()
+        self._channel, self._outbox = None, Outbox()
+        pending, self._pending = self._pending, {}
+        sessions, self._sessions = self._sessions, {}
+        answers, self._answers = self._answers, {}
+        for one in pending.values():
+            end_copy(one.future, error)
+            if one.turn is not None:
+                one.turn.disown(error)
+        for session in sessions.values():
+            session.disown(error)
+        for answer in answers.values():
+            end_copy(answer, error)
+
+    def _check_open(self) -> None:
+        """Raises the error that ended this connection, if it has ended; lock held."""
+        if self.failure is not None:
+            raise self.failure
+        if self._closing:
+            raise self._closed()
+
+    def _closed(self) -> ClientClosed:
+        return ClientClosed(f"job {self.job}: this client was closed; call tangram_hpc.connect() "
+                            "for another one")
+
+    def _put(self, message: ms.Message, payload: Buffer | None = None) -> None:
+        """Queues a message and wakes the thread once for all that is queued; lock held."""
+        self._outbox.put(message, payload)
+        if not self._woken and self._channel is not None:
+            self._woken = True
+            self._channel.wake()
+
+    # ---- the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._serve(self._open(first=True))
+        except TangramError as error:
+            self._fail(error)
+        finally:
+            if self._channel is not None:
+                self._channel.close()
+            self._ready.set()
+
+    def _serve(self, channel: Channel) -> None:
+        last_ping = time.monotonic()
+        while True:
+            try:
+                self._send_outbox(channel)
+                if self._closing:
+                    return self._fail(self._closed())
+                for message, payload in channel.wait(_PING_S, self._awaits()):
+                    self._receive(message, payload)
+                if self._acks and (len(self._acks) >= _ACK_AFTER or not self._pending
+                                   or self._ack_bytes >= _ACK_BYTES):
+                    self._send_acks()
+                now = time.monotonic()
+                if now - last_ping >= _PING_S:
+                    last_ping = now
+                    with self._lock:
+                        self._outbox.put(ms.Ping(0))
+            except ChannelLost as error:
+                if self._closing:
+                    return self._fail(self._closed())
+                channel.close()
+                channel = self._open(first=False, because=str(error))
+
+    def _awaits(self) -> bool:
+        """Whether an answer is due, which a polling channel may spend CPU on."""
+        return bool(self._pending or self._answers or self._opening)
+
+    def _send_outbox(self, channel: Channel) -> None:
+        with self._lock:
+            self._woken = False
+            frame = self._outbox.take()
+        if frame:
+            channel.send(frame)
+
+    def _send_acks(self) -> None:
+        with self._lock:
+            acks, self._acks, self._ack_bytes = self._acks, [], 0
+            self._outbox.put(ms.Ack(tuple(acks)))
+
+    def _open(self, first: bool, because: str = "") -> Channel:
+        """A channel whose broker has welcomed us; tries all ways until the grace is over.
+
+        Raises:
+            TangramError: none could be opened; the last reason.
+        """
+        grace_s = self.welcome.grace_s if self.welcome is not None else 0.0
+        grace_s = max([grace_s, *(s.spec.grace_ns / 1e9 for s in list(self._sessions.values()))])
+        patience, pause = Patience(time.monotonic(), grace_s, _TRY_S), 0.05
+        while True:
+            problem: TangramError = BrokerUnreachable(f"job {self.job}: {because or 'no way'}")
+            for dial in self._dials:
+                try:
+                    channel = dial()
+                except TangramError as error:
+                    problem = error
+                    continue
+                try:
+                    self._greet(channel, first)
+                    return channel
+                except _Forgotten:
+                    channel.close()
+                    raise
+                except (ChannelLost, TangramError) as error:
+                    channel.close()
+                    problem = error if isinstance(error, TangramError) else problem
+            if patience.over(time.monotonic()) or self._closing:
+                raise problem from None
+            time.sleep(pause)
+            pause = min(1.0, pause * 2)
+
+    def _greet(self, channel: Channel, first: bool) -> None:
+        hello, name = Outbox(), self._name or f"{os.uname().nodename}:{os.getpid()}"
+        hello.put(ms.Hello(ms.PROTOCOL_VERSION, self.job, self._uid, name, self._rank, self._size,
+                           channel.via))
+        channel.send(hello.take())
+        deadline = time.monotonic() + _HELLO_S
+        later = []
+        welcome: ms.Welcome | None = None
+        while welcome is None:
+            if time.monotonic() > deadline:
+                raise ChannelLost("no welcome within 10 s")
+            for message, payload in channel.wait(0.1, True):
+                if isinstance(message, ms.Refused):
+                    raise InvalidInput(f"job {self.job}: the broker refused us: {message.text}")
+                if isinstance(message, ms.Welcome):
+                    welcome = message
+                else:
+                    later.append((message, payload))
+        with self._lock:
+            self._adopt(channel, welcome, first)
+        for message, payload in later:
+            self._receive(message, payload)
+        self._ready.set()
+
+    def _adopt(self, channel: Channel, welcome: ms.Welcome, first: bool) -> None:
+        """Makes this channel ours and says again all that is open; lock held."""
+        if not first and self.welcome is not None and welcome.client != self.welcome.client:
+            raise _Forgotten(f"job {self.job}: the broker no longer knows this client; its "
+                             "sessions are gone")
+        self._channel, self.welcome = channel, welcome
+        if first:
+            return
+        self._outbox.take()  # rebuilt from what is open
+        for session in self._sessions.values():
+            self._outbox.put(ms.RequestSession(session.spec, again=True))
+        for pending in self._pending.values():
+            self._outbox.put(ms.Submit(pending.action), pending.payload)
+            if pending.cancelled:
+                self._outbox.put(ms.Cancel((pending.action.id,)))
+            if pending.turn is not None and pending.turn.said is not None:
+                self._outbox.put(pending.turn.said)
+
+    def _receive(self, message: ms.Message, payload: memoryview | None) -> None:
+        match message:
+            case ms.Result(action=action):
+                self._acks.append(action)
+                if payload is not None:
+                    self._ack_bytes += len(payload)
+                if (pending := self._take(action)) is not None:
+                    conclude(pending, message, payload, self.store)
+                    pending.release(self.functions, self.store)
+            case ms.Output(id=action, stream=stream):
+                open_one = self._pending.get(action)
+                if open_one is not None and open_one.on_output is not None and payload is not None:
+                    give_output(open_one, stream, bytes(payload))
+            case ms.Granted(action=action):
+                open_one = self._pending.get(action)
+                if open_one is not None and open_one.turn is not None:
+                    open_one.turn.granted(message)
+            case ms.SessionUp(session=session_id):
+                self._opening.discard(session_id)
+                if (session := self._sessions.get(session_id)) is not None:
+                    session.on_up(message)
+            case ms.SessionDown(session=session_id, reason=reason, never=never):
+                with self._lock:
+                    self._opening.discard(session_id)
+                    session = self._sessions.pop(session_id, None)
+                if session is not None:
+                    session.on_down(reason, never)
+            case ms.Rejected():
+                self._rejected(message)
+            case ms.Answer(request=request):
+                answer = self._answers.pop(request, None)
+                if answer is not None and payload is not None:
+                    answer.set_result(json.loads(bytes(payload)))
+            case ms.Shutdown(reason=reason):
+                raise BrokerUnreachable(f"job {self.job}: the broker ended: {reason}")
+
+    def _take(self, action: int) -> Pending | None:
+        return self._pending.pop(action, None)  # only this thread takes; no lock for each result
+
+    def _rejected(self, message: ms.Rejected) -> None:
+        if (pending := self._take(message.id)) is not None:
+            refuse(pending, message)
+            return pending.release(self.functions, self.store)
+        answer = self._answers.pop(message.id, None)
+        if answer is not None:
+            return answer.set_exception(InvalidInput(message.text))
+        with self._lock:
+            self._opening.discard(message.id)
+            session = self._sessions.pop(message.id, None)
+        if session is not None:
+            session.on_down(message.text, never=not message.lost)
+        elif not message.id:
+            log_refusal(self.job, message)
+
+    def _fail(self, error: TangramError) -> None:
+        """Ends everything that is open with this error; what its caller cancelled, as cancelled."""
+        with self._lock:
+            self.failure = error
+            open_now, self._pending = list(self._pending.values()), {}
+            sessions, self._sessions = list(self._sessions.values()), {}
+            answers, self._answers = list(self._answers.values()), {}
+        for pending in open_now:
+            if pending.cancelled:
+                pending.future.end_cancelled()
+            else:
+                pending.future.set_exception(error)
+        for session in sessions:
+            session.on_down(str(error), error=error)
+        for answer in answers:
+            answer.set_exception(error)
+
+
+class _Forgotten(BrokerUnreachable):
+    """The broker answers, but its grace for this client is over."""

@@ -1,0 +1,47 @@
+"""Pure. The rate limit of one endpoint in one process: when a granted call may really start.
+
+A process that was stopped finds the grants of that time all at once. If their calls started
+together, they would break the limit against which the broker counted them. The starts in this
+process therefore keep the endpoint's token bucket as well, by this process's clock: a grant that
+comes a little early waits for it, and one that would wait for longer is given back.
+"""
+
+from __future__ import annotations
+
+from ...domain.service import MICRO
+
+_SECOND = 10**9
+_LEAST_WAIT_NS = 5_000_000
+
+
+class Pace:
+    """The token bucket of one endpoint in one process."""
+
+    __slots__ = ("_full_at",)
+
+    def __init__(self) -> None:
+        self._full_at = 0  # when the bucket is full again, if nothing starts until then
+
+    def start_at(self, now: int, rate_micro: int, burst_micro: int) -> int:
+        """Takes a token for one call.
+
+        Args:
+            now: this process's clock, in ns.
+            rate_micro: tokens per second, in millionths; 0 for no limit.
+            burst_micro: the most tokens that the bucket holds, in millionths.
+
+        Returns:
+            When the call may start, in ns. -1 if that is more than the time of one token away (and
+            more than 5 ms): no token was taken, and the grant must be given back.
+        """
+        if not rate_micro:
+            return now
+        gap = -(-_SECOND * MICRO // rate_micro)
+        # the bucket may have been left by another rate, for which a longer wait was right
+        most = (burst_micro + MICRO) * _SECOND // rate_micro + gap
+        full_at = min(max(self._full_at, now), now + most)
+        start = max(now, full_at - (burst_micro - MICRO) * _SECOND // rate_micro)
+        if start - now > max(gap, _LEAST_WAIT_NS):
+            return -1
+        self._full_at = full_at + gap
+        return start

@@ -1,0 +1,56 @@
+"""Grants of endpoints: the source from which `Endpoint` gets a slot and a token for each attempt.
+
+Asking for a grant is an action like any other: the connection keeps it until its result is here and
+repeats it after a reconnect. A grant is used at a time that this process's own rate limit allows.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from ...domain.action import Action, Kind
+from ...protocol import message as ms
+from ..connection import Connection
+from ..future import Future
+from ..request import sendable, trajectory_name
+from ..results import Pending
+from .client_rate_limit import Pace
+from .turn import Turn
+
+
+class GrantSource:
+    """Asks the broker for grants, for all endpoints of one client."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._limits: dict[str, Pace] = {}  # endpoint -> its rate limit in this process
+
+    def request(self, endpoint: str, name: str, trajectory: str | int = "") -> Turn:
+        """Submits a request for one grant; returns at once.
+
+        Args:
+            endpoint: the endpoint's name.
+            name: the action's class in accounting; empty for the endpoint's name.
+            trajectory: the trajectory whose tool the call is; empty for none.
+
+        Raises:
+            TangramError: an argument is wrong, or the client was closed.
+        """
+        action = sendable(Action(
+            self._connection.new_id(), name or endpoint, Kind.GRANT, key=f"endpoint:{endpoint}",
+            trajectory=trajectory_name(trajectory) if trajectory != "" else ""))
+        future = Future(action.id, self._connection.cancel)
+        turn = Turn(future, self._connection.send, lambda grant: self._delay_s(endpoint, grant))
+        self._connection.submit_grant(
+            Pending(action, b"", future, False, time.monotonic_ns(), turn=turn))
+        return turn
+
+    def _delay_s(self, endpoint: str, grant: ms.Granted) -> float | None:
+        """Seconds until the call may start; None if the grant came too late to be used."""
+        with self._lock:
+            now = time.monotonic_ns()
+            limit = self._limits.setdefault(endpoint, Pace())
+            start = limit.start_at(now, grant.rate_micro, grant.burst_micro)
+        return None if start < 0 else (start - now) / 1e9

@@ -1,0 +1,67 @@
+"""What a client remembers of one of its sessions, from the request until its end is known.
+
+The connection keeps one record for each session and asks for the session again after a reconnect;
+`Session` is the user's view of the same record. The record knows neither of the two.
+
+The connection's thread changes a record; any thread may read it. Nothing here sends a message.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+
+from ..domain.session import SessionSpec, why_ended
+from ..errors import InfeasibleRequest, SessionLost, TangramError
+from ..protocol import message as ms
+from .forked import end_copy
+
+
+class SessionRecord:
+    """The state of one session.
+
+    Attributes:
+        spec: what was requested, with the session's id.
+        env: environment variables for all commands of the session.
+        trajectory: the trajectory whose tools run in the session; empty for none.
+        node: the node that the session is on; empty before its admission, another one after a move.
+        wait_s: seconds between request and admission; 0.0 before the admission.
+        why_ended: one line that says why the session ended; empty while it has not.
+        opened: ends when the broker admits the session; raises if it never will.
+        closed: ends with the reason when the session has ended and its memory is free.
+    """
+
+    __slots__ = ("closed", "env", "node", "opened", "spec", "trajectory", "wait_s", "why_ended")
+
+    def __init__(self, spec: SessionSpec, env: dict[str, str], trajectory: str) -> None:
+        self.spec, self.env, self.trajectory = spec, env, trajectory
+        self.node, self.why_ended, self.wait_s = "", "", 0.0
+        self.opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.closed: concurrent.futures.Future[str] = concurrent.futures.Future()
+
+    def on_up(self, message: ms.SessionUp) -> None:
+        """Records that the session was admitted, or that it moved to another node."""
+        self.node = message.node
+        if not self.opened.done():
+            self.wait_s = message.wait_ns / 1e9
+            self.opened.set_result(None)
+
+    def on_down(self, reason: str, never: bool = False, error: TangramError | None = None) -> None:
+        """Records that the session has ended.
+
+        Args:
+            reason: the broker's reason, in one line.
+            never: whether the session can never be admitted, so that `opened` raises
+                InfeasibleRequest instead of SessionLost.
+            error: what a pending `opened` raises where the client failed and not the session.
+        """
+        self.why_ended = why_ended(self.spec.id, reason)
+        if not self.opened.done():
+            own = InfeasibleRequest(reason) if never else SessionLost(self.why_ended)
+            self.opened.set_exception(error or own)
+        if not self.closed.done():
+            self.closed.set_result(reason)
+
+    def disown(self, error: TangramError) -> None:
+        """Ends both futures in the child of a fork; the session is the parent's."""
+        end_copy(self.opened, error)
+        end_copy(self.closed, error)
