@@ -137,15 +137,15 @@ class Director:
 
         self.version += 1
         ratio = (0, 1000) if planned == 0 else (1000, 1000)
-        self._core.desk.signal(Signal(self.version, step, *ratio, planned=planned))
+        self._core.coordinator.signal(Signal(self.version, step, *ratio, planned=planned))
 
     def count(self, end: str) -> int:
-        return sum(news.end.value == end for news in self._core.desk.news)
+        return sum(news.end.value == end for news in self._core.coordinator.news)
 
     def over(self, step: int) -> bool:
         """Before a step; True when enough has been seen."""
         assert time.monotonic() < self._deadline, (step, self.trace[-20:], self._todo)
-        states = [state.value for state in self._core.desk.states()]
+        states = [state.value for state in self._core.coordinator.states()]
         self.trace.append(states)
         return {"churn": self._churn, "kill": self._kill, "hang": self._kill}[
             self._told["mode"]](step, states)
@@ -270,8 +270,9 @@ def core(told: dict[str, Any]) -> None:
     every = world.gather({"shard": shard, "params": params.tolist(), "added": pool.lane.added,
                           "ignored": dict(pool.lane.ignored)}, root=0)
     if director is not None:
-        assert pool.desk is not None
-        told_ends = [[n.replica, n.generation, n.end.value, n.reason] for n in pool.desk.news]
+        assert pool.coordinator is not None
+        told_ends = [[n.replica, n.generation, n.end.value, n.reason]
+                     for n in pool.coordinator.news]
         Path(told["out"]).write_text(json.dumps(
             {"steps": step, "ranks": every, "news": told_ends, "epochs": len(epochs),
              "counted": counted, "killed": director.killed, "states": director.trace[-1],
@@ -289,7 +290,7 @@ def borrow(told: dict[str, Any], pool: Any) -> Any:
 
     client = connect(Path(told["cluster"]))
     for number in (number for replica in told["replicas"] for number in replica):
-        lend(pool.desk, number, 0,
+        lend(pool.coordinator, number, 0,
              lambda number, life: client.submit(member, told, number, life, gpus=1, retries=0))
     return client
 
@@ -334,7 +335,7 @@ def run(folder: Path, mpiexec: str, ranks: int, **scenario: Any) -> dict[str, An
     assert done.returncode == 0, done.stdout + done.stderr
     for keeper in keepers:
         keeper.join(20)
-        assert not keeper.is_alive(), "a member outlives its desk"
+        assert not keeper.is_alive(), "a member outlives its coordinator"
     result: dict[str, Any] = json.loads((folder / "out.json").read_text())
     result["ended"] = ended
     result["serving"] = sorted(p.name for p in folder.glob("serves-*"))

@@ -1,9 +1,9 @@
 """Pure. What passes between training's core and the members of hybrid replicas, and its frames.
 
-Law: two kinds of conversation, each authenticated before its first frame. A *desk* conversation
-(member and rank 0) carries orders and facts; a *lane* conversation (member and its core) carries
-parameters out and gradients in. A frame is a head of fixed size, one message, and at most one
-payload of raw bytes, which its receiver reads straight into place.
+Law: two kinds of conversation, each authenticated before its first frame. A *coordinator*
+conversation (member and rank 0) carries orders and facts; a *lane* conversation (member and its
+core) carries parameters out and gradients in. A frame is a head of fixed size, one message, and at
+most one payload of raw bytes, which its receiver reads straight into place.
 
 Layout (little endian): u32 length of the message, u64 length of the payload, message, payload.
 """
@@ -29,25 +29,25 @@ class LaneMessage(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"
 
 
 class Hello(LaneMessage, frozen=True, tag="hello"):
-    """Member to desk, first: who it is. `life` ascends from one life to the next."""
+    """Member to coordinator, first: who it is. `life` ascends from one life to the next."""
 
     member: int
     life: int
 
 
 class Alive(LaneMessage, frozen=True, tag="alive"):
-    """Member to desk, now and then: it is still there."""
+    """Member to coordinator, now and then: it is still there."""
 
 
 class Told(LaneMessage, frozen=True, tag="told"):
-    """Desk to member: an order, and where the lane of the core it names listens."""
+    """Coordinator to member: an order, and where the lane of the core it names listens."""
 
     order: Ask
     lane: tuple[str, ...]
 
 
 class Word(LaneMessage, frozen=True, tag="word"):
-    """Member to desk: a fact about itself."""
+    """Member to coordinator: a fact about itself."""
 
     fact: Union[MemberDone, MemberFailed]  # noqa: UP007
 

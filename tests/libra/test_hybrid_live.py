@@ -40,8 +40,8 @@ from tangram_hpc.domain.hybrid import ReplicaState as R
 from tangram_hpc.errors import AccessError, InvalidInput
 from tangram_hpc.libra.hybrid.hybrid_pool import HybridPool
 from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules
+from tangram_hpc.libra.live.coordinator import Coordinator
 from tangram_hpc.libra.live.core import HybridCore
-from tangram_hpc.libra.live.desk import Desk
 from tangram_hpc.libra.live.lane import Lane
 from tangram_hpc.libra.live.lend import lend
 from tangram_hpc.protocol.lane import HEAD, Alive, Enter, Gradient, Heard, Hello, Told, Word, Work
@@ -330,15 +330,15 @@ def test_what_is_no_message_ends_the_lane_and_its_payload_is_not_waited_for(lane
     assert one.link._sock.recv(1) == b""
 
 
-# ---- a desk on its own ---------------------------------------------------------------------------
+# ---- a coordinator on its own --------------------------------------------------------------------
 
 
-class AtDesk:
-    """A member's end of a desk conversation."""
+class AtCoordinator:
+    """A member's end of a coordinator conversation."""
 
-    def __init__(self, desk: Desk, member: int, life: int) -> None:
+    def __init__(self, coordinator: Coordinator, member: int, life: int) -> None:
         self.member, self.life = member, life
-        self.link = dial_lane((desk.address,), KEY, JOB)
+        self.link = dial_lane((coordinator.address,), KEY, JOB)
         self.link.send(Hello(member, life))
 
     def say(self, fact: Any) -> None:
@@ -351,72 +351,74 @@ class AtDesk:
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
+def coordinator() -> Iterator[Coordinator]:
     pool = HybridPool(PoolRules(), [[0]], [1], [[6], [7]])
-    one = Desk(pool, SystemClock(), [["tcp:nowhere:1"]], "127.0.0.1", KEY, JOB)
+    one = Coordinator(pool, SystemClock(), [["tcp:nowhere:1"]], "127.0.0.1", KEY, JOB)
     yield one
     one.close()
 
 
-def becomes(desk: Desk, role: Role, member: int = 6) -> None:
+def becomes(coordinator: Coordinator, role: Role, member: int = 6) -> None:
     """Waits until a member is so."""
     nap = threading.Event()
     for _ in range(3000):
-        if desk.roles()[member] is role:
+        if coordinator.roles()[member] is role:
             return
         nap.wait(0.01)
-    raise AssertionError(f"member {member} is {desk.roles()[member]}, not {role}")
+    raise AssertionError(f"member {member} is {coordinator.roles()[member]}, not {role}")
 
 
-def test_a_member_gets_orders_and_is_lost_with_its_conversation(desk: Desk) -> None:
-    one = AtDesk(desk, 6, 5)
-    becomes(desk, Role.HYBRID_ROLLOUT)
-    desk.begin(0, 0)
-    desk.signal(Signal(1, 0, 2000, 1000))
+def test_a_member_gets_orders_and_is_lost_with_its_conversation(coordinator: Coordinator) -> None:
+    one = AtCoordinator(coordinator, 6, 5)
+    becomes(coordinator, Role.HYBRID_ROLLOUT)
+    coordinator.begin(0, 0)
+    coordinator.signal(Signal(1, 0, 2000, 1000))
     told = one.order()
     assert (told.order.stage, told.order.life) == (R.REQUESTED, 5)
     one.say(MemberDone(6, 5, told.order.generation, R.REQUESTED))
     told = one.order()
     assert told.order.stage is R.FETCHING_STATE and told.lane == ("tcp:nowhere:1",)
     one.link.close()
-    becomes(desk, Role.LOST)
-    assert desk.states() == [R.LOST, R.LOST] and desk.news[-1].end is End.LOST
+    becomes(coordinator, Role.LOST)
+    assert coordinator.states() == [R.LOST, R.LOST] and coordinator.news[-1].end is End.LOST
 
 
-def test_a_newer_life_takes_an_older_one_s_place_and_not_the_other_way(desk: Desk) -> None:
-    old = AtDesk(desk, 6, 5)
-    becomes(desk, Role.HYBRID_ROLLOUT)
-    new = AtDesk(desk, 6, 9)
+def test_a_newer_life_takes_an_older_one_s_place_and_not_the_other_way(
+    coordinator: Coordinator
+) -> None:
+    old = AtCoordinator(coordinator, 6, 5)
+    becomes(coordinator, Role.HYBRID_ROLLOUT)
+    new = AtCoordinator(coordinator, 6, 9)
     assert old.link.receive() is None  # hung up
-    late = AtDesk(desk, 6, 7)
+    late = AtCoordinator(coordinator, 6, 7)
     assert late.link.receive() is None
-    desk.begin(0, 0)
-    desk.signal(Signal(1, 0, 2000, 1000))
+    coordinator.begin(0, 0)
+    coordinator.signal(Signal(1, 0, 2000, 1000))
     assert new.order().order.life == 9
 
 
-def test_who_speaks_for_another_is_hung_up_on(desk: Desk) -> None:
-    one, other = AtDesk(desk, 6, 5), AtDesk(desk, 7, 5)
-    becomes(desk, Role.HYBRID_ROLLOUT)
-    becomes(desk, Role.HYBRID_ROLLOUT, 7)
+def test_who_speaks_for_another_is_hung_up_on(coordinator: Coordinator) -> None:
+    one, other = AtCoordinator(coordinator, 6, 5), AtCoordinator(coordinator, 7, 5)
+    becomes(coordinator, Role.HYBRID_ROLLOUT)
+    becomes(coordinator, Role.HYBRID_ROLLOUT, 7)
     one.say(MemberFailed(7, 5, 1, "not mine to say"))
     assert one.link.receive() is None
-    becomes(desk, Role.LOST)
-    assert desk.roles()[7] is Role.HYBRID_ROLLOUT
+    becomes(coordinator, Role.LOST)
+    assert coordinator.roles()[7] is Role.HYBRID_ROLLOUT
     other.link.close()
 
 
-def test_a_member_nobody_knows_is_not_spoken_to(desk: Desk) -> None:
-    assert AtDesk(desk, 99, 5).link.receive() is None
+def test_a_member_nobody_knows_is_not_spoken_to(coordinator: Coordinator) -> None:
+    assert AtCoordinator(coordinator, 99, 5).link.receive() is None
 
 
 def test_one_that_is_silent_for_too_long_is_lost() -> None:
     pool = HybridPool(PoolRules(), [[0]], [], [[6]])
-    desk = Desk(pool, SystemClock(), [["x"]], "127.0.0.1", KEY, JOB, silence_s=0.5)
-    quiet = AtDesk(desk, 6, 1)
+    coordinator = Coordinator(pool, SystemClock(), [["x"]], "127.0.0.1", KEY, JOB, silence_s=0.5)
+    quiet = AtCoordinator(coordinator, 6, 1)
     assert quiet.link.receive() is None
-    becomes(desk, Role.LOST)
-    desk.close()
+    becomes(coordinator, Role.LOST)
+    coordinator.close()
 
 
 class _Stopped(SystemClock):
@@ -430,22 +432,23 @@ class _Stopped(SystemClock):
         return super().now_ns() + self.jumped_ns
 
 
-def test_a_desk_that_was_stopped_judges_nobody_by_that_time() -> None:
+def test_a_coordinator_that_was_stopped_judges_nobody_by_that_time() -> None:
     clock, pool = _Stopped(), HybridPool(PoolRules(), [[0]], [1], [[6], [7]])
-    desk = Desk(pool, clock, [["x"]], "127.0.0.1", KEY, JOB, silence_s=3.0)
-    one, nap = AtDesk(desk, 6, 5), threading.Event()
-    becomes(desk, Role.HYBRID_ROLLOUT)
-    desk.begin(0, 0)
-    desk.signal(Signal(1, 0, 2000, 1000))
+    coordinator = Coordinator(pool, clock, [["x"]], "127.0.0.1", KEY, JOB, silence_s=3.0)
+    one, nap = AtCoordinator(coordinator, 6, 5), threading.Event()
+    becomes(coordinator, Role.HYBRID_ROLLOUT)
+    coordinator.begin(0, 0)
+    coordinator.signal(Signal(1, 0, 2000, 1000))
     told = one.order()
     for _ in range(2):  # longer than anybody may be silent, and than any stage may take
         clock.jumped_ns += 3600 * 10**9
         nap.wait(1.2)
-        assert desk.roles()[6] is Role.HYBRID_JOINING and desk.states()[0] is R.REQUESTED
+        assert coordinator.roles()[6] is Role.HYBRID_JOINING
+        assert coordinator.states()[0] is R.REQUESTED
     one.say(MemberDone(6, 5, told.order.generation, R.REQUESTED))
     assert one.order().order.stage is R.FETCHING_STATE
-    becomes(desk, Role.LOST)  # a real silence is one still
-    desk.close()
+    becomes(coordinator, Role.LOST)  # a real silence is one still
+    coordinator.close()
 
 
 class _Elsewhere:
@@ -464,78 +467,80 @@ class _Elsewhere:
         pass
 
 
-def test_an_older_life_s_words_do_not_make_a_newer_one_silent(desk: Desk) -> None:
-    old = AtDesk(desk, 6, 1)
-    becomes(desk, Role.HYBRID_ROLLOUT)
-    desk.adopt(6, 2, _Elsewhere())
+def test_an_older_life_s_words_do_not_make_a_newer_one_silent(coordinator: Coordinator) -> None:
+    old = AtCoordinator(coordinator, 6, 1)
+    becomes(coordinator, Role.HYBRID_ROLLOUT)
+    coordinator.adopt(6, 2, _Elsewhere())
     far = time.monotonic_ns() + 3600 * 10**9
-    assert desk._liveness.silent(far) == []
+    assert coordinator._liveness.silent(far) == []
     old.link.send(Alive())
     assert old.link.receive() is None  # hung up
-    assert desk._liveness.silent(far) == [] and desk.roles()[6] is Role.HYBRID_ROLLOUT
+    assert coordinator._liveness.silent(far) == [] and coordinator.roles()[6] is Role.HYBRID_ROLLOUT
 
 
 # ---- loans on their own: what the broker might say -----------------------------------------------
 
 
-def loaned(desk: Desk, start: Any) -> None:
+def loaned(coordinator: Coordinator, start: Any) -> None:
     """Member 6 is a loan that was just asked to join."""
-    lend(desk, 6, 0, start)
-    desk.begin(0, 0)
-    desk.signal(Signal(1, 0, 2000, 1000))
+    lend(coordinator, 6, 0, start)
+    coordinator.begin(0, 0)
+    coordinator.signal(Signal(1, 0, 2000, 1000))
 
 
-def ended(desk: Desk, end: End) -> str:
+def ended(coordinator: Coordinator, end: End) -> str:
     """Waits until the first join has ended so; why."""
     nap = threading.Event()
     for _ in range(3000):
-        if desk.news:
-            assert desk.news[0].end is end
-            return desk.news[0].reason
+        if coordinator.news:
+            assert coordinator.news[0].end is end
+            return coordinator.news[0].reason
         nap.wait(0.01)
-    raise AssertionError(desk.states())
+    raise AssertionError(coordinator.states())
 
 
-def test_a_loan_that_is_refused_does_not_stop_the_trainer(desk: Desk) -> None:
+def test_a_loan_that_is_refused_does_not_stop_the_trainer(coordinator: Coordinator) -> None:
     def refuse(number: int, life: int) -> Future[Any]:
         raise InvalidInput("gpus: no")
 
-    loaned(desk, refuse)
-    assert ended(desk, End.ROLLED_BACK) == "member 6: gpus: no"
-    assert desk.states()[0] is R.ROLLOUT
+    loaned(coordinator, refuse)
+    assert ended(coordinator, End.ROLLED_BACK) == "member 6: gpus: no"
+    assert coordinator.states()[0] is R.ROLLOUT
 
 
-def test_an_action_that_ends_by_itself_is_a_life_and_another_is_lent(desk: Desk) -> None:
+def test_an_action_that_ends_by_itself_is_a_life_and_another_is_lent(
+    coordinator: Coordinator
+) -> None:
     lives: list[tuple[int, Future[Any]]] = []
 
     def start(number: int, life: int) -> Future[Any]:
         lives.append((life, Future()))
         return lives[-1][1]
 
-    loaned(desk, start)
+    loaned(coordinator, start)
     lives[0][1].set_exception(InvalidInput("its node is gone"))
-    assert "its node is gone" in ended(desk, End.LOST)
-    becomes(desk, Role.HYBRID_ROLLOUT)
+    assert "its node is gone" in ended(coordinator, End.LOST)
+    becomes(coordinator, Role.HYBRID_ROLLOUT)
     for step in range(1, 8):  # asked again after `retry_steps`
-        desk.begin(step, step)
+        coordinator.begin(step, step)
     assert [life for life, _ in lives] == [0, 1]
-    stranger = AtDesk(desk, 6, 0)  # a process of the life before
+    stranger = AtCoordinator(coordinator, 6, 0)  # a process of the life before
     assert stranger.link.receive() is None
-    process = AtDesk(desk, 6, 1)
+    process = AtCoordinator(coordinator, 6, 1)
     assert process.order().order.stage is R.REQUESTED
     process.say(MemberDone(6, 1, 2, R.REQUESTED))
     assert process.order().order.stage is R.FETCHING_STATE
-    desk.signal(Signal(2, 7, 500, 1000))
-    assert process.link.receive() is None and desk.states()[0] is R.RETURNING
+    coordinator.signal(Signal(2, 7, 500, 1000))
+    assert process.link.receive() is None and coordinator.states()[0] is R.RETURNING
     lives[1][1].set_result(None)
-    becomes(desk, Role.HYBRID_ROLLOUT)
+    becomes(coordinator, Role.HYBRID_ROLLOUT)
 
 
-def test_a_loan_that_has_not_begun_is_given_back(desk: Desk) -> None:
+def test_a_loan_that_has_not_begun_is_given_back(coordinator: Coordinator) -> None:
     waiting: Future[Any] = Future()
-    loaned(desk, lambda number, life: waiting)
-    desk.signal(Signal(2, 0, 500, 1000, 900))
-    ended(desk, End.ROLLED_BACK)
+    loaned(coordinator, lambda number, life: waiting)
+    coordinator.signal(Signal(2, 0, 500, 1000, 900))
+    ended(coordinator, End.ROLLED_BACK)
     assert waiting.cancelled()
 
 

@@ -94,8 +94,8 @@ class Trainer:
             comm, access, [[rank] for rank in range(comm.size)],
             [LOAN + 1 + n for n in range(plan.slots - len(lent))], lent,
             rules=PoolRules(reserved_gpus=1), patience_s=120.0, silence_s=120.0)
-        if self._core.desk is not None and lent:
-            lend(self._core.desk, LOAN, 0, lambda number, life: self._client.submit(
+        if self._core.coordinator is not None and lent:
+            lend(self._core.coordinator, LOAN, 0, lambda number, life: self._client.submit(
                 serve_member, str(access), number, life, model, plan.device, gpus=1, retries=0,
                 name="replica"))
 
@@ -132,8 +132,9 @@ class Trainer:
 
     def close(self) -> dict[str, Any]:
         """Ends it in order; what the pool did."""
-        desk, lane = self._core.desk, self._core.lane
-        news = [[n.generation, n.end.value, n.reason] for n in desk.news] if desk else []
+        coordinator, lane = self._core.coordinator, self._core.lane
+        ended = coordinator.news if coordinator else []
+        news = [[n.generation, n.end.value, n.reason] for n in ended]
         told = {"news": news, "added": lane.added, "ignored": dict(lane.ignored),
                 "plan": self._planned.log if self._planned else []}
         told |= {"turns": self._summed(self._routes.tally()), "router": self._routes.told()}
@@ -174,17 +175,17 @@ class Trainer:
         """What was measured, and how many replicas the plan has in training from the next step on.
         With none of them planned the ratio of both times would decide: who trains is then not
         told how long it took, and so gets none."""
-        desk, plan = self._core.desk, self._plan
-        if desk is None or not plan.pool:
+        coordinator, plan = self._core.coordinator, self._plan
+        if coordinator is None or not plan.pool:
             return
         if self._planned is not None:
             wanted = self._planned.step(step, helped, train_s, rollout_s, requests)
         else:
             wanted = int(plan.lend[0] <= step + 1 < plan.lend[1])
-        desk.signal(Signal(step + 1, step, round(train_s * 1e9) if wanted else 0,
+        coordinator.signal(Signal(step + 1, step, round(train_s * 1e9) if wanted else 0,
                            round(rollout_s * 1e9), planned=wanted))
         until = time.monotonic() + plan.patience_s
-        while desk.states()[0] is ReplicaState.REQUESTED and time.monotonic() < until:
+        while coordinator.states()[0] is ReplicaState.REQUESTED and time.monotonic() < until:
             time.sleep(0.05)
 
 

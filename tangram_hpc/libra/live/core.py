@@ -24,7 +24,7 @@ from ...protocol.lane import pack_plan, unpack_plan
 from ...storage.access import Access, mark_ended, write_access
 from ..hybrid.hybrid_pool import HybridPool
 from ..hybrid.hybrid_signal import PoolRules
-from .desk import Desk
+from .coordinator import Coordinator
 from .lane import Lane, Vector
 
 _PAUSE_S = 0.0005
@@ -39,11 +39,12 @@ class HybridCore:
     Args:
         comm: the core's communicator (mpi4py), of `width` consecutive ranks for each data-parallel
             core.
-        access: rank 0 writes there where members find the desk; a file of mode 0600.
+        access: rank 0 writes there where members find the coordinator; a file of mode 0600.
         core_training, core_rollout, replicas: see `HybridPool`.
-        host: the address of the interface on which desk and lanes listen; members must reach it.
+        host: the address of the interface on which coordinator and lanes listen; members must reach
+        it.
         patience_s: how long a step waits for a gradient after this rank has computed its own.
-        on_kill, on_news: see `Desk`; on rank 0.
+        on_kill, on_news: see `Coordinator`; on rank 0.
     """
 
     def __init__(self, comm: Any, access: str | Path, core_training: Sequence[Sequence[int]],
@@ -65,14 +66,20 @@ class HybridCore:
         key, job = bytes(drawn[:_KEY]), f"hybrid-{bytes(drawn[_KEY:]).hex()}"
         self.lane = Lane(comm.rank // width, host, key, job)
         lanes = _gathered(comm, self.lane.address)
-        self.desk: Desk | None = None
+        self.coordinator: Coordinator | None = None
         self._access, self._job = Path(access), job
         if comm.rank == 0:
             by_core = [lanes[n : n + width] for n in range(0, comm.size, width)]
-            self.desk = Desk(pool, SystemClock(), by_core, host, key, job,
-                             silence_s=silence_s, on_kill=on_kill, on_news=on_news)
-            write_access(self._access, Access(job, (self.desk.address,), key, "", host,
+            self.coordinator = Coordinator(
+                pool, SystemClock(), by_core, host, key, job, silence_s=silence_s,
+                on_kill=on_kill, on_news=on_news)
+            write_access(self._access, Access(job, (self.coordinator.address,), key, "", host,
                                               os.getpid()))
+
+    @property
+    def desk(self) -> Coordinator | None:
+        """Old name of `coordinator`, kept for one release."""
+        return self.coordinator
 
     def step(self, step: int, version: int, params: Vector, samples: Sequence[Any],
              compute: Compute) -> tuple[Vector, StepPlan]:
@@ -101,25 +108,25 @@ class HybridCore:
                 total += taken[replica]
             elif begin < end:
                 total += compute(params, todo[begin:end])
-        if self.desk is not None:
+        if self.coordinator is not None:
             for seat in plan.counting:
                 if late[seat.replica]:
-                    self.desk.missed(seat.replica, f"no gradient of it came in step {step}")
+                    self.coordinator.missed(seat.replica, f"no gradient of it came in step {step}")
         return total, plan
 
     def close(self) -> None:
-        """Ends desk and lanes; the members serve rollouts again by themselves."""
+        """Ends coordinator and lanes; the members serve rollouts again by themselves."""
         self.lane.close()
-        if self.desk is not None:
-            self.desk.close()
+        if self.coordinator is not None:
+            self.coordinator.close()
             mark_ended(self._access, self._job, time.strftime("%Y-%m-%dT%H:%M:%S"))
 
     # ---- among the core's ranks ----
 
     def _plan(self, step: int, version: int) -> StepPlan:
         data = b""
-        if self.desk is not None:
-            data = pack_plan(self.desk.begin(step, version))
+        if self.coordinator is not None:
+            data = pack_plan(self.coordinator.begin(step, version))
         size = np.array([len(data)], dtype=np.int64)
         self._wait(self._comm.Ibcast(size, root=0))
         buffer = bytearray(data) if data else bytearray(int(size[0]))

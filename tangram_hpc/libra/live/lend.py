@@ -18,21 +18,21 @@ from ...domain.hybrid import ReplicaState as R
 from ...errors import TangramError
 from ...protocol.lane import Told
 from ...transport.socket.lane import LaneLink
-from .desk import Desk
+from .coordinator import Coordinator
 
 Start = Callable[[int, int], "Future[Any]"]
 
 
 class Loan:
-    """One member (fills `desk.Port`); lives for one life of it, and is then succeeded.
+    """One member (fills `coordinator.Port`); lives for one life of it, and is then succeeded.
 
     Args:
         start: submits the action that runs member `number`'s life `life` (`Member.run`), and
-            returns its Future. Its process ends when its desk hangs up.
+            returns its Future. Its process ends when its coordinator hangs up.
     """
 
-    def __init__(self, desk: Desk, number: int, life: int, start: Start) -> None:
-        self._desk, self._number, self.life, self._start = desk, number, life, start
+    def __init__(self, coordinator: Coordinator, number: int, life: int, start: Start) -> None:
+        self._coordinator, self._number, self.life, self._start = coordinator, number, life, start
         self._lock = threading.Lock()
         self._action: Future[Any] | None = None
         self._link: LaneLink | None = None
@@ -41,7 +41,8 @@ class Loan:
         self._over = False  # the pool has given this life up
 
     def tell(self, order: Ask, lane: tuple[str, ...]) -> None:
-        """See `Port.tell`. The desk's lock is held: what has to be answered is by another."""
+        """See `Port.tell`. The coordinator's lock is held: what has to be answered is by another.
+        """
         with self._lock:
             if order.stage is R.RETURNING:
                 self._going = order.generation
@@ -107,16 +108,16 @@ class Loan:
             self._action, self._link, going, over = None, None, self._going, self._over
             self._waiting.clear()
         if going and not over:
-            self._desk.fact(MemberDone(self._number, self.life, going, R.RETURNING))
+            self._coordinator.fact(MemberDone(self._number, self.life, going, R.RETURNING))
             return
         why = "was cancelled" if action.cancelled() else str(action.exception() or "left by itself")
-        self._desk.lost(self._number, self.life, why)
-        lend(self._desk, self._number, self.life + 1, self._start)
+        self._coordinator.lost(self._number, self.life, why)
+        lend(self._coordinator, self._number, self.life + 1, self._start)
 
     def _later(self, fact: AnyFact) -> None:
-        threading.Thread(target=self._desk.fact, args=(fact,), daemon=True).start()
+        threading.Thread(target=self._coordinator.fact, args=(fact,), daemon=True).start()
 
 
-def lend(desk: Desk, number: int, life: int, start: Start) -> None:
+def lend(coordinator: Coordinator, number: int, life: int, start: Start) -> None:
     """From here on this member can be asked to join."""
-    desk.adopt(number, life, Loan(desk, number, life, start))
+    coordinator.adopt(number, life, Loan(coordinator, number, life, start))

@@ -1,8 +1,8 @@
 """A member of a hybrid replica: a process that serves rollouts and, when asked, computes gradients.
 
-Law: it does what the desk asks, in that order, and says when it is done. It serves rollouts or
-belongs to training, never both: its server is told to stop before its lane is opened and starts
-again after that is closed. Without a desk it is a rollout worker.
+Law: it does what the coordinator asks, in that order, and says when it is done. It serves rollouts
+or belongs to training, never both: its server is told to stop before its lane is opened and starts
+again after that is closed. Without a coordinator it is a rollout worker.
 """
 
 from __future__ import annotations
@@ -45,36 +45,37 @@ class Member:
     """Runs in the member's process.
 
     Args:
-        access: where the desk listens (`HybridCore` writes the file).
+        access: where the coordinator listens (`HybridCore` writes the file).
         member: its GPU's number, as in the pool's replicas.
         life: above that of every earlier life of it; the time of its start will do.
     """
 
     def __init__(self, access: Access, member: int, life: int, skills: Skills) -> None:
         self._access, self._member, self._life, self._skills = access, member, life, skills
-        self._desk: LaneLink | None = None
+        self._coordinator: LaneLink | None = None
         self._lane: _LaneThread | None = None
 
     def run(self) -> None:
-        """Serves until the desk is gone; a rollout worker when it returns.
+        """Serves until the coordinator is gone; a rollout worker when it returns.
 
         Raises:
-            TangramError: there is no desk there, or it does not hold the key.
+            TangramError: there is no coordinator there, or it does not hold the key.
         """
-        desk = self._desk = dial_lane(self._access.addresses, self._access.key, self._access.job)
+        access = self._access
+        coordinator = self._coordinator = dial_lane(access.addresses, access.key, access.job)
         stop = threading.Event()
         try:
-            desk.send(Hello(self._member, self._life))
-            threading.Thread(target=_breathe, args=(desk, stop), daemon=True).start()
-            while (got := desk.receive()) is not None:
+            coordinator.send(Hello(self._member, self._life))
+            threading.Thread(target=_breathe, args=(coordinator, stop), daemon=True).start()
+            while (got := coordinator.receive()) is not None:
                 if not isinstance(got[0], Told):
-                    raise ProtocolError("the desk sent no order")
+                    raise ProtocolError("the coordinator sent no order")
                 self._obey(got[0].order, got[0].lane)
         except OSError:
-            pass  # the desk is gone
+            pass  # the coordinator is gone
         finally:
             stop.set()
-            desk.close()
+            coordinator.close()
             self._leave_lane()
             self._skills.start_rollouts()
 
@@ -102,14 +103,15 @@ class Member:
         self.done(order, order.stage)
 
     def done(self, order: Ask, stage: R) -> None:
-        """Says so to the desk."""
-        assert self._desk is not None
-        self._desk.send(Word(MemberDone(self._member, self._life, order.generation, stage)))
+        """Says so to the coordinator."""
+        assert self._coordinator is not None
+        self._coordinator.send(Word(MemberDone(self._member, self._life, order.generation, stage)))
 
     def failed(self, order: Ask, reason: str) -> None:
-        """Says so to the desk."""
-        assert self._desk is not None
-        self._desk.send(Word(MemberFailed(self._member, self._life, order.generation, reason)))
+        """Says so to the coordinator."""
+        assert self._coordinator is not None
+        self._coordinator.send(
+            Word(MemberFailed(self._member, self._life, order.generation, reason)))
 
     def gradient(self, params: NDArray[Any], samples: list[Any]) -> NDArray[Any]:
         """See `Skills.gradient`."""
@@ -177,7 +179,7 @@ class _LaneThread:
             try:
                 self._member.failed(self._order, why)
             except OSError:
-                pass  # the desk is gone as well
+                pass  # the coordinator is gone as well
 
     def _work(self, work: Work, payload: bytearray) -> None:
         if not self._fetched:
@@ -207,10 +209,10 @@ class _LaneThread:
             self._member.done(self._order, R.ZERO_SYNC)
 
 
-def _breathe(desk: LaneLink, stop: threading.Event) -> None:
+def _breathe(coordinator: LaneLink, stop: threading.Event) -> None:
     """Says that the process lives, while it may be busy."""
     while not stop.wait(_ALIVE_S):
         try:
-            desk.send(Alive())
+            coordinator.send(Alive())
         except OSError:
             return

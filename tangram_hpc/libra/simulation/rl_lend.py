@@ -1,5 +1,6 @@
-"""Lending rollout nodes to training on paper: drives the core's `HybridPool` as desk and members
-would. A member is a node here, so a replica has one; a core is as much of the trainer as a node is.
+"""Lending rollout nodes to training on paper: drives the core's `HybridPool` as coordinator and
+members would. A member is a node here, so a replica has one; a core is as much of the trainer as a
+node is.
 
 Law: a node's engines close when it is asked to join and open again when it has come back; what is
 asked takes the scenario's times, and who follows says so when the step that it followed is over.

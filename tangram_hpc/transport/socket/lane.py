@@ -1,4 +1,5 @@
-"""Blocking, authenticated sockets for few and large messages: the hybrid pool's desk and lanes.
+"""Blocking, authenticated sockets for few and large messages: the hybrid pool's coordinator and
+lanes.
 
 Law: as everywhere, no frame before both sides have proven the key (`protocol/auth.py`); a peer that
 has not within `HANDSHAKE_S` is dropped without a word, and of too many that have not yet the

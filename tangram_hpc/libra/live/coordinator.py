@@ -1,12 +1,12 @@
-"""Rank 0's desk: the pool's state machine, fed by its members' conversations and the clock.
+"""Rank 0's coordinator: the pool's state machine, fed by its members' conversations and the clock.
 
 Law: one lock around the pool; every fact goes in under it and its orders go out under it, so that
 members hear them in the order in which they were decided. A member speaks of itself only. It is
 lost when its conversation ends or it is silent for too long; nothing else decides that.
 
-The desk's process may be stopped (SIGSTOP, `scontrol suspend`), or its threads kept from running.
-On waking it would find everybody silent and every stage overdue, although what the members said
-lies unread in its sockets. So its time is that in which it ran: the pool and the liveness of
+The coordinator's process may be stopped (SIGSTOP, `scontrol suspend`), or its threads kept from
+running. On waking it would find everybody silent and every stage overdue, although what the members
+said lies unread in its sockets. So its time is that in which it ran: the pool and the liveness of
 members are given the clock's time less all stalls (`protocol/liveness.py`), and after a stall
 nobody is judged before the threads that listen had one tick to read what has arrived.
 """
@@ -86,7 +86,7 @@ class _LinkPort:
         self._link.close()
 
 
-class Desk:
+class Coordinator:
     """The pool and who it speaks to.
 
     Args:
@@ -114,7 +114,7 @@ class Desk:
         self.news: list[Settled] = []
         self._listener = LaneListener(host, key, job, self._serve)
         self.address = self._listener.address
-        threading.Thread(target=self._watch, name="desk-clock", daemon=True).start()
+        threading.Thread(target=self._watch, name="coordinator-clock", daemon=True).start()
 
     # ---- what the trainer says and asks ----
 
@@ -199,7 +199,7 @@ class Desk:
             known = self._ports.get(member)
             attached = known is not None and known[0] == life and known[1].attach(link)
             if known is not None and known[0] >= life and not attached:
-                return  # another life of it is at the desk
+                return  # another life of it is at the coordinator
             if not attached:
                 self.adopt(member, life, _LinkPort(link))
                 if known is not None:
