@@ -267,8 +267,8 @@ def core(told: dict[str, Any]) -> None:
         params = adam.step(params, sums[:-1] / max(1, sums[-1]))
         assert MPI.Group.Compare(before, world.Get_group()) == MPI.IDENT
         step += 1
-    every = world.gather({"shard": shard, "params": params.tolist(), "added": pool.lane.added,
-                          "ignored": dict(pool.lane.ignored)}, root=0)
+    every = world.gather({"shard": shard, "params": params.tolist(), "added": pool.channel.added,
+                          "ignored": dict(pool.channel.ignored)}, root=0)
     if director is not None:
         assert pool.coordinator is not None
         told_ends = [[n.replica, n.generation, n.end.value, n.reason]

@@ -1,5 +1,5 @@
 """Pure. The values of the elastic hybrid pool: what it is told, what it orders, what travels on the
-gradient lane. Which move is legal is `scheduler/state/transitions.py`, who moves is
+gradient channel. Which move is legal is `scheduler/state/transitions.py`, who moves is
 `libra/hybrid/hybrid_pool.py`.
 
 A *replica* is what training takes or gives back as a whole: one complete data-parallel replica.
@@ -141,8 +141,9 @@ class Order(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
 
 class Ask(Order, frozen=True, tag="ask"):
     """A member shall do this stage and then say `MemberDone`: REQUESTED: take no more rollouts, end
-    or hand on those it has; FETCHING_STATE: fetch parameters; ZERO_SYNC: connect to its core's lane
-    and follow each step, contributing zero; RETURNING: end all of that and serve rollouts."""
+    or hand on those it has; FETCHING_STATE: fetch parameters; ZERO_SYNC: connect to its core's
+    channel and follow each step, contributing zero; RETURNING: end all of that and serve rollouts.
+    """
 
     member: int
     life: int
@@ -199,11 +200,12 @@ class Settled(Order, frozen=True, tag="settled"):
 AnyOrder = Union[Ask, StepPlan, Expel, Kill, Settled]  # noqa: UP007
 
 
-# ---- the lane ----------------------------------------------------------------------------------
+# ---- the channel
+# ----------------------------------------------------------------------------------
 
 
 class Label(msgspec.Struct, frozen=True, array_like=True):
-    """What a gradient payload says of itself; see `libra/hybrid/hybrid_lane.py` for when it is
+    """What a gradient payload says of itself; see `libra/hybrid/gradient_filter.py` for when it is
     believed.
 
     Attributes:

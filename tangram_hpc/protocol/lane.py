@@ -1,7 +1,7 @@
 """Pure. What passes between training's core and the members of hybrid replicas, and its frames.
 
 Law: two kinds of conversation, each authenticated before its first frame. A *coordinator*
-conversation (member and rank 0) carries orders and facts; a *lane* conversation (member and its
+conversation (member and rank 0) carries orders and facts; a *channel* conversation (member and its
 core) carries parameters out and gradients in. A frame is a head of fixed size, one message, and at
 most one payload of raw bytes, which its receiver reads straight into place.
 
@@ -24,68 +24,69 @@ MESSAGE_MAX = 1 << 20
 PAYLOAD_MAX = 1 << 40
 
 
-class LaneMessage(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+class MemberMessage(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
     """The common head."""
 
 
-class Hello(LaneMessage, frozen=True, tag="hello"):
+class Hello(MemberMessage, frozen=True, tag="hello"):
     """Member to coordinator, first: who it is. `life` ascends from one life to the next."""
 
     member: int
     life: int
 
 
-class Alive(LaneMessage, frozen=True, tag="alive"):
+class Alive(MemberMessage, frozen=True, tag="alive"):
     """Member to coordinator, now and then: it is still there."""
 
 
-class Told(LaneMessage, frozen=True, tag="told"):
-    """Coordinator to member: an order, and where the lane of the core it names listens."""
+class Told(MemberMessage, frozen=True, tag="told"):
+    """Coordinator to member: an order, and where the channel of the core it names listens."""
 
     order: Ask
-    lane: tuple[str, ...]
+    channel: tuple[str, ...]
 
 
-class Word(LaneMessage, frozen=True, tag="word"):
+class Word(MemberMessage, frozen=True, tag="word"):
     """Member to coordinator: a fact about itself."""
 
     fact: Union[MemberDone, MemberFailed]  # noqa: UP007
 
 
-class Enter(LaneMessage, frozen=True, tag="enter"):
-    """Member to lane, first: whose gradients will come this way."""
+class Enter(MemberMessage, frozen=True, tag="enter"):
+    """Member to channel, first: whose gradients will come this way."""
 
     replica: int
     generation: int
 
 
-class Work(LaneMessage, frozen=True, tag="work"):
+class Work(MemberMessage, frozen=True, tag="work"):
     """Lane to member: the parameters of a step, then its samples (`protocol.value`; none of one who
     only follows), as one payload; to be answered by a `Gradient` with this very label."""
 
     label: Label
 
 
-class Gradient(LaneMessage, frozen=True, tag="gradient"):
-    """Member to lane: the sum over its samples, as raw numbers; zeros of one who only follows."""
+class Gradient(MemberMessage, frozen=True, tag="gradient"):
+    """Member to channel: the sum over its samples, as raw numbers; zeros of one who only follows.
+    """
 
     label: Label
 
 
-class Heard(LaneMessage, frozen=True, tag="heard"):
+class Heard(MemberMessage, frozen=True, tag="heard"):
     """Lane to member: what became of a gradient; empty: it was taken."""
 
     label: Label
     refusal: str
 
 
-AnyLaneMessage = Union[Hello, Alive, Told, Word, Enter, Work, Gradient, Heard]  # noqa: UP007
+AnyMemberMessage = Union[Hello, Alive, Told, Word, Enter, Work, Gradient, Heard]  # noqa: UP007
 _encoder = msgspec.msgpack.Encoder()
-_read = reader(AnyLaneMessage)
+_read = reader(AnyMemberMessage)
 _read_plan = reader(StepPlan)
 
 
-def pack(message: LaneMessage, payload: int = 0) -> bytes:
+def pack(message: MemberMessage, payload: int = 0) -> bytes:
     """Head and message of a frame whose payload of so many bytes follows."""
     body = _encoder.encode(message)
     return HEAD.pack(len(body), payload) + body
@@ -103,14 +104,14 @@ def sizes(head: bytes) -> tuple[int, int]:
     return message, payload
 
 
-def unpack(body: bytes) -> AnyLaneMessage:
+def unpack(body: bytes) -> AnyMemberMessage:
     """The message.
 
     Raises:
         ProtocolError: it is none.
     """
     try:
-        message: AnyLaneMessage = _read(body)
+        message: AnyMemberMessage = _read(body)
     except msgspec.DecodeError as error:
         raise ProtocolError(f"a message is not in the protocol: {error}") from None
     return message

@@ -1,4 +1,4 @@
-"""The hybrid pool for real: an MPI world, member processes, sockets; and a lane on its own.
+"""The hybrid pool for real: an MPI world, member processes, sockets; and a channel on its own.
 
 Law: nothing is asserted of how long anything takes; what hangs ends by a generous deadline.
 """
@@ -46,7 +46,7 @@ from tangram_hpc.libra.live.lane import Lane
 from tangram_hpc.libra.live.lend import lend
 from tangram_hpc.protocol.lane import HEAD, Alive, Enter, Gradient, Heard, Hello, Told, Word, Work
 from tangram_hpc.protocol.value import decode_value
-from tangram_hpc.transport.socket.lane import LaneLink, dial_lane
+from tangram_hpc.transport.socket.lane import BulkLink, dial_bulk
 
 EVERY_STATE = ["REQUESTED", "FETCHING_STATE", "ZERO_SYNC", "ACTIVATING", "ACTIVE",
                "in-step ACTIVE", "LEAVING", "in-step LEAVING", "RETURNING"]
@@ -70,7 +70,7 @@ def right(told: dict[str, Any], ranks: int, width: int = 1) -> None:
     """Whatever happened, it is what plain accumulation gives, and nobody is left in between."""
     assert rig.worst(told, ranks, width) < 1e-6
     assert rig.worst({**told, "steps": told["steps"] - 1}, ranks, width) > 1e-6  # it can differ
-    assert sum(rank["added"] for rank in told["ranks"]) > 0  # some of it came over the lanes
+    assert sum(rank["added"] for rank in told["ranks"]) > 0  # some of it came over the channels
     joins: dict[tuple[int, int], list[str]] = {}
     for replica, generation, end, _ in told["news"]:
         joins.setdefault((replica, generation), []).append(end)
@@ -192,7 +192,8 @@ def test_a_replica_whose_gpu_the_broker_lends_is_killed_in_every_state(
         assert cluster.submit(["true"], gpus=2, trusted=True).result(60).ok  # nobody holds any
 
 
-# ---- a lane on its own ---------------------------------------------------------------------------
+# ---- a channel on its own
+# ---------------------------------------------------------------------------
 
 KEY, JOB = b"k" * 32, "hybrid-test"
 PLAN = StepPlan(step=5, version=4, epoch=2, counting=(Seat(0, 3, 1), Seat(9, 1, 0)))
@@ -200,10 +201,10 @@ PARAMS = np.arange(6, dtype=np.float64)
 
 
 class Guest:
-    """A member's end of a lane, as a test wants it."""
+    """A member's end of a channel, as a test wants it."""
 
-    def __init__(self, lane: Lane, replica: int, generation: int) -> None:
-        self.link: LaneLink = dial_lane((lane.address,), KEY, JOB)
+    def __init__(self, channel: Lane, replica: int, generation: int) -> None:
+        self.link: BulkLink = dial_bulk((channel.address,), KEY, JOB)
         self.link.most = 1 << 30
         self.link.send(Enter(replica, generation))
 
@@ -224,26 +225,26 @@ class Guest:
 
 
 @pytest.fixture
-def lane() -> Iterator[Lane]:
+def channel() -> Iterator[Lane]:
     one = Lane(1, "127.0.0.1", KEY, JOB)
     yield one
     one.close()
 
 
-def entered(lane: Lane, *replicas: int) -> None:
-    """Waits until these are at the lane."""
+def entered(channel: Lane, *replicas: int) -> None:
+    """Waits until these are at the channel."""
     done = threading.Event()
     for _ in range(2000):
-        if set(replicas) <= set(lane._guests):
+        if set(replicas) <= set(channel._guests):
             return
         done.wait(0.01)
     raise AssertionError(f"{replicas} did not enter")
 
 
-def test_a_gradient_is_added_and_what_does_not_match_is_ignored_and_counted(lane: Lane) -> None:
-    guest = Guest(lane, 0, 3)
-    entered(lane, 0)
-    own, theirs = lane.begin(PLAN, PARAMS, ["a", "b", "c"])
+def test_a_gradient_is_added_and_what_does_not_match_is_ignored_and_counted(channel: Lane) -> None:
+    guest = Guest(channel, 0, 3)
+    entered(channel, 0)
+    own, theirs = channel.begin(PLAN, PARAMS, ["a", "b", "c"])
     assert (own, theirs) == ((0, 2), {0: (2, 3)})
     label, params, samples = guest.work()
     assert label == Label(0, 3, 2, 5, 4, 1, 6, "<f8") and samples == ["c"]
@@ -257,73 +258,73 @@ def test_a_gradient_is_added_and_what_does_not_match_is_ignored_and_counted(lane
     assert guest.say(label, PARAMS[:5]) == "size"
     assert guest.say(label, PARAMS * 2) == ""
     assert guest.say(label, PARAMS * 3) == "again"
-    taken = lane.collect(60)
+    taken = channel.collect(60)
     assert list(taken) == [0] and (taken[0] == PARAMS * 2).all()
     assert guest.say(label, PARAMS) == "step"  # too late
-    assert lane.added == 1
+    assert channel.added == 1
     half = msgspec.structs.replace(label, dtype="<f4")
-    lane.begin(PLAN, PARAMS, ["a", "b"])
+    channel.begin(PLAN, PARAMS, ["a", "b"])
     assert guest.say(half, PARAMS.astype("<f4")) == "dtype"
-    assert lane.ignored == {"seat": 2, "step": 2, "version": 1, "epoch": 1, "samples": 1,
+    assert channel.ignored == {"seat": 2, "step": 2, "version": 1, "epoch": 1, "samples": 1,
                             "size": 3, "dtype": 1, "again": 1}
 
 
-def test_one_who_follows_is_given_nothing_and_adds_nothing(lane: Lane) -> None:
-    lane.begin(PLAN, PARAMS, ["a", "b", "c"])
-    guest = Guest(lane, 4, 1)  # it comes in the middle of a step
+def test_one_who_follows_is_given_nothing_and_adds_nothing(channel: Lane) -> None:
+    channel.begin(PLAN, PARAMS, ["a", "b", "c"])
+    guest = Guest(channel, 4, 1)  # it comes in the middle of a step
     label, params, samples = guest.work()
     assert (label.samples, samples) == (0, []) and (params == PARAMS).all()
     assert guest.say(msgspec.structs.replace(label, samples=1), PARAMS) == "replica"
-    assert lane.collect(60) == {}
+    assert channel.collect(60) == {}
     assert guest.say(label, np.zeros(6)) == ""  # after the step too: it adds nothing
-    assert guest.say(label, np.zeros(6)) == "step" and lane.added == 0
+    assert guest.say(label, np.zeros(6)) == "step" and channel.added == 0
 
 
-def test_one_who_is_gone_is_not_waited_for(lane: Lane) -> None:
-    guest = Guest(lane, 0, 3)
-    entered(lane, 0)
-    lane.begin(PLAN, PARAMS, ["a", "b"])
+def test_one_who_is_gone_is_not_waited_for(channel: Lane) -> None:
+    guest = Guest(channel, 0, 3)
+    entered(channel, 0)
+    channel.begin(PLAN, PARAMS, ["a", "b"])
     guest.work()
     guest.link.close()
-    assert lane.collect(3600) == {}
-    lane.begin(PLAN, PARAMS, ["a", "b"])  # nor one who never came
-    assert lane.collect(3600) == {}
+    assert channel.collect(3600) == {}
+    channel.begin(PLAN, PARAMS, ["a", "b"])  # nor one who never came
+    assert channel.collect(3600) == {}
 
 
-def test_an_older_generation_does_not_take_a_newer_one_s_place(lane: Lane) -> None:
-    new = Guest(lane, 0, 3)
-    entered(lane, 0)
-    old = Guest(lane, 0, 2)
-    assert old.link.receive() is None and lane.ignored == {"entrance": 1}
-    lane.begin(PLAN, PARAMS, ["a", "b"])
+def test_an_older_generation_does_not_take_a_newer_one_s_place(channel: Lane) -> None:
+    new = Guest(channel, 0, 3)
+    entered(channel, 0)
+    old = Guest(channel, 0, 2)
+    assert old.link.receive() is None and channel.ignored == {"entrance": 1}
+    channel.begin(PLAN, PARAMS, ["a", "b"])
     assert new.work()[0].samples == 1
 
 
-def test_a_slow_one_delays_nobody(lane: Lane) -> None:
+def test_a_slow_one_delays_nobody(channel: Lane) -> None:
     """It does not read what it is sent, which is more than any buffer holds."""
-    guest = Guest(lane, 0, 3)
-    entered(lane, 0)
+    guest = Guest(channel, 0, 3)
+    entered(channel, 0)
     large = np.zeros(4 << 20)
     for step in range(3):
-        lane.begin(msgspec.structs.replace(PLAN, step=step), large, ["a", "b"])
-        assert lane.collect(0.01) == {}
+        channel.begin(msgspec.structs.replace(PLAN, step=step), large, ["a", "b"])
+        assert channel.collect(0.01) == {}
     guest.link.close()
 
 
-def test_nobody_enters_without_the_key(lane: Lane) -> None:
+def test_nobody_enters_without_the_key(channel: Lane) -> None:
     with pytest.raises(AccessError, match="key is wrong"):
-        dial_lane((lane.address,), b"x" * 32, JOB)
+        dial_bulk((channel.address,), b"x" * 32, JOB)
     with pytest.raises(AccessError):
-        dial_lane((lane.address,), KEY, "another-job")
-    first = dial_lane((lane.address,), KEY, JOB)
-    first.send(Hello(1, 1))  # the key, and then not the words of a lane
-    assert first.receive() is None and not lane._guests
+        dial_bulk((channel.address,), KEY, "another-job")
+    first = dial_bulk((channel.address,), KEY, JOB)
+    first.send(Hello(1, 1))  # the key, and then not the words of a channel
+    assert first.receive() is None and not channel._guests
 
 
-def test_what_is_no_message_ends_the_lane_and_its_payload_is_not_waited_for(lane: Lane) -> None:
-    one = Guest(lane, 0, 3)
-    entered(lane, 0)
-    lane.begin(PLAN, PARAMS, [])
+def test_what_is_no_message_ends_the_channel_and_its_payload_is_not_read(channel: Lane) -> None:
+    one = Guest(channel, 0, 3)
+    entered(channel, 0)
+    channel.begin(PLAN, PARAMS, [])
     one.work()  # from here on a payload is allowed
     one.link._sock.sendall(HEAD.pack(2, PARAMS.nbytes) + b"\xc1\xc1")
     one.link._sock.settimeout(60)  # ends a hang
@@ -338,7 +339,7 @@ class AtCoordinator:
 
     def __init__(self, coordinator: Coordinator, member: int, life: int) -> None:
         self.member, self.life = member, life
-        self.link = dial_lane((coordinator.address,), KEY, JOB)
+        self.link = dial_bulk((coordinator.address,), KEY, JOB)
         self.link.send(Hello(member, life))
 
     def say(self, fact: Any) -> None:
@@ -377,7 +378,7 @@ def test_a_member_gets_orders_and_is_lost_with_its_conversation(coordinator: Coo
     assert (told.order.stage, told.order.life) == (R.REQUESTED, 5)
     one.say(MemberDone(6, 5, told.order.generation, R.REQUESTED))
     told = one.order()
-    assert told.order.stage is R.FETCHING_STATE and told.lane == ("tcp:nowhere:1",)
+    assert told.order.stage is R.FETCHING_STATE and told.channel == ("tcp:nowhere:1",)
     one.link.close()
     becomes(coordinator, Role.LOST)
     assert coordinator.states() == [R.LOST, R.LOST] and coordinator.news[-1].end is End.LOST
@@ -454,10 +455,10 @@ def test_a_coordinator_that_was_stopped_judges_nobody_by_that_time() -> None:
 class _Elsewhere:
     """A port without a conversation: nothing is heard from there."""
 
-    def tell(self, order: Any, lane: tuple[str, ...]) -> None:
+    def tell(self, order: Any, channel: tuple[str, ...]) -> None:
         pass
 
-    def attach(self, link: LaneLink) -> bool:
+    def attach(self, link: BulkLink) -> bool:
         return False
 
     def detached(self) -> None:
@@ -555,13 +556,13 @@ def test_a_wrong_size_of_the_core_is_named(tmp_path: Path) -> None:
 _STOPPED = '''
 import numpy as np
 from test_hybrid_live import JOB, KEY, PLAN, Lane, entered
-lane = Lane(1, "127.0.0.1", KEY, JOB)
-print(lane.address, flush=True)
-entered(lane, 0)
-lane.begin(PLAN, np.zeros(1 << 20), ["a", "b"])
+channel = Lane(1, "127.0.0.1", KEY, JOB)
+print(channel.address, flush=True)
+entered(channel, 0)
+channel.begin(PLAN, np.zeros(1 << 20), ["a", "b"])
 print("begun", flush=True)
-print(sorted(lane.collect(3)), flush=True)
-lane.close()
+print(sorted(channel.collect(3)), flush=True)
+channel.close()
 '''
 
 

@@ -64,7 +64,7 @@ from tangram_hpc.storage.spool import FileSpool
 from tangram_hpc.storage.store import FolderStore
 from tangram_hpc.transport.socket.channel import SocketChannel
 from tangram_hpc.transport.socket.dial import dial
-from tangram_hpc.transport.socket.lane import LaneLink
+from tangram_hpc.transport.socket.lane import BulkLink
 
 WORD, BROKEN = b"a-word-to-break", b"\xff\xfe\x80 is not text"
 DEEP = b"\x91" * 5000 + b"\x90"  # arrays in arrays
@@ -572,7 +572,7 @@ def test_what_a_runner_of_a_service_reads_and_says(harm: Any) -> None:
         frames.answer(harm(msgspec.msgpack.encode(frames.NoRoom(word))))
 
 
-# ---- lanes -------------------------------------------------------------------------------------
+# ---- gradient channels -------------------------------------------------------------------------
 
 
 @HARMS
@@ -582,7 +582,7 @@ def test_what_a_member_or_its_core_reads(harm: Any) -> None:
     with here, there:
         there.sendall(lane.HEAD.pack(len(body), 0) + body)
         with pytest.raises(ProtocolError, match="not in the protocol"):
-            LaneLink(here).receive()
+            BulkLink(here).receive()
 
 
 def _label() -> Any:

@@ -132,10 +132,10 @@ class Trainer:
 
     def close(self) -> dict[str, Any]:
         """Ends it in order; what the pool did."""
-        coordinator, lane = self._core.coordinator, self._core.lane
+        coordinator, channel = self._core.coordinator, self._core.channel
         ended = coordinator.news if coordinator else []
         news = [[n.generation, n.end.value, n.reason] for n in ended]
-        told = {"news": news, "added": lane.added, "ignored": dict(lane.ignored),
+        told = {"news": news, "added": channel.added, "ignored": dict(channel.ignored),
                 "plan": self._planned.log if self._planned else []}
         told |= {"turns": self._summed(self._routes.tally()), "router": self._routes.told()}
         settle(self._comm.Ibarrier())  # others may still be at work

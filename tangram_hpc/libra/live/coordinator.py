@@ -37,7 +37,7 @@ from ...errors import ProtocolError
 from ...ports import Clock
 from ...protocol.lane import Alive, Hello, Told, Word
 from ...protocol.liveness import Liveness, Stalls
-from ...transport.socket.lane import LaneLink, LaneListener
+from ...transport.socket.lane import BulkLink, BulkListener
 from ..hybrid.hybrid_pool import HybridPool
 
 _TICK_S = 0.5
@@ -47,11 +47,11 @@ _STALLED_S = 4 * _TICK_S  # nobody looked at the clock for longer: the process w
 class Port(Protocol):
     """Where a member is reached."""
 
-    def tell(self, order: Ask, lane: tuple[str, ...]) -> None:
+    def tell(self, order: Ask, channel: tuple[str, ...]) -> None:
         """Hands an order on; never blocks for long."""
         ...
 
-    def attach(self, link: LaneLink) -> bool:
+    def attach(self, link: BulkLink) -> bool:
         """A process says that it is this life of it; False if it is not."""
         ...
 
@@ -67,16 +67,16 @@ class Port(Protocol):
 class _LinkPort:
     """A member that dialled in."""
 
-    def __init__(self, link: LaneLink) -> None:
+    def __init__(self, link: BulkLink) -> None:
         self._link = link
 
-    def tell(self, order: Ask, lane: tuple[str, ...]) -> None:
+    def tell(self, order: Ask, channel: tuple[str, ...]) -> None:
         try:
-            self._link.send(Told(order, lane))
+            self._link.send(Told(order, channel))
         except OSError:
             pass  # its reader sees the end and says so
 
-    def attach(self, link: LaneLink) -> bool:
+    def attach(self, link: BulkLink) -> bool:
         return False
 
     def detached(self) -> None:
@@ -90,18 +90,18 @@ class Coordinator:
     """The pool and who it speaks to.
 
     Args:
-        lanes: the addresses of each core's ranks, in the order of a replica's members.
+        channels: the addresses of each core's ranks, in the order of a replica's members.
         host, key, job: where it listens for members, and what they prove.
         silence_s: a member that says nothing for so long is lost.
         on_kill: told of a member's life that has to be ended; its conversation is closed anyway.
         on_news: told of every order, for logs and figures; called under the lock.
     """
 
-    def __init__(self, pool: HybridPool, clock: Clock, lanes: list[list[str]], host: str,
+    def __init__(self, pool: HybridPool, clock: Clock, channels: list[list[str]], host: str,
                  key: bytes, job: str, *, silence_s: float = 30.0,
                  on_kill: Callable[[int, int], None] = lambda member, life: None,
                  on_news: Callable[[AnyOrder], None] = lambda order: None) -> None:
-        self._pool, self._clock, self._lanes = pool, clock, lanes
+        self._pool, self._clock, self._channels = pool, clock, channels
         self._on_kill, self._on_news = on_kill, on_news
         self._lock = threading.RLock()
         self._ports: dict[int, tuple[int, Port]] = {}
@@ -112,7 +112,7 @@ class Coordinator:
                        for at, gpu in enumerate(gpus)}
         self._stop = threading.Event()
         self.news: list[Settled] = []
-        self._listener = LaneListener(host, key, job, self._serve)
+        self._listener = BulkListener(host, key, job, self._serve)
         self.address = self._listener.address
         threading.Thread(target=self._watch, name="coordinator-clock", daemon=True).start()
 
@@ -177,7 +177,7 @@ class Coordinator:
                     known = self._ports.get(member)
                     if known is not None and known[0] == life:
                         _, at = self._place[member]
-                        known[1].tell(order, (self._lanes[core][at],))
+                        known[1].tell(order, (self._channels[core][at],))
                 case Kill(member=member, life=life):
                     known = self._ports.get(member)
                     if known is not None and known[0] == life:
@@ -188,9 +188,9 @@ class Coordinator:
                 case Settled():
                     self.news.append(order)
                 case Expel() | StepPlan():
-                    pass  # its core sees its lane close; the plan goes to who asked for it
+                    pass  # its core sees its channel close; the plan goes to who asked for it
 
-    def _serve(self, link: LaneLink) -> None:
+    def _serve(self, link: BulkLink) -> None:
         first = link.receive()
         if first is None or not isinstance(first[0], Hello) or first[0].member not in self._place:
             return
@@ -218,7 +218,7 @@ class Coordinator:
         else:
             self.lost(member, life, why)
 
-    def _listen(self, link: LaneLink, member: int, life: int) -> None:
+    def _listen(self, link: BulkLink, member: int, life: int) -> None:
         while (got := link.receive()) is not None:
             with self._lock:
                 if member not in self._ports or self._ports[member][0] != life:

@@ -41,8 +41,8 @@ class HybridCore:
             core.
         access: rank 0 writes there where members find the coordinator; a file of mode 0600.
         core_training, core_rollout, replicas: see `HybridPool`.
-        host: the address of the interface on which coordinator and lanes listen; members must reach
-        it.
+        host: the address of the interface on which coordinator and channels listen; members must
+        reach it.
         patience_s: how long a step waits for a gradient after this rank has computed its own.
         on_kill, on_news: see `Coordinator`; on rank 0.
     """
@@ -64,12 +64,12 @@ class HybridCore:
         drawn = bytearray(secrets.token_bytes(_KEY + 4) if comm.rank == 0 else _KEY + 4)
         comm.Bcast(drawn, root=0)
         key, job = bytes(drawn[:_KEY]), f"hybrid-{bytes(drawn[_KEY:]).hex()}"
-        self.lane = Lane(comm.rank // width, host, key, job)
-        lanes = _gathered(comm, self.lane.address)
+        self.channel = Lane(comm.rank // width, host, key, job)
+        channels = _gathered(comm, self.channel.address)
         self.coordinator: Coordinator | None = None
         self._access, self._job = Path(access), job
         if comm.rank == 0:
-            by_core = [lanes[n : n + width] for n in range(0, comm.size, width)]
+            by_core = [channels[n : n + width] for n in range(0, comm.size, width)]
             self.coordinator = Coordinator(
                 pool, SystemClock(), by_core, host, key, job, silence_s=silence_s,
                 on_kill=on_kill, on_news=on_news)
@@ -80,6 +80,11 @@ class HybridCore:
     def desk(self) -> Coordinator | None:
         """Old name of `coordinator`, kept for one release."""
         return self.coordinator
+
+    @property
+    def lane(self) -> Lane:
+        """Old name of `channel`, kept for one release."""
+        return self.channel
 
     def step(self, step: int, version: int, params: Vector, samples: Sequence[Any],
              compute: Compute) -> tuple[Vector, StepPlan]:
@@ -98,9 +103,9 @@ class HybridCore:
         self._step = step
         plan = self._plan(step, version)
         todo = list(samples)
-        (begin, end), theirs = self.lane.begin(plan, params, todo)
+        (begin, end), theirs = self.channel.begin(plan, params, todo)
         total = compute(params, todo[begin:end]).copy()
-        taken = self.lane.collect(self._patience_s)
+        taken = self.channel.collect(self._patience_s)
         late = self._agree([n for n, (begin, end) in theirs.items()
                             if begin < end and n not in taken])
         for replica, (begin, end) in theirs.items():
@@ -115,8 +120,8 @@ class HybridCore:
         return total, plan
 
     def close(self) -> None:
-        """Ends coordinator and lanes; the members serve rollouts again by themselves."""
-        self.lane.close()
+        """Ends coordinator and channels; the members serve rollouts again by themselves."""
+        self.channel.close()
         if self.coordinator is not None:
             self.coordinator.close()
             mark_ended(self._access, self._job, time.strftime("%Y-%m-%dT%H:%M:%S"))

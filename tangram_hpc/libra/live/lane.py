@@ -1,9 +1,9 @@
-"""One core rank's lane: gives work to the members whose gradients are added here, takes them in.
+"""One core rank's channel: gives work to the members whose gradients are added here, takes them in.
 
 Law: the trainer's thread only ever waits in `collect`, and there no longer than it says. What
-comes is held until `collect` hands it over; `libra/hybrid/hybrid_lane.py` says what is believed,
-and all else is counted by its reason. A member that is connected and does not count is sent each
-step's parameters, and zeros are expected of it.
+comes is held until `collect` hands it over; `libra/hybrid/gradient_filter.py` says what is
+believed, and all else is counted by its reason. A member that is connected and does not count is
+sent each step's parameters, and zeros are expected of it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ...protocol.frame import Buffer
 from ...protocol.lane import Enter, Gradient, Heard, Work
 from ...protocol.liveness import Patience
 from ...protocol.value import encode_value
-from ...transport.socket.lane import LaneLink, LaneListener
-from ..hybrid.hybrid_lane import Intake, crew, split
+from ...transport.socket.lane import BulkLink, BulkListener
+from ..hybrid.gradient_filter import Intake, crew, split
 
 Vector = NDArray[Any]
 
@@ -35,13 +35,13 @@ class _Guest:
     """A member's conversation; a thread of its own sends, so that a slow one delays nobody. Only
     the newest work waits. `zeros`: work that was sent without samples and is not answered yet."""
 
-    def __init__(self, link: LaneLink, seat: Seat) -> None:
+    def __init__(self, link: BulkLink, seat: Seat) -> None:
         self.link, self.seat = link, seat
         self.zeros: dict[Label, None] = {}
         self._work: tuple[Work, tuple[Buffer, ...]] | None = None
         self._wake = threading.Condition()
         self._ended = False
-        threading.Thread(target=self._run, name="lane-send", daemon=True).start()
+        threading.Thread(target=self._run, name="channel-send", daemon=True).start()
 
     def give(self, work: Work, *payload: Buffer) -> None:
         with self._wake:
@@ -80,7 +80,7 @@ class _Step:
 
 
 class Lane:
-    """The lane of the core rank that is number `core` in its group.
+    """The channel of the core rank that is number `core` in its group.
 
     Attributes:
         ignored: how many payloads were not added, by the reason.
@@ -94,7 +94,7 @@ class Lane:
         self._step: _Step | None = None
         self.ignored: Counter[str] = Counter()
         self.added = 0
-        self._listener = LaneListener(host, key, job, self._serve)
+        self._listener = BulkListener(host, key, job, self._serve)
         self.address = self._listener.address
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class Lane:
         guest.link.most = step.params.nbytes
         guest.give(Work(label), step.params.data, encode_value(samples))
 
-    def _serve(self, link: LaneLink) -> None:
+    def _serve(self, link: BulkLink) -> None:
         first = link.receive()
         if first is None or not isinstance(first[0], Enter):
             return
@@ -189,7 +189,7 @@ class Lane:
         with self._lock:
             step = self._step
             if label in guest.zeros and len(payload) == size:
-                del guest.zeros[label]  # adds nothing, in its step or after; but the lane works
+                del guest.zeros[label]  # adds nothing, in its step or after; but the channel works
                 return ""
             if (label.replica, label.generation) != (guest.seat.replica, guest.seat.generation):
                 refusal = "seat"

@@ -17,7 +17,7 @@ from ...domain.hybrid import AnyFact, Ask, MemberDone, MemberFailed
 from ...domain.hybrid import ReplicaState as R
 from ...errors import TangramError
 from ...protocol.lane import Told
-from ...transport.socket.lane import LaneLink
+from ...transport.socket.lane import BulkLink
 from .coordinator import Coordinator
 
 Start = Callable[[int, int], "Future[Any]"]
@@ -35,12 +35,12 @@ class Loan:
         self._coordinator, self._number, self.life, self._start = coordinator, number, life, start
         self._lock = threading.Lock()
         self._action: Future[Any] | None = None
-        self._link: LaneLink | None = None
+        self._link: BulkLink | None = None
         self._waiting: list[Told] = []
         self._going = 0  # the generation that it goes home from
         self._over = False  # the pool has given this life up
 
-    def tell(self, order: Ask, lane: tuple[str, ...]) -> None:
+    def tell(self, order: Ask, channel: tuple[str, ...]) -> None:
         """See `Port.tell`. The coordinator's lock is held: what has to be answered is by another.
         """
         with self._lock:
@@ -48,7 +48,7 @@ class Loan:
                 self._going = order.generation
                 self._hang_up()
                 return
-            self._waiting.append(Told(order, lane))
+            self._waiting.append(Told(order, channel))
             if order.stage is R.REQUESTED:
                 self._going = 0
                 try:
@@ -60,7 +60,7 @@ class Loan:
             self._pass_on()
             return None
 
-    def attach(self, link: LaneLink) -> bool:
+    def attach(self, link: BulkLink) -> bool:
         """Its process has dialled in."""
         with self._lock:
             if self._action is None or self._going:

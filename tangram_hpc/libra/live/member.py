@@ -1,8 +1,8 @@
 """A member of a hybrid replica: a process that serves rollouts and, when asked, computes gradients.
 
 Law: it does what the coordinator asks, in that order, and says when it is done. It serves rollouts
-or belongs to training, never both: its server is told to stop before its lane is opened and starts
-again after that is closed. Without a coordinator it is a rollout worker.
+or belongs to training, never both: its server is told to stop before its channel is opened and
+starts again after that is closed. Without a coordinator it is a rollout worker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...errors import ProtocolError, TangramError
 from ...protocol.lane import PAYLOAD_MAX, Alive, Enter, Gradient, Heard, Hello, Told, Word, Work
 from ...protocol.value import decode_value
 from ...storage.access import Access
-from ...transport.socket.lane import LaneLink, dial_lane
+from ...transport.socket.lane import BulkLink, dial_bulk
 
 _ALIVE_S = 2.0
 
@@ -52,8 +52,8 @@ class Member:
 
     def __init__(self, access: Access, member: int, life: int, skills: Skills) -> None:
         self._access, self._member, self._life, self._skills = access, member, life, skills
-        self._coordinator: LaneLink | None = None
-        self._lane: _LaneThread | None = None
+        self._coordinator: BulkLink | None = None
+        self._channel: _ChannelThread | None = None
 
     def run(self) -> None:
         """Serves until the coordinator is gone; a rollout worker when it returns.
@@ -62,7 +62,7 @@ class Member:
             TangramError: there is no coordinator there, or it does not hold the key.
         """
         access = self._access
-        coordinator = self._coordinator = dial_lane(access.addresses, access.key, access.job)
+        coordinator = self._coordinator = dial_bulk(access.addresses, access.key, access.job)
         stop = threading.Event()
         try:
             coordinator.send(Hello(self._member, self._life))
@@ -70,30 +70,30 @@ class Member:
             while (got := coordinator.receive()) is not None:
                 if not isinstance(got[0], Told):
                     raise ProtocolError("the coordinator sent no order")
-                self._obey(got[0].order, got[0].lane)
+                self._obey(got[0].order, got[0].channel)
         except OSError:
             pass  # the coordinator is gone
         finally:
             stop.set()
             coordinator.close()
-            self._leave_lane()
+            self._leave_channel()
             self._skills.start_rollouts()
 
-    def _obey(self, order: Ask, lane: tuple[str, ...]) -> None:
+    def _obey(self, order: Ask, channel: tuple[str, ...]) -> None:
         try:
             match order.stage:
                 case R.REQUESTED:
                     self._skills.stop_rollouts()
                 case R.FETCHING_STATE:
-                    self._leave_lane()
-                    self._lane = _LaneThread(self, lane, order)
+                    self._leave_channel()
+                    self._channel = _ChannelThread(self, channel, order)
                     return  # it says itself when it has the parameters
                 case R.ZERO_SYNC:
-                    if self._lane is not None:
-                        self._lane.follow()
+                    if self._channel is not None:
+                        self._channel.follow()
                     return
                 case R.RETURNING:
-                    self._leave_lane()
+                    self._leave_channel()
                     self._skills.start_rollouts()
                 case _:
                     raise ProtocolError(f"{order.stage.value} is nothing that a member does")
@@ -118,28 +118,28 @@ class Member:
         return self._skills.gradient(params, samples)
 
     def access_key(self) -> tuple[bytes, str]:
-        """What lanes are dialled with."""
+        """What channels are dialled with."""
         return self._access.key, self._access.job
 
-    def _leave_lane(self) -> None:
-        if self._lane is not None:
-            self._lane.close()
-            self._lane = None
+    def _leave_channel(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
 
-class _LaneThread:
+class _ChannelThread:
     """The conversation with the core; computes. Parameters that came before it may follow are
     answered with zeros once it may, as is everything that gives it no samples."""
 
-    def __init__(self, member: Member, lane: tuple[str, ...], order: Ask) -> None:
+    def __init__(self, member: Member, channel: tuple[str, ...], order: Ask) -> None:
         self._member, self._order = member, order
         key, job = member.access_key()
-        self._link = dial_lane(lane, key, job)
+        self._link = dial_bulk(channel, key, job)
         self._link.most = PAYLOAD_MAX
         self._lock = threading.Lock()
         self._fetched = self._follows = self._synced = self._closing = False
         self._unanswered: Work | None = None
-        self._thread = threading.Thread(target=self._run, name="lane", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="gradient-channel", daemon=True)
         self._link.send(Enter(order.replica, order.generation))
         self._thread.start()
 
@@ -170,9 +170,9 @@ class _LaneThread:
                     self._heard(message)
                 else:
                     raise ProtocolError("the core sent no work")
-            why = "its lane ended"
+            why = "its channel ended"
         except OSError as error:
-            why = f"its lane broke: {error.strerror or error}"
+            why = f"its channel broke: {error.strerror or error}"
         except TangramError as error:
             why = str(error)
         if not self._closing:
@@ -209,7 +209,7 @@ class _LaneThread:
             self._member.done(self._order, R.ZERO_SYNC)
 
 
-def _breathe(coordinator: LaneLink, stop: threading.Event) -> None:
+def _breathe(coordinator: BulkLink, stop: threading.Event) -> None:
     """Says that the process lives, while it may be busy."""
     while not stop.wait(_ALIVE_S):
         try:

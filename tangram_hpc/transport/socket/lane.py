@@ -1,5 +1,5 @@
 """Blocking, authenticated sockets for few and large messages: the hybrid pool's coordinator and
-lanes.
+channels.
 
 Law: as everywhere, no frame before both sides have proven the key (`protocol/auth.py`); a peer that
 has not within `HANDSHAKE_S` is dropped without a word, and of too many that have not yet the
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from ...errors import AccessError, ProtocolError
 from ...protocol import auth
 from ...protocol.frame import Buffer
-from ...protocol.lane import HEAD, AnyLaneMessage, LaneMessage, pack, sizes, unpack
+from ...protocol.lane import HEAD, AnyMemberMessage, MemberMessage, pack, sizes, unpack
 from .address import addresses
 from .asyncsock import HANDSHAKE_S, listen_tcp, tune, unproven_max
 from .dial import dial
@@ -26,7 +26,7 @@ from .dial import dial
 _CHUNK = 16 << 20  # bytes that one system call reads at most
 
 
-class LaneLink:
+class BulkLink:
     """One conversation. One thread receives; any thread sends.
 
     Attributes:
@@ -39,7 +39,7 @@ class LaneLink:
         self._sending = threading.Lock()
         self._closed = False
 
-    def send(self, message: LaneMessage, *payload: Buffer) -> None:
+    def send(self, message: MemberMessage, *payload: Buffer) -> None:
         """Sends a message and the payload that these pieces make.
 
         Raises:
@@ -51,7 +51,7 @@ class LaneLink:
             for view in views:
                 self._sock.sendall(view)
 
-    def receive(self) -> tuple[AnyLaneMessage, bytearray] | None:
+    def receive(self) -> tuple[AnyMemberMessage, bytearray] | None:
         """The next message and its payload; None when the peer is gone.
 
         Raises:
@@ -91,7 +91,7 @@ class LaneLink:
         return data
 
 
-class LaneListener:
+class BulkListener:
     """Accepts members; a thread of its own greets each, then runs `serve` for as long as its
     conversation lasts.
 
@@ -99,18 +99,18 @@ class LaneListener:
         host: the address of the interface to listen on, with a port of the kernel's choice.
     """
 
-    def __init__(self, host: str, key: bytes, job: str, serve: Callable[[LaneLink], None]) -> None:
+    def __init__(self, host: str, key: bytes, job: str, serve: Callable[[BulkLink], None]) -> None:
         self._key, self._job, self._serve = key, job, serve
         listen, address = addresses(host)
         self._sock = listen_tcp(listen)
         port = self._sock.getsockname()[1]
         self.address = f"tcp:[{address}]:{port}" if ":" in address else f"tcp:{address}:{port}"
         self._closed = False
-        self._links: dict[int, LaneLink] = {}
+        self._links: dict[int, BulkLink] = {}
         self._unproven: dict[int, socket.socket] = {}  # the oldest first
         self._unproven_max = unproven_max()
         self._lock = threading.Lock()
-        threading.Thread(target=self._accept, name="lane-accept", daemon=True).start()
+        threading.Thread(target=self._accept, name="bulk-accept", daemon=True).start()
 
     def close(self) -> None:
         """Stops accepting and ends every conversation."""
@@ -135,7 +135,7 @@ class LaneListener:
                 self._unproven[id(peer)] = peer
                 if len(self._unproven) > self._unproven_max:
                     hang_up(self._unproven.pop(next(iter(self._unproven))))
-            threading.Thread(target=self._greet, args=(peer,), name="lane", daemon=True).start()
+            threading.Thread(target=self._greet, args=(peer,), name="bulk", daemon=True).start()
 
     def _greet(self, peer: socket.socket) -> None:
         try:
@@ -148,7 +148,7 @@ class LaneListener:
         finally:
             with self._lock:
                 self._unproven.pop(id(peer), None)
-        link = LaneLink(peer)
+        link = BulkLink(peer)
         with self._lock:
             if self._closed:
                 link.close()
@@ -196,6 +196,6 @@ def welcome(sock: socket.socket, key: bytes, job: str) -> None:
     sock.sendall(auth.proof(key, "broker", nonce, theirs, job))
 
 
-def dial_lane(addresses: tuple[str, ...], key: bytes, job: str) -> LaneLink:
+def dial_bulk(addresses: tuple[str, ...], key: bytes, job: str) -> BulkLink:
     """A conversation with the first of these addresses that answers; errors as of `dial`."""
-    return LaneLink(dial(addresses, key, job))
+    return BulkLink(dial(addresses, key, job))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tangram_hpc.domain.hybrid import Label, Seat, StepPlan
-from tangram_hpc.libra.hybrid.hybrid_lane import Intake, crew, split
+from tangram_hpc.libra.hybrid.gradient_filter import Intake, crew, split
 
 A, B, F = Seat(0, 3, 0), Seat(2, 1, 0), Seat(5, 7, 0)  # F only follows
 PLAN = StepPlan(step=9, version=8, epoch=4, counting=(A, Seat(1, 2, 1), B), following=(F,))
