@@ -88,7 +88,7 @@ def main() -> None:
         bare, _ = server.accept()
         with bare:
             step = 0
-            while not channel._guests:
+            while not channel._members:
                 time.sleep(0.01)
             for name, elements in sizes.items():
                 figures[name] = measure(channel, bare, step, elements, rounds)

@@ -200,7 +200,7 @@ PLAN = StepPlan(step=5, version=4, epoch=2, counting=(Seat(0, 3, 1), Seat(9, 1, 
 PARAMS = np.arange(6, dtype=np.float64)
 
 
-class Guest:
+class MemberEnd:
     """A member's end of a channel, as a test wants it."""
 
     def __init__(self, channel: Lane, replica: int, generation: int) -> None:
@@ -235,66 +235,66 @@ def entered(channel: Lane, *replicas: int) -> None:
     """Waits until these are at the channel."""
     done = threading.Event()
     for _ in range(2000):
-        if set(replicas) <= set(channel._guests):
+        if set(replicas) <= set(channel._members):
             return
         done.wait(0.01)
     raise AssertionError(f"{replicas} did not enter")
 
 
 def test_a_gradient_is_added_and_what_does_not_match_is_ignored_and_counted(channel: Lane) -> None:
-    guest = Guest(channel, 0, 3)
+    member = MemberEnd(channel, 0, 3)
     entered(channel, 0)
     own, theirs = channel.begin(PLAN, PARAMS, ["a", "b", "c"])
     assert (own, theirs) == ((0, 2), {0: (2, 3)})
-    label, params, samples = guest.work()
+    label, params, samples = member.work()
     assert label == Label(0, 3, 2, 5, 4, 1, 6, "<f8") and samples == ["c"]
     assert (params == PARAMS).all()
     wrong = {"generation": 2, "step": 4, "version": 3, "epoch": 1, "samples": 2, "size": 5,
              "dtype": "<f4", "replica": 1}
     for field, value in wrong.items():
-        said = guest.say(msgspec.structs.replace(label, **{field: value}), PARAMS)
+        said = member.say(msgspec.structs.replace(label, **{field: value}), PARAMS)
         told = {"generation": "seat", "replica": "seat", "dtype": "size"}  # its bytes do not fit
         assert said == told.get(field, field)
-    assert guest.say(label, PARAMS[:5]) == "size"
-    assert guest.say(label, PARAMS * 2) == ""
-    assert guest.say(label, PARAMS * 3) == "again"
+    assert member.say(label, PARAMS[:5]) == "size"
+    assert member.say(label, PARAMS * 2) == ""
+    assert member.say(label, PARAMS * 3) == "again"
     taken = channel.collect(60)
     assert list(taken) == [0] and (taken[0] == PARAMS * 2).all()
-    assert guest.say(label, PARAMS) == "step"  # too late
+    assert member.say(label, PARAMS) == "step"  # too late
     assert channel.added == 1
     half = msgspec.structs.replace(label, dtype="<f4")
     channel.begin(PLAN, PARAMS, ["a", "b"])
-    assert guest.say(half, PARAMS.astype("<f4")) == "dtype"
+    assert member.say(half, PARAMS.astype("<f4")) == "dtype"
     assert channel.ignored == {"seat": 2, "step": 2, "version": 1, "epoch": 1, "samples": 1,
                             "size": 3, "dtype": 1, "again": 1}
 
 
 def test_one_who_follows_is_given_nothing_and_adds_nothing(channel: Lane) -> None:
     channel.begin(PLAN, PARAMS, ["a", "b", "c"])
-    guest = Guest(channel, 4, 1)  # it comes in the middle of a step
-    label, params, samples = guest.work()
+    member = MemberEnd(channel, 4, 1)  # it comes in the middle of a step
+    label, params, samples = member.work()
     assert (label.samples, samples) == (0, []) and (params == PARAMS).all()
-    assert guest.say(msgspec.structs.replace(label, samples=1), PARAMS) == "replica"
+    assert member.say(msgspec.structs.replace(label, samples=1), PARAMS) == "replica"
     assert channel.collect(60) == {}
-    assert guest.say(label, np.zeros(6)) == ""  # after the step too: it adds nothing
-    assert guest.say(label, np.zeros(6)) == "step" and channel.added == 0
+    assert member.say(label, np.zeros(6)) == ""  # after the step too: it adds nothing
+    assert member.say(label, np.zeros(6)) == "step" and channel.added == 0
 
 
 def test_one_who_is_gone_is_not_waited_for(channel: Lane) -> None:
-    guest = Guest(channel, 0, 3)
+    member = MemberEnd(channel, 0, 3)
     entered(channel, 0)
     channel.begin(PLAN, PARAMS, ["a", "b"])
-    guest.work()
-    guest.link.close()
+    member.work()
+    member.link.close()
     assert channel.collect(3600) == {}
     channel.begin(PLAN, PARAMS, ["a", "b"])  # nor one who never came
     assert channel.collect(3600) == {}
 
 
 def test_an_older_generation_does_not_take_a_newer_one_s_place(channel: Lane) -> None:
-    new = Guest(channel, 0, 3)
+    new = MemberEnd(channel, 0, 3)
     entered(channel, 0)
-    old = Guest(channel, 0, 2)
+    old = MemberEnd(channel, 0, 2)
     assert old.link.receive() is None and channel.ignored == {"entrance": 1}
     channel.begin(PLAN, PARAMS, ["a", "b"])
     assert new.work()[0].samples == 1
@@ -302,13 +302,13 @@ def test_an_older_generation_does_not_take_a_newer_one_s_place(channel: Lane) ->
 
 def test_a_slow_one_delays_nobody(channel: Lane) -> None:
     """It does not read what it is sent, which is more than any buffer holds."""
-    guest = Guest(channel, 0, 3)
+    member = MemberEnd(channel, 0, 3)
     entered(channel, 0)
     large = np.zeros(4 << 20)
     for step in range(3):
         channel.begin(msgspec.structs.replace(PLAN, step=step), large, ["a", "b"])
         assert channel.collect(0.01) == {}
-    guest.link.close()
+    member.link.close()
 
 
 def test_nobody_enters_without_the_key(channel: Lane) -> None:
@@ -318,11 +318,11 @@ def test_nobody_enters_without_the_key(channel: Lane) -> None:
         dial_bulk((channel.address,), KEY, "another-job")
     first = dial_bulk((channel.address,), KEY, JOB)
     first.send(Hello(1, 1))  # the key, and then not the words of a channel
-    assert first.receive() is None and not channel._guests
+    assert first.receive() is None and not channel._members
 
 
 def test_what_is_no_message_ends_the_channel_and_its_payload_is_not_read(channel: Lane) -> None:
-    one = Guest(channel, 0, 3)
+    one = MemberEnd(channel, 0, 3)
     entered(channel, 0)
     channel.begin(PLAN, PARAMS, [])
     one.work()  # from here on a payload is allowed
@@ -576,19 +576,19 @@ def test_a_core_that_was_stopped_takes_what_came_meanwhile() -> None:
     try:
         assert core.stdout is not None
         address = core.stdout.readline().strip()
-        guest = Guest(SimpleNamespace(address=address), 0, 3)
+        member = MemberEnd(SimpleNamespace(address=address), 0, 3)
         assert core.stdout.readline() == "begun\n"
-        label, _, _ = guest.work()
+        label, _, _ = member.work()
         time.sleep(0.5)  # it is in `collect`
         core.send_signal(signal.SIGSTOP)
-        sender = threading.Thread(target=guest.link.send,
+        sender = threading.Thread(target=member.link.send,
                                   args=(Gradient(label), np.zeros(label.size).data))
         sender.start()
         time.sleep(4)
         core.send_signal(signal.SIGCONT)
         assert core.stdout.readline() == "[0]\n"
         sender.join(60)
-        guest.link.close()
+        member.link.close()
     finally:
         core.kill()
         core.wait()

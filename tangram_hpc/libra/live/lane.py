@@ -31,7 +31,7 @@ Vector = NDArray[Any]
 _LOOK_S = 0.1  # between two looks at the clock of who collects; a longer gap was a stall
 
 
-class _Guest:
+class _MemberLink:
     """A member's conversation; a thread of its own sends, so that a slow one delays nobody. Only
     the newest work waits. `zeros`: work that was sent without samples and is not answered yet."""
 
@@ -90,7 +90,7 @@ class Lane:
     def __init__(self, core: int, host: str, key: bytes, job: str) -> None:
         self._core = core
         self._lock = threading.Condition()
-        self._guests: dict[int, _Guest] = {}
+        self._members: dict[int, _MemberLink] = {}
         self._step: _Step | None = None
         self.ignored: Counter[str] = Counter()
         self.added = 0
@@ -101,8 +101,8 @@ class Lane:
         """Ends every conversation."""
         self._listener.close()
         with self._lock:
-            for guest in self._guests.values():
-                guest.end()
+            for member in self._members.values():
+                member.end()
 
     # ---- the trainer's side ----
 
@@ -119,12 +119,12 @@ class Lane:
         with self._lock:
             self._step = _Step(plan, params, intake)
             for seat in counting:
-                guest = self._guests.get(seat.replica)
-                if guest is None or guest.seat != seat:
+                member = self._members.get(seat.replica)
+                if member is None or member.seat != seat:
                     intake.expel(seat.replica, seat.generation)
-            for guest in self._guests.values():
-                begin, end = given.get(guest.seat, (0, 0))
-                self._give(self._step, guest, samples[begin:end])
+            for member in self._members.values():
+                begin, end = given.get(member.seat, (0, 0))
+                self._give(self._step, member, samples[begin:end])
         return own, {seat.replica: range_ for seat, range_ in given.items()}
 
     def collect(self, wait_s: float) -> dict[int, Vector]:
@@ -142,56 +142,56 @@ class Lane:
 
     # ---- the members' side ----
 
-    def _give(self, step: _Step, guest: _Guest, samples: list[Any]) -> None:
-        plan, seat = step.plan, guest.seat
+    def _give(self, step: _Step, member: _MemberLink, samples: list[Any]) -> None:
+        plan, seat = step.plan, member.seat
         label = Label(seat.replica, seat.generation, plan.epoch, plan.step, plan.version,
                       len(samples), step.params.size, step.params.dtype.str)
-        guest.link.most = step.params.nbytes
-        guest.give(Work(label), step.params.data, encode_value(samples))
+        member.link.most = step.params.nbytes
+        member.give(Work(label), step.params.data, encode_value(samples))
 
     def _serve(self, link: BulkLink) -> None:
         first = link.receive()
         if first is None or not isinstance(first[0], Enter):
             return
-        guest = _Guest(link, Seat(first[0].replica, first[0].generation, self._core))
-        replica, generation = guest.seat.replica, guest.seat.generation
+        member = _MemberLink(link, Seat(first[0].replica, first[0].generation, self._core))
+        replica, generation = member.seat.replica, member.seat.generation
         with self._lock:
-            known = self._guests.get(replica)
+            known = self._members.get(replica)
             if known is not None and known.seat.generation >= generation:
                 self.ignored["entrance"] += 1
-                guest.end()
+                member.end()
                 return
             if known is not None:
                 known.link.close()
-            self._guests[replica] = guest
+            self._members[replica] = member
             if self._step is not None:
-                self._give(self._step, guest, [])
+                self._give(self._step, member, [])
         try:
-            self._listen(guest)
+            self._listen(member)
         finally:
-            guest.end()
+            member.end()
             with self._lock:
-                if self._guests.get(replica) is guest:
-                    del self._guests[replica]
+                if self._members.get(replica) is member:
+                    del self._members[replica]
                     if self._step is not None:
                         self._step.intake.expel(replica, generation)
                         self._lock.notify_all()
 
-    def _listen(self, guest: _Guest) -> None:
-        while (got := guest.link.receive()) is not None:
+    def _listen(self, member: _MemberLink) -> None:
+        while (got := member.link.receive()) is not None:
             message, payload = got
             if not isinstance(message, Gradient):
                 raise ProtocolError("not a gradient")
-            guest.link.send(Heard(message.label, self._take(guest, message.label, payload)))
+            member.link.send(Heard(message.label, self._take(member, message.label, payload)))
 
-    def _take(self, guest: _Guest, label: Label, payload: bytearray) -> str:
+    def _take(self, member: _MemberLink, label: Label, payload: bytearray) -> str:
         size = label.size * np.dtype(label.dtype).itemsize if _is_float(label.dtype) else -1
         with self._lock:
             step = self._step
-            if label in guest.zeros and len(payload) == size:
-                del guest.zeros[label]  # adds nothing, in its step or after; but the channel works
+            if label in member.zeros and len(payload) == size:
+                del member.zeros[label]  # adds nothing, in its step or after; but the channel works
                 return ""
-            if (label.replica, label.generation) != (guest.seat.replica, guest.seat.generation):
+            if (label.replica, label.generation) != (member.seat.replica, member.seat.generation):
                 refusal = "seat"
             elif step is None:
                 refusal = "step"
