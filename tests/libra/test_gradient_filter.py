@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tangram_hpc.domain.hybrid import Label, Seat, StepPlan
-from tangram_hpc.libra.hybrid.gradient_filter import Intake, crew, split
+from tangram_hpc.libra.hybrid.gradient_filter import Intake, contributors, split
 
 A, B, F = Seat(0, 3, 0), Seat(2, 1, 0), Seat(5, 7, 0)  # F only follows
 PLAN = StepPlan(step=9, version=8, epoch=4, counting=(A, Seat(1, 2, 1), B), following=(F,))
@@ -49,8 +49,8 @@ def test_of_one_who_was_expelled_nothing_is_added() -> None:
     assert it.missing == [2] and it.refusal(GOOD) == "again"
 
 
-def test_each_core_has_its_own_crew() -> None:
-    assert crew(PLAN, 0) == [A, B] and crew(PLAN, 1) == [Seat(1, 2, 1)]
+def test_each_core_has_its_own_contributors() -> None:
+    assert contributors(PLAN, 0) == [A, B] and contributors(PLAN, 1) == [Seat(1, 2, 1)]
 
 
 @given(st.integers(0, 1000), st.integers(1, 40))

@@ -18,7 +18,7 @@ def split(samples: int, parts: int) -> list[tuple[int, int]]:
     return list(zip([0, *ends], ends, strict=False))
 
 
-def crew(plan: StepPlan, core: int) -> list[Seat]:
+def contributors(plan: StepPlan, core: int) -> list[Seat]:
     """Those whose gradients are added to this core."""
     return [seat for seat in plan.counting if seat.core == core]
 

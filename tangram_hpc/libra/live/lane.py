@@ -24,7 +24,7 @@ from ...protocol.lane import Enter, Gradient, Heard, Work
 from ...protocol.liveness import Patience
 from ...protocol.value import encode_value
 from ...transport.socket.lane import BulkLink, BulkListener
-from ..hybrid.gradient_filter import Intake, crew, split
+from ..hybrid.gradient_filter import Intake, contributors, split
 
 Vector = NDArray[Any]
 
@@ -111,7 +111,7 @@ class Lane:
         """Gives out a step's work; returns the range of samples that is this core's own, and those
         of the replicas that count here. When `params` change before all have been sent, only such
         gradients are spoilt as come too late to be added."""
-        counting = crew(plan, self._core)
+        counting = contributors(plan, self._core)
         own, *others = split(len(samples), 1 + len(counting))
         given = dict(zip(counting, others, strict=True))
         intake = Intake(plan, {seat: end - begin for seat, (begin, end) in given.items()},
