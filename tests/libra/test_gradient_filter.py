@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tangram_hpc.domain.hybrid import Label, Seat, StepPlan
-from tangram_hpc.libra.hybrid.gradient_filter import Intake, contributors, split
+from tangram_hpc.libra.hybrid.gradient_filter import GradientFilter, contributors, split
 
 A, B, F = Seat(0, 3, 0), Seat(2, 1, 0), Seat(5, 7, 0)  # F only follows
 PLAN = StepPlan(step=9, version=8, epoch=4, counting=(A, Seat(1, 2, 1), B), following=(F,))
@@ -18,12 +18,12 @@ GOOD = Label(replica=0, generation=3, epoch=4, step=9, version=8, samples=5, siz
              dtype="<f8")
 
 
-def intake() -> Intake:
-    return Intake(PLAN, {A: 5, B: 4}, 10, "<f8")
+def gradient_filter() -> GradientFilter:
+    return GradientFilter(PLAN, {A: 5, B: 4}, 10, "<f8")
 
 
 def test_a_payload_is_added_once() -> None:
-    it = intake()
+    it = gradient_filter()
     assert it.missing == [0, 2]
     assert it.refusal(GOOD) == "" and it.missing == [2]
     assert it.refusal(GOOD) == "again"
@@ -34,14 +34,14 @@ def test_a_payload_is_added_once() -> None:
     ("samples", 4), ("samples", 0), ("size", 11), ("dtype", "<f4"), ("replica", 1),
     ("replica", 5), ("replica", 99)])
 def test_what_was_computed_under_another_plan_is_told_apart(field: str, value: Any) -> None:
-    it = intake()
+    it = gradient_filter()
     assert it.refusal(msgspec.structs.replace(GOOD, **{field: value})) == field
     assert it.missing == [0, 2]
     assert it.refusal(GOOD) == ""  # and has spoilt nothing
 
 
 def test_of_one_who_was_expelled_nothing_is_added() -> None:
-    it = intake()
+    it = gradient_filter()
     it.expel(0, 2)  # another generation
     assert it.missing == [0, 2]
     it.expel(0, 3)

@@ -23,7 +23,7 @@ def contributors(plan: StepPlan, core: int) -> list[Seat]:
     return [seat for seat in plan.counting if seat.core == core]
 
 
-class Intake:
+class GradientFilter:
     """What one core believes during one step.
 
     Args:

@@ -24,7 +24,7 @@ from ...protocol.lane import Enter, Gradient, Heard, Work
 from ...protocol.liveness import Patience
 from ...protocol.value import encode_value
 from ...transport.socket.lane import BulkLink, BulkListener
-from ..hybrid.gradient_filter import Intake, contributors, split
+from ..hybrid.gradient_filter import GradientFilter, contributors, split
 
 Vector = NDArray[Any]
 
@@ -75,7 +75,7 @@ class _Step:
 
     plan: StepPlan
     params: Vector
-    intake: Intake
+    filter: GradientFilter
     taken: dict[int, Vector] = field(default_factory=dict)
 
 
@@ -114,14 +114,14 @@ class Lane:
         counting = contributors(plan, self._core)
         own, *others = split(len(samples), 1 + len(counting))
         given = dict(zip(counting, others, strict=True))
-        intake = Intake(plan, {seat: end - begin for seat, (begin, end) in given.items()},
-                        params.size, params.dtype.str)
+        counts = {seat: end - begin for seat, (begin, end) in given.items()}
+        wanted = GradientFilter(plan, counts, params.size, params.dtype.str)
         with self._lock:
-            self._step = _Step(plan, params, intake)
+            self._step = _Step(plan, params, wanted)
             for seat in counting:
                 member = self._members.get(seat.replica)
                 if member is None or member.seat != seat:
-                    intake.expel(seat.replica, seat.generation)
+                    wanted.expel(seat.replica, seat.generation)
             for member in self._members.values():
                 begin, end = given.get(member.seat, (0, 0))
                 self._give(self._step, member, samples[begin:end])
@@ -135,7 +135,7 @@ class Lane:
         with self._lock:
             step = self._step
             assert step is not None, "no step has begun"
-            while step.intake.missing and not patience.over(time.monotonic()):
+            while step.filter.missing and not patience.over(time.monotonic()):
                 self._lock.wait(min(_LOOK_S, max(wait_s, 0)))
             self._step = None
             return step.taken
@@ -174,7 +174,7 @@ class Lane:
                 if self._members.get(replica) is member:
                     del self._members[replica]
                     if self._step is not None:
-                        self._step.intake.expel(replica, generation)
+                        self._step.filter.expel(replica, generation)
                         self._lock.notify_all()
 
     def _listen(self, member: _MemberLink) -> None:
@@ -198,7 +198,7 @@ class Lane:
             elif len(payload) != size:
                 refusal = "size"
             else:
-                refusal = step.intake.refusal(label)
+                refusal = step.filter.refusal(label)
             if refusal or step is None:
                 self.ignored[refusal] += 1
                 return refusal
