@@ -3,7 +3,7 @@ host.
 
 `lane_over_bare`: the same bytes there and back over a bare socket, in turn, by the same two
 processes; the median of the rounds' ratios. The member computes nothing, so this is transport,
-labels and checks alone. Loopback is no network: only the ratio means anything.
+headers and checks alone. Loopback is no network: only the ratio means anything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import common
 import numpy as np
 
-from tangram_hpc.domain.hybrid import Seat, StepPlan
+from tangram_hpc.domain.hybrid import ContributorId, StepPlan
 from tangram_hpc.libra.live.lane import Lane
 from tangram_hpc.protocol.lane import PAYLOAD_MAX, Enter, Gradient, Work
 from tangram_hpc.transport.socket.lane import dial_bulk
@@ -38,9 +38,9 @@ def member() -> None:
             message, payload = got
             if not isinstance(message, Work):
                 continue
-            size = message.label.size * np.dtype(message.label.dtype).itemsize
-            link.send(Gradient(message.label), memoryview(payload)[:size])
-            if message.label.samples:
+            size = message.header.size * np.dtype(message.header.dtype).itemsize
+            link.send(Gradient(message.header), memoryview(payload)[:size])
+            if message.header.samples:
                 bare.sendall(exactly(bare, size))
 
 
@@ -59,7 +59,7 @@ def measure(channel: Lane, bare: socket.socket, step: int, elements: int, rounds
     channels, bares = [], []
     for n in range(step, step + rounds):
         began = time.perf_counter()
-        channel.begin(StepPlan(n, n, 1, (Seat(0, 1, 0),)), params, ["a", "b"])
+        channel.begin(StepPlan(n, n, 1, (ContributorId(0, 1, 0),)), params, ["a", "b"])
         taken = channel.collect(60)
         channels.append(time.perf_counter() - began)
         assert (taken[0] == params).all()

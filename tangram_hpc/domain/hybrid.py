@@ -153,7 +153,7 @@ class Ask(Order, frozen=True, tag="ask"):
     core: int
 
 
-class Seat(msgspec.Struct, frozen=True, array_like=True):
+class ContributorId(msgspec.Struct, frozen=True, array_like=True):
     """A replica of one generation and the core that its gradients are added to."""
 
     replica: int
@@ -168,8 +168,8 @@ class StepPlan(Order, frozen=True, tag="step-plan"):
     step: int
     version: int
     epoch: int
-    counting: tuple[Seat, ...] = ()
-    following: tuple[Seat, ...] = ()
+    counting: tuple[ContributorId, ...] = ()
+    following: tuple[ContributorId, ...] = ()
 
 
 class Expel(Order, frozen=True, tag="expel"):
@@ -204,7 +204,7 @@ AnyOrder = Union[Ask, StepPlan, Expel, Kill, Settled]  # noqa: UP007
 # ----------------------------------------------------------------------------------
 
 
-class Label(msgspec.Struct, frozen=True, array_like=True):
+class GradientHeader(msgspec.Struct, frozen=True, array_like=True):
     """What a gradient payload says of itself; see `libra/hybrid/gradient_filter.py` for when it is
     believed.
 

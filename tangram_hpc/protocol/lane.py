@@ -15,7 +15,7 @@ from typing import Union
 
 import msgspec
 
-from ..domain.hybrid import Ask, Label, MemberDone, MemberFailed, StepPlan
+from ..domain.hybrid import Ask, GradientHeader, MemberDone, MemberFailed, StepPlan
 from ..errors import ProtocolError
 from .reading import reader
 
@@ -61,22 +61,22 @@ class Enter(MemberMessage, frozen=True, tag="enter"):
 
 class Work(MemberMessage, frozen=True, tag="work"):
     """Lane to member: the parameters of a step, then its samples (`protocol.value`; none of one who
-    only follows), as one payload; to be answered by a `Gradient` with this very label."""
+    only follows), as one payload; to be answered by a `Gradient` with this very header."""
 
-    label: Label
+    header: GradientHeader
 
 
 class Gradient(MemberMessage, frozen=True, tag="gradient"):
     """Member to channel: the sum over its samples, as raw numbers; zeros of one who only follows.
     """
 
-    label: Label
+    header: GradientHeader
 
 
 class Heard(MemberMessage, frozen=True, tag="heard"):
     """Lane to member: what became of a gradient; empty: it was taken."""
 
-    label: Label
+    header: GradientHeader
     refusal: str
 
 

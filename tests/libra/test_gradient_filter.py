@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tangram_hpc.domain.hybrid import Label, Seat, StepPlan
+from tangram_hpc.domain.hybrid import ContributorId, GradientHeader, StepPlan
 from tangram_hpc.libra.hybrid.gradient_filter import GradientFilter, contributors, split
 
-A, B, F = Seat(0, 3, 0), Seat(2, 1, 0), Seat(5, 7, 0)  # F only follows
-PLAN = StepPlan(step=9, version=8, epoch=4, counting=(A, Seat(1, 2, 1), B), following=(F,))
-GOOD = Label(replica=0, generation=3, epoch=4, step=9, version=8, samples=5, size=10,
-             dtype="<f8")
+A, B, F = ContributorId(0, 3, 0), ContributorId(2, 1, 0), ContributorId(5, 7, 0)  # F only follows
+PLAN = StepPlan(step=9, version=8, epoch=4, counting=(A, ContributorId(1, 2, 1), B), following=(F,))
+GOOD = GradientHeader(replica=0, generation=3, epoch=4, step=9, version=8, samples=5, size=10,
+                      dtype="<f8")
 
 
 def gradient_filter() -> GradientFilter:
@@ -50,7 +50,7 @@ def test_of_one_who_was_expelled_nothing_is_added() -> None:
 
 
 def test_each_core_has_its_own_contributors() -> None:
-    assert contributors(PLAN, 0) == [A, B] and contributors(PLAN, 1) == [Seat(1, 2, 1)]
+    assert contributors(PLAN, 0) == [A, B] and contributors(PLAN, 1) == [ContributorId(1, 2, 1)]
 
 
 @given(st.integers(0, 1000), st.integers(1, 40))

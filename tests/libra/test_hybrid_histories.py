@@ -83,9 +83,10 @@ class Witness:
             assert plan.epoch >= before.epoch
         assert [s.replica for s in plan.counting] == [
             n for n in range(3) if self.pool.state(n) is R.ACTIVE]
-        for seat in (*plan.counting, *plan.following):
-            assert seat.generation == self.pool.generation(seat.replica)
-            assert (seat.replica, seat.generation) not in self.expelled  # never one of the dead
+        for contributor in (*plan.counting, *plan.following):
+            assert contributor.generation == self.pool.generation(contributor.replica)
+            key = (contributor.replica, contributor.generation)
+            assert key not in self.expelled  # never one of the dead
 
     def state(self) -> None:
         roles = self.pool.roles()

@@ -27,12 +27,12 @@ import pytest
 from tangram_hpc import LocalCluster
 from tangram_hpc.app.clock import SystemClock
 from tangram_hpc.domain.hybrid import (
+    ContributorId,
     End,
-    Label,
+    GradientHeader,
     MemberDone,
     MemberFailed,
     Role,
-    Seat,
     Signal,
     StepPlan,
 )
@@ -196,7 +196,8 @@ def test_a_replica_whose_gpu_the_broker_lends_is_killed_in_every_state(
 # ---------------------------------------------------------------------------
 
 KEY, JOB = b"k" * 32, "hybrid-test"
-PLAN = StepPlan(step=5, version=4, epoch=2, counting=(Seat(0, 3, 1), Seat(9, 1, 0)))
+PLAN = StepPlan(step=5, version=4, epoch=2,
+                counting=(ContributorId(0, 3, 1), ContributorId(9, 1, 0)))
 PARAMS = np.arange(6, dtype=np.float64)
 
 
@@ -208,18 +209,18 @@ class MemberEnd:
         self.link.most = 1 << 30
         self.link.send(Enter(replica, generation))
 
-    def work(self) -> tuple[Label, np.ndarray, list[Any]]:
+    def work(self) -> tuple[GradientHeader, np.ndarray, list[Any]]:
         got = self.link.receive()
         assert got is not None and isinstance(got[0], Work)
-        label, payload = got[0].label, got[1]
-        return (label, np.frombuffer(payload, label.dtype, label.size),
-                decode_value(memoryview(payload)[label.size * 8 :]))
+        header, payload = got[0].header, got[1]
+        return (header, np.frombuffer(payload, header.dtype, header.size),
+                decode_value(memoryview(payload)[header.size * 8 :]))
 
-    def say(self, label: Label, payload: np.ndarray) -> str:
-        self.link.send(Gradient(label), payload.data)
+    def say(self, header: GradientHeader, payload: np.ndarray) -> str:
+        self.link.send(Gradient(header), payload.data)
         while (got := self.link.receive()) is not None:
             if isinstance(got[0], Heard):
-                assert got[0].label == label
+                assert got[0].header == header
                 return got[0].refusal
         return "the end"
 
@@ -246,23 +247,23 @@ def test_a_gradient_is_added_and_what_does_not_match_is_ignored_and_counted(chan
     entered(channel, 0)
     own, theirs = channel.begin(PLAN, PARAMS, ["a", "b", "c"])
     assert (own, theirs) == ((0, 2), {0: (2, 3)})
-    label, params, samples = member.work()
-    assert label == Label(0, 3, 2, 5, 4, 1, 6, "<f8") and samples == ["c"]
+    header, params, samples = member.work()
+    assert header == GradientHeader(0, 3, 2, 5, 4, 1, 6, "<f8") and samples == ["c"]
     assert (params == PARAMS).all()
     wrong = {"generation": 2, "step": 4, "version": 3, "epoch": 1, "samples": 2, "size": 5,
              "dtype": "<f4", "replica": 1}
     for field, value in wrong.items():
-        said = member.say(msgspec.structs.replace(label, **{field: value}), PARAMS)
+        said = member.say(msgspec.structs.replace(header, **{field: value}), PARAMS)
         told = {"generation": "seat", "replica": "seat", "dtype": "size"}  # its bytes do not fit
         assert said == told.get(field, field)
-    assert member.say(label, PARAMS[:5]) == "size"
-    assert member.say(label, PARAMS * 2) == ""
-    assert member.say(label, PARAMS * 3) == "again"
+    assert member.say(header, PARAMS[:5]) == "size"
+    assert member.say(header, PARAMS * 2) == ""
+    assert member.say(header, PARAMS * 3) == "again"
     taken = channel.collect(60)
     assert list(taken) == [0] and (taken[0] == PARAMS * 2).all()
-    assert member.say(label, PARAMS) == "step"  # too late
+    assert member.say(header, PARAMS) == "step"  # too late
     assert channel.added == 1
-    half = msgspec.structs.replace(label, dtype="<f4")
+    half = msgspec.structs.replace(header, dtype="<f4")
     channel.begin(PLAN, PARAMS, ["a", "b"])
     assert member.say(half, PARAMS.astype("<f4")) == "dtype"
     assert channel.ignored == {"seat": 2, "step": 2, "version": 1, "epoch": 1, "samples": 1,
@@ -272,12 +273,12 @@ def test_a_gradient_is_added_and_what_does_not_match_is_ignored_and_counted(chan
 def test_one_who_follows_is_given_nothing_and_adds_nothing(channel: Lane) -> None:
     channel.begin(PLAN, PARAMS, ["a", "b", "c"])
     member = MemberEnd(channel, 4, 1)  # it comes in the middle of a step
-    label, params, samples = member.work()
-    assert (label.samples, samples) == (0, []) and (params == PARAMS).all()
-    assert member.say(msgspec.structs.replace(label, samples=1), PARAMS) == "replica"
+    header, params, samples = member.work()
+    assert (header.samples, samples) == (0, []) and (params == PARAMS).all()
+    assert member.say(msgspec.structs.replace(header, samples=1), PARAMS) == "replica"
     assert channel.collect(60) == {}
-    assert member.say(label, np.zeros(6)) == ""  # after the step too: it adds nothing
-    assert member.say(label, np.zeros(6)) == "step" and channel.added == 0
+    assert member.say(header, np.zeros(6)) == ""  # after the step too: it adds nothing
+    assert member.say(header, np.zeros(6)) == "step" and channel.added == 0
 
 
 def test_one_who_is_gone_is_not_waited_for(channel: Lane) -> None:
@@ -578,11 +579,11 @@ def test_a_core_that_was_stopped_takes_what_came_meanwhile() -> None:
         address = core.stdout.readline().strip()
         member = MemberEnd(SimpleNamespace(address=address), 0, 3)
         assert core.stdout.readline() == "begun\n"
-        label, _, _ = member.work()
+        header, _, _ = member.work()
         time.sleep(0.5)  # it is in `collect`
         core.send_signal(signal.SIGSTOP)
         sender = threading.Thread(target=member.link.send,
-                                  args=(Gradient(label), np.zeros(label.size).data))
+                                  args=(Gradient(header), np.zeros(header.size).data))
         sender.start()
         time.sleep(4)
         core.send_signal(signal.SIGCONT)

@@ -10,6 +10,7 @@ from hybrid_pool_rig import BACK, CORE, TRAIN, Rig, S, picture
 from tangram_hpc.domain.hybrid import (
     AnyFact,
     Ask,
+    ContributorId,
     End,
     Expel,
     JoinCancelled,
@@ -19,7 +20,6 @@ from tangram_hpc.domain.hybrid import (
     MemberLost,
     MemberUp,
     Role,
-    Seat,
     Settled,
     Signal,
     StepBegins,
@@ -42,9 +42,9 @@ def test_a_replica_joins_as_a_whole_and_goes_back() -> None:
     assert rig.tell(MemberDone(7, 0, 1, R.REQUESTED)) == [
         Ask(6, 0, 0, 1, R.FETCHING_STATE, 0), Ask(7, 0, 0, 1, R.FETCHING_STATE, 0)]
     rig.to(0, R.ZERO_SYNC)
-    assert rig.begin() == StepPlan(1, 1, 0, (), (Seat(0, 1, 0),))  # it follows with zero
+    assert rig.begin() == StepPlan(1, 1, 0, (), (ContributorId(0, 1, 0),))  # it follows with zero
     rig.to(0, R.ACTIVATING)
-    assert rig.begin() == StepPlan(2, 2, 1, (Seat(0, 1, 0),))
+    assert rig.begin() == StepPlan(2, 2, 1, (ContributorId(0, 1, 0),))
     assert rig.pool.roles()[7] is Role.HYBRID_TRAINING
     assert rig.begin().epoch == 1
     assert rig.signal(BACK) == []  # to the end of the step
@@ -64,7 +64,7 @@ def test_each_is_added_to_the_core_that_has_fewest() -> None:
     rig.signal()
     for replica in range(3):
         rig.to(replica, R.ACTIVATING)
-    assert [seat.core for seat in rig.begin().counting] == [0, 1, 0]
+    assert [contributor.core for contributor in rig.begin().counting] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("state", [R.REQUESTED, R.FETCHING_STATE, R.ZERO_SYNC, R.ACTIVATING,

@@ -577,7 +577,7 @@ def test_what_a_runner_of_a_service_reads_and_says(harm: Any) -> None:
 
 @HARMS
 def test_what_a_member_or_its_core_reads(harm: Any) -> None:
-    body = harm(msgspec.msgpack.encode(lane.Heard(_label(), WORD.decode())))
+    body = harm(msgspec.msgpack.encode(lane.Heard(_header(), WORD.decode())))
     here, there = socket.socketpair()
     with here, there:
         there.sendall(lane.HEAD.pack(len(body), 0) + body)
@@ -585,10 +585,11 @@ def test_what_a_member_or_its_core_reads(harm: Any) -> None:
             BulkLink(here).receive()
 
 
-def _label() -> Any:
-    from tangram_hpc.domain.hybrid import Label
+def _header() -> Any:
+    from tangram_hpc.domain.hybrid import GradientHeader
     fields = {"int": 1, "str": "", "tuple[int, ...]": ()}
-    return Label(**{n: fields.get(str(t), 0) for n, t in Label.__annotations__.items()})
+    types = GradientHeader.__annotations__
+    return GradientHeader(**{n: fields.get(str(t), 0) for n, t in types.items()})
 
 
 # ---- files -------------------------------------------------------------------------------------

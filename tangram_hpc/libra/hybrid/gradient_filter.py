@@ -7,7 +7,7 @@ owner; the samples of a replica whose payload does not come are its core's to co
 
 from __future__ import annotations
 
-from ...domain.hybrid import Label, Seat, StepPlan
+from ...domain.hybrid import ContributorId, GradientHeader, StepPlan
 
 
 def split(samples: int, parts: int) -> list[tuple[int, int]]:
@@ -18,23 +18,24 @@ def split(samples: int, parts: int) -> list[tuple[int, int]]:
     return list(zip([0, *ends], ends, strict=False))
 
 
-def contributors(plan: StepPlan, core: int) -> list[Seat]:
+def contributors(plan: StepPlan, core: int) -> list[ContributorId]:
     """Those whose gradients are added to this core."""
-    return [seat for seat in plan.counting if seat.core == core]
+    return [contributor for contributor in plan.counting if contributor.core == core]
 
 
 class GradientFilter:
     """What one core believes during one step.
 
     Args:
-        counting: its seats, with the number of samples that each one was given. Whoever else
+        counting: its contributors, with the number of samples that each one was given. Whoever else
             sends anything contributes nothing.
         size, dtype: of the gradient.
     """
 
-    def __init__(self, plan: StepPlan, counting: dict[Seat, int], size: int, dtype: str) -> None:
+    def __init__(self, plan: StepPlan, counting: dict[ContributorId, int], size: int, dtype: str
+                 ) -> None:
         self._plan, self._size, self._dtype, self._samples = plan, size, dtype, counting
-        self._given = {seat.replica: seat for seat in counting}
+        self._given = {contributor.replica: contributor for contributor in counting}
         self._open = dict.fromkeys(self._given)
 
     @property
@@ -43,25 +44,25 @@ class GradientFilter:
         return [n for n in self._open if self._samples[self._given[n]]]
 
     def expel(self, replica: int, generation: int) -> None:
-        """Nothing of this seat is added any more."""
-        seat = self._given.get(replica)
-        if seat is not None and seat.generation == generation:
+        """Nothing of this contributor is added any more."""
+        contributor = self._given.get(replica)
+        if contributor is not None and contributor.generation == generation:
             self._open.pop(replica, None)
 
-    def refusal(self, label: Label) -> str:
+    def refusal(self, header: GradientHeader) -> str:
         """Why this payload is not to be added, in one word; empty if it is, which holds once."""
-        plan, seat = self._plan, self._given.get(label.replica)
-        if seat is None:
+        plan, contributor = self._plan, self._given.get(header.replica)
+        if contributor is None:
             return "replica"
         for name, theirs, ours in (
-                ("generation", label.generation, seat.generation),
-                ("step", label.step, plan.step), ("epoch", label.epoch, plan.epoch),
-                ("version", label.version, plan.version), ("size", label.size, self._size),
-                ("dtype", label.dtype, self._dtype),
-                ("samples", label.samples, self._samples[seat])):
+                ("generation", header.generation, contributor.generation),
+                ("step", header.step, plan.step), ("epoch", header.epoch, plan.epoch),
+                ("version", header.version, plan.version), ("size", header.size, self._size),
+                ("dtype", header.dtype, self._dtype),
+                ("samples", header.samples, self._samples[contributor])):
             if theirs != ours:
                 return name
-        if label.replica not in self._open:
+        if header.replica not in self._open:
             return "again"
-        del self._open[label.replica]
+        del self._open[header.replica]
         return ""

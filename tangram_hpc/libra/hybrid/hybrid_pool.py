@@ -20,6 +20,7 @@ from ...domain.hybrid import (
     AnyFact,
     AnyOrder,
     Ask,
+    ContributorId,
     End,
     Expel,
     JoinCancelled,
@@ -29,7 +30,6 @@ from ...domain.hybrid import (
     MemberLost,
     MemberUp,
     Role,
-    Seat,
     Settled,
     Signal,
     StepBegins,
@@ -72,8 +72,8 @@ class _Replica:
     waits_for: dict[int, None] = field(default_factory=dict)
 
     @property
-    def seat(self) -> Seat:
-        return Seat(self.number, self.generation, self.core)
+    def contributor(self) -> ContributorId:
+        return ContributorId(self.number, self.generation, self.core)
 
 
 class HybridPool:
@@ -99,7 +99,7 @@ class HybridPool:
         self._replicas = [_Replica(n, gpus) for n, gpus in enumerate(self.replicas)]
         self._home = {gpu: replica for replica in self._replicas for gpu in replica.members}
         self._members = {gpu: _Member() for gpu in self._home}
-        self._counting: tuple[Seat, ...] = ()
+        self._counting: tuple[ContributorId, ...] = ()
         self._step, self.epoch, self.ignored = -1, 0, 0
         self._orders: list[AnyOrder] = []
 
@@ -307,10 +307,10 @@ class HybridPool:
                 self._to(replica, R.ACTIVE, 0)
                 replica.joined = True
                 self._order(Settled(replica.number, replica.generation, End.JOINED))
-        counting = tuple(r.seat for r in self._replicas if r.state is R.ACTIVE)
+        counting = tuple(r.contributor for r in self._replicas if r.state is R.ACTIVE)
         if counting != self._counting:
             self._counting, self.epoch = counting, self.epoch + 1
-        following = tuple(r.seat for r in self._replicas if r.state is R.ZERO_SYNC)
+        following = tuple(r.contributor for r in self._replicas if r.state is R.ZERO_SYNC)
         self._order(StepPlan(step, version, self.epoch, counting, following))
 
     def _follow_wish(self, now: int) -> None:

@@ -114,9 +114,9 @@ class HybridCore:
             elif begin < end:
                 total += compute(params, todo[begin:end])
         if self.coordinator is not None:
-            for seat in plan.counting:
-                if late[seat.replica]:
-                    self.coordinator.missed(seat.replica, f"no gradient of it came in step {step}")
+            for replica in (one.replica for one in plan.counting):
+                if late[replica]:
+                    self.coordinator.missed(replica, f"no gradient of it came in step {step}")
         return total, plan
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...domain.hybrid import Label, Seat, StepPlan
+from ...domain.hybrid import ContributorId, GradientHeader, StepPlan
 from ...errors import ProtocolError
 from ...protocol.frame import Buffer
 from ...protocol.lane import Enter, Gradient, Heard, Work
@@ -35,9 +35,9 @@ class _MemberLink:
     """A member's conversation; a thread of its own sends, so that a slow one delays nobody. Only
     the newest work waits. `zeros`: work that was sent without samples and is not answered yet."""
 
-    def __init__(self, link: BulkLink, seat: Seat) -> None:
-        self.link, self.seat = link, seat
-        self.zeros: dict[Label, None] = {}
+    def __init__(self, link: BulkLink, contributor: ContributorId) -> None:
+        self.link, self.id = link, contributor
+        self.zeros: dict[GradientHeader, None] = {}
         self._work: tuple[Work, tuple[Buffer, ...]] | None = None
         self._wake = threading.Condition()
         self._ended = False
@@ -60,8 +60,8 @@ class _MemberLink:
                 if self._ended or self._work is None:
                     return
                 (work, payload), self._work = self._work, None
-            if not work.label.samples:
-                self.zeros[work.label] = None
+            if not work.header.samples:
+                self.zeros[work.header] = None
             try:
                 self.link.send(work, *payload)
             except OSError:
@@ -114,18 +114,18 @@ class Lane:
         counting = contributors(plan, self._core)
         own, *others = split(len(samples), 1 + len(counting))
         given = dict(zip(counting, others, strict=True))
-        counts = {seat: end - begin for seat, (begin, end) in given.items()}
+        counts = {contributor: end - begin for contributor, (begin, end) in given.items()}
         wanted = GradientFilter(plan, counts, params.size, params.dtype.str)
         with self._lock:
             self._step = _Step(plan, params, wanted)
-            for seat in counting:
-                member = self._members.get(seat.replica)
-                if member is None or member.seat != seat:
-                    wanted.expel(seat.replica, seat.generation)
+            for contributor in counting:
+                member = self._members.get(contributor.replica)
+                if member is None or member.id != contributor:
+                    wanted.expel(contributor.replica, contributor.generation)
             for member in self._members.values():
-                begin, end = given.get(member.seat, (0, 0))
+                begin, end = given.get(member.id, (0, 0))
                 self._give(self._step, member, samples[begin:end])
-        return own, {seat.replica: range_ for seat, range_ in given.items()}
+        return own, {contributor.replica: range_ for contributor, range_ in given.items()}
 
     def collect(self, wait_s: float) -> dict[int, Vector]:
         """Waits for the gradients that were given out, `wait_s` at most; those that came, by
@@ -143,21 +143,22 @@ class Lane:
     # ---- the members' side ----
 
     def _give(self, step: _Step, member: _MemberLink, samples: list[Any]) -> None:
-        plan, seat = step.plan, member.seat
-        label = Label(seat.replica, seat.generation, plan.epoch, plan.step, plan.version,
-                      len(samples), step.params.size, step.params.dtype.str)
-        member.link.most = step.params.nbytes
-        member.give(Work(label), step.params.data, encode_value(samples))
+        plan, params = step.plan, step.params
+        header = GradientHeader(
+            member.id.replica, member.id.generation, plan.epoch, plan.step, plan.version,
+            len(samples), params.size, params.dtype.str)
+        member.link.most = params.nbytes
+        member.give(Work(header), params.data, encode_value(samples))
 
     def _serve(self, link: BulkLink) -> None:
         first = link.receive()
         if first is None or not isinstance(first[0], Enter):
             return
-        member = _MemberLink(link, Seat(first[0].replica, first[0].generation, self._core))
-        replica, generation = member.seat.replica, member.seat.generation
+        member = _MemberLink(link, ContributorId(first[0].replica, first[0].generation, self._core))
+        replica, generation = member.id.replica, member.id.generation
         with self._lock:
             known = self._members.get(replica)
-            if known is not None and known.seat.generation >= generation:
+            if known is not None and known.id.generation >= generation:
                 self.ignored["entrance"] += 1
                 member.end()
                 return
@@ -182,27 +183,27 @@ class Lane:
             message, payload = got
             if not isinstance(message, Gradient):
                 raise ProtocolError("not a gradient")
-            member.link.send(Heard(message.label, self._take(member, message.label, payload)))
+            member.link.send(Heard(message.header, self._take(member, message.header, payload)))
 
-    def _take(self, member: _MemberLink, label: Label, payload: bytearray) -> str:
-        size = label.size * np.dtype(label.dtype).itemsize if _is_float(label.dtype) else -1
+    def _take(self, member: _MemberLink, header: GradientHeader, payload: bytearray) -> str:
+        size = header.size * np.dtype(header.dtype).itemsize if _is_float(header.dtype) else -1
         with self._lock:
             step = self._step
-            if label in member.zeros and len(payload) == size:
-                del member.zeros[label]  # adds nothing, in its step or after; but the channel works
+            if header in member.zeros and len(payload) == size:
+                del member.zeros[header]  # adds nothing, in its step or after; the channel works
                 return ""
-            if (label.replica, label.generation) != (member.seat.replica, member.seat.generation):
+            if (header.replica, header.generation) != (member.id.replica, member.id.generation):
                 refusal = "seat"
             elif step is None:
                 refusal = "step"
             elif len(payload) != size:
                 refusal = "size"
             else:
-                refusal = step.filter.refusal(label)
+                refusal = step.filter.refusal(header)
             if refusal or step is None:
                 self.ignored[refusal] += 1
                 return refusal
-            step.taken[label.replica] = np.frombuffer(payload, step.params.dtype)
+            step.taken[header.replica] = np.frombuffer(payload, step.params.dtype)
             self.added += 1
             self._lock.notify_all()
             return ""

@@ -185,26 +185,26 @@ class _ChannelThread:
         if not self._fetched:
             self._fetched = True
             self._member.done(self._order, R.FETCHING_STATE)
-        if not work.label.samples:
+        if not work.header.samples:
             with self._lock:
                 if not self._follows:
                     self._unanswered = work
                     return
             self._answer_zero(work)
             return
-        label = work.label
-        dtype = np.dtype(label.dtype)
-        params = np.frombuffer(payload, dtype, label.size)
-        samples = decode_value(memoryview(payload)[label.size * dtype.itemsize :])
+        header = work.header
+        dtype = np.dtype(header.dtype)
+        params = np.frombuffer(payload, dtype, header.size)
+        samples = decode_value(memoryview(payload)[header.size * dtype.itemsize :])
         gradient = self._member.gradient(params, samples)
-        self._link.send(Gradient(label), np.ascontiguousarray(gradient, dtype).data)
+        self._link.send(Gradient(header), np.ascontiguousarray(gradient, dtype).data)
 
     def _answer_zero(self, work: Work) -> None:
-        label = work.label
-        self._link.send(Gradient(label), np.zeros(label.size, np.dtype(label.dtype)).data)
+        header = work.header
+        self._link.send(Gradient(header), np.zeros(header.size, np.dtype(header.dtype)).data)
 
     def _heard(self, heard: Heard) -> None:
-        if not heard.refusal and not heard.label.samples and not self._synced:
+        if not heard.refusal and not heard.header.samples and not self._synced:
             self._synced = True
             self._member.done(self._order, R.ZERO_SYNC)
 

@@ -197,7 +197,7 @@ class Lending:
             if isinstance(order, Ask):
                 self._asked(now, order)
             elif isinstance(order, StepPlan):
-                nodes = [self._pool.replicas[seat.replica][0] for seat in order.counting]
+                nodes = [self._pool.replicas[one.replica][0] for one in order.counting]
                 self._counting = {node: self._life[node] for node in nodes}
             assert not isinstance(order, Kill), "the scenario's pauses are longer than is waited"
 
