@@ -172,7 +172,7 @@ class StepPlan(Order, frozen=True, tag="step-plan"):
     following: tuple[ContributorId, ...] = ()
 
 
-class Expel(Order, frozen=True, tag="expel"):
+class EvictReplica(Order, frozen=True, tag="expel"):
     """Nothing of this replica is to be waited for or added any more, in the running step too."""
 
     replica: int
@@ -188,7 +188,7 @@ class Kill(Order, frozen=True, tag="kill"):
     reason: str
 
 
-class Settled(Order, frozen=True, tag="settled"):
+class JoinEnded(Order, frozen=True, tag="settled"):
     """News, nothing to do: what became of a join."""
 
     replica: int
@@ -197,7 +197,7 @@ class Settled(Order, frozen=True, tag="settled"):
     reason: str = ""
 
 
-AnyOrder = Union[Ask, StepPlan, Expel, Kill, Settled]  # noqa: UP007
+AnyOrder = Union[Ask, StepPlan, EvictReplica, Kill, JoinEnded]  # noqa: UP007
 
 
 # ---- the channel

@@ -40,12 +40,12 @@ def test_what_was_computed_under_another_plan_is_told_apart(field: str, value: A
     assert it.refusal(GOOD) == ""  # and has spoilt nothing
 
 
-def test_of_one_who_was_expelled_nothing_is_added() -> None:
+def test_of_one_who_was_evicted_nothing_is_added() -> None:
     it = gradient_filter()
-    it.expel(0, 2)  # another generation
+    it.evict(0, 2)  # another generation
     assert it.missing == [0, 2]
-    it.expel(0, 3)
-    it.expel(77, 1)
+    it.evict(0, 3)
+    it.evict(77, 1)
     assert it.missing == [2] and it.refusal(GOOD) == "again"
 
 

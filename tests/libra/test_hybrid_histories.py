@@ -30,15 +30,15 @@ from tangram_hpc.domain.hybrid import (
     AnyOrder,
     Ask,
     End,
-    Expel,
+    EvictReplica,
     JoinCancelled,
+    JoinEnded,
     Kill,
     MemberDone,
     MemberFailed,
     MemberLost,
     MemberUp,
     Role,
-    Settled,
     Signal,
     StepBegins,
     StepPlan,
@@ -57,7 +57,7 @@ class Witness:
         self.ends: dict[tuple[int, int], list[End]] = {}
         self.asked: dict[tuple[int, int], None] = {}
         self.plan: StepPlan | None = None
-        self.expelled: set[tuple[int, int]] = set()
+        self.evicted: set[tuple[int, int]] = set()
 
     def see(self, orders: list[AnyOrder]) -> None:
         for order in orders:
@@ -67,9 +67,9 @@ class Witness:
                     self.asked[(n, generation)] = None
                 case Kill(member=member):
                     assert member in HYBRID
-                case Expel(replica=n, generation=generation):
-                    self.expelled.add((n, generation))
-                case Settled(replica=n, generation=generation, end=end):
+                case EvictReplica(replica=n, generation=generation):
+                    self.evicted.add((n, generation))
+                case JoinEnded(replica=n, generation=generation, end=end):
                     self.ends.setdefault((n, generation), []).append(end)
                 case StepPlan():
                     self.plan_of(order)
@@ -86,7 +86,7 @@ class Witness:
         for contributor in (*plan.counting, *plan.following):
             assert contributor.generation == self.pool.generation(contributor.replica)
             key = (contributor.replica, contributor.generation)
-            assert key not in self.expelled  # never one of the dead
+            assert key not in self.evicted  # never one of the dead
 
     def state(self) -> None:
         roles = self.pool.roles()

@@ -12,15 +12,15 @@ from tangram_hpc.domain.hybrid import (
     Ask,
     ContributorId,
     End,
-    Expel,
+    EvictReplica,
     JoinCancelled,
+    JoinEnded,
     Kill,
     MemberDone,
     MemberFailed,
     MemberLost,
     MemberUp,
     Role,
-    Settled,
     Signal,
     StepBegins,
     StepPlan,
@@ -53,7 +53,7 @@ def test_a_replica_joins_as_a_whole_and_goes_back() -> None:
     assert rig.pool.roles()[7] is Role.HYBRID_JOINING
     rig.done(0, R.RETURNING)
     assert rig.pool.roles()[7] is Role.HYBRID_ROLLOUT
-    told = [order.end for order in rig.orders if isinstance(order, Settled)]
+    told = [order.end for order in rig.orders if isinstance(order, JoinEnded)]
     assert told == [End.JOINED, End.LEFT]
     assert rig.pool.core_training == CORE
 
@@ -87,12 +87,12 @@ def test_whatever_goes_wrong_brings_all_of_it_back(state: R, how: str) -> None:
             "cancelled": lambda: rig.tell(JoinCancelled(0, 1))}[how]()
     assert rig.pool.state(0) is R.RETURNING
     counted = state not in (R.REQUESTED, R.FETCHING_STATE)
-    assert any(isinstance(order, Expel) for order in rig.orders) == counted
+    assert any(isinstance(order, EvictReplica) for order in rig.orders) == counted
     asked = [o.member for o in told if isinstance(o, Ask)]
     if not (how == "cancelled" and state in (R.ACTIVE, R.LEAVING)):
         assert asked == ([6] if how == "lost" else [6, 7])
     rig.done(0, R.RETURNING)
-    last = next(o for o in reversed(rig.orders) if isinstance(o, Settled))
+    last = next(o for o in reversed(rig.orders) if isinstance(o, JoinEnded))
     if how == "lost":
         assert last.end is End.LOST and rig.pool.state(0) is R.LOST
         assert (rig.pool.roles()[6], rig.pool.roles()[7]) == (Role.HYBRID_ROLLOUT, Role.LOST)
@@ -114,7 +114,7 @@ def test_one_that_does_not_come_back_is_ended_and_told_lost() -> None:
     assert rig.tick(179) == []
     told = rig.tick(1)
     assert told[0] == Kill(7, 0, "did not come back in time")
-    assert told[1] == Settled(0, 1, End.LOST, "REQUESTED timed out waiting for 6, 7")
+    assert told[1] == JoinEnded(0, 1, End.LOST, "REQUESTED timed out waiting for 6, 7")
     assert rig.pool.roles()[7] is Role.LOST
 
 
@@ -168,7 +168,7 @@ def test_one_that_was_cancelled_leaves_even_if_it_is_wanted() -> None:
     assert rig.pool.state(0) is R.REQUESTED and rig.pool.generation(0) == 2
     rig.tell(MemberFailed(6, 0, 2, "no"))
     rig.done(0, R.RETURNING)
-    told = [(o.generation, o.end) for o in rig.orders if isinstance(o, Settled)]
+    told = [(o.generation, o.end) for o in rig.orders if isinstance(o, JoinEnded)]
     assert told == [(1, End.JOINED), (1, End.LEFT), (2, End.ROLLED_BACK)]
 
 

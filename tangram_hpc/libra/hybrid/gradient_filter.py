@@ -40,10 +40,10 @@ class GradientFilter:
 
     @property
     def missing(self) -> list[int]:
-        """Replicas that were given samples and have not answered, nor been expelled."""
+        """Replicas that were given samples and have not answered, nor been evicted."""
         return [n for n in self._open if self._samples[self._given[n]]]
 
-    def expel(self, replica: int, generation: int) -> None:
+    def evict(self, replica: int, generation: int) -> None:
         """Nothing of this contributor is added any more."""
         contributor = self._given.get(replica)
         if contributor is not None and contributor.generation == generation:

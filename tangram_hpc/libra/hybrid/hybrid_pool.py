@@ -3,9 +3,9 @@ replica and go back (Libra, arXiv 2606.03077, elastic hybrid pool).
 
 Law: facts in, orders out, `now` handed in (ns). A replica moves as a whole and only when all of its
 members have said so; whatever fails, ends too late or is cancelled brings the whole replica back to
-rollout. It begins and ceases to count between two steps; only `Expel` ends it sooner. What is of
-another generation, stage or life than is asked for changes nothing. The core is given once: no
-order ever names one of its GPUs.
+rollout. It begins and ceases to count between two steps; only `EvictReplica` ends it sooner. What
+is of another generation, stage or life than is asked for changes nothing. The core is given once:
+no order ever names one of its GPUs.
 
 Waiting for the members' word at REQUESTED and RETURNING is what keeps a GPU in one role: it leaves
 rollout when its server says so, and serves again when its trainer says so or is dead.
@@ -22,15 +22,15 @@ from ...domain.hybrid import (
     Ask,
     ContributorId,
     End,
-    Expel,
+    EvictReplica,
     JoinCancelled,
+    JoinEnded,
     Kill,
     MemberDone,
     MemberFailed,
     MemberLost,
     MemberUp,
     Role,
-    Settled,
     Signal,
     StepBegins,
     StepPlan,
@@ -257,7 +257,7 @@ class HybridPool:
 
     def _return(self, replica: _Replica, reason: str, now: int) -> None:
         if replica.state is not R.REQUESTED and replica.state is not R.FETCHING_STATE:
-            self._order(Expel(replica.number, replica.generation, reason))
+            self._order(EvictReplica(replica.number, replica.generation, reason))
         replica.reason = reason
         self._to(replica, R.RETURNING, now + self._rules.stage_timeout_ns)
         self._ask(replica)
@@ -270,7 +270,7 @@ class HybridPool:
         whole = all(self._members[m].alive for m in replica.members)
         self._to(replica, R.ROLLOUT if whole else R.LOST, 0)
         end = End.LOST if not whole else End.LEFT if replica.joined else End.ROLLED_BACK
-        self._order(Settled(replica.number, replica.generation, end, replica.reason))
+        self._order(JoinEnded(replica.number, replica.generation, end, replica.reason))
         replica.joined, replica.reason = False, ""
         self._follow_wish(now)
 
@@ -306,7 +306,7 @@ class HybridPool:
             elif replica.state is R.ACTIVATING:
                 self._to(replica, R.ACTIVE, 0)
                 replica.joined = True
-                self._order(Settled(replica.number, replica.generation, End.JOINED))
+                self._order(JoinEnded(replica.number, replica.generation, End.JOINED))
         counting = tuple(r.contributor for r in self._replicas if r.state is R.ACTIVE)
         if counting != self._counting:
             self._counting, self.epoch = counting, self.epoch + 1

@@ -21,14 +21,14 @@ from ...domain.hybrid import (
     AnyFact,
     AnyOrder,
     Ask,
-    Expel,
+    EvictReplica,
+    JoinEnded,
     Kill,
     MemberFailed,
     MemberLost,
     MemberUp,
     ReplicaState,
     Role,
-    Settled,
     Signal,
     StepBegins,
     StepPlan,
@@ -111,7 +111,7 @@ class Coordinator:
         self._place = {gpu: (n, at) for n, gpus in enumerate(pool.replicas)
                        for at, gpu in enumerate(gpus)}
         self._stop = threading.Event()
-        self.news: list[Settled] = []
+        self.news: list[JoinEnded] = []
         self._listener = BulkListener(host, key, job, self._serve)
         self.address = self._listener.address
         threading.Thread(target=self._watch, name="coordinator-clock", daemon=True).start()
@@ -185,9 +185,9 @@ class Coordinator:
                         self._liveness.forget(member)
                         known[1].end()
                     self._on_kill(member, life)
-                case Settled():
+                case JoinEnded():
                     self.news.append(order)
-                case Expel() | StepPlan():
+                case EvictReplica() | StepPlan():
                     pass  # its core sees its channel close; the plan goes to who asked for it
 
     def _serve(self, link: BulkLink) -> None:

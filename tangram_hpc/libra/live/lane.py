@@ -121,7 +121,7 @@ class Lane:
             for contributor in counting:
                 member = self._members.get(contributor.replica)
                 if member is None or member.id != contributor:
-                    wanted.expel(contributor.replica, contributor.generation)
+                    wanted.evict(contributor.replica, contributor.generation)
             for member in self._members.values():
                 begin, end = given.get(member.id, (0, 0))
                 self._give(self._step, member, samples[begin:end])
@@ -175,7 +175,7 @@ class Lane:
                 if self._members.get(replica) is member:
                     del self._members[replica]
                     if self._step is not None:
-                        self._step.filter.expel(replica, generation)
+                        self._step.filter.evict(replica, generation)
                         self._lock.notify_all()
 
     def _listen(self, member: _MemberLink) -> None:
