@@ -140,7 +140,7 @@ class Director:
         self._core.coordinator.signal(Signal(self.version, step, *ratio, planned=planned))
 
     def count(self, end: str) -> int:
-        return sum(news.end.value == end for news in self._core.coordinator.news)
+        return sum(news.end.value == end for news in self._core.coordinator.ended_joins)
 
     def over(self, step: int) -> bool:
         """Before a step; True when enough has been seen."""
@@ -238,7 +238,7 @@ def core(told: dict[str, Any]) -> None:
     rules = PoolRules(cooldown_steps=0, retry_steps=0, ttl_steps=10**6,
                       stage_timeout_ns=round(told["stage_s"] * 1e9))
     pool = HybridCore(world, told["access"], cores, [], told["replicas"], rules=rules,
-                      patience_s=told["patience_s"], on_news=news, on_kill=on_kill)
+                      patience_s=told["patience_s"], on_order=news, on_kill=on_kill)
     if world.rank == 0:
         director = Director(told, pool)
     client = borrow(told, pool) if world.rank == 0 and told.get("cluster") else None
@@ -272,7 +272,7 @@ def core(told: dict[str, Any]) -> None:
     if director is not None:
         assert pool.coordinator is not None
         told_ends = [[n.replica, n.generation, n.end.value, n.reason]
-                     for n in pool.coordinator.news]
+                     for n in pool.coordinator.ended_joins]
         Path(told["out"]).write_text(json.dumps(
             {"steps": step, "ranks": every, "news": told_ends, "epochs": len(epochs),
              "counted": counted, "killed": director.killed, "states": director.trace[-1],

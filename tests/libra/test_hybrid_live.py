@@ -382,7 +382,7 @@ def test_a_member_gets_orders_and_is_lost_with_its_conversation(coordinator: Coo
     assert told.order.stage is R.FETCHING_STATE and told.channel == ("tcp:nowhere:1",)
     one.link.close()
     becomes(coordinator, Role.LOST)
-    assert coordinator.states() == [R.LOST, R.LOST] and coordinator.news[-1].end is End.LOST
+    assert coordinator.states() == [R.LOST, R.LOST] and coordinator.ended_joins[-1].end is End.LOST
 
 
 def test_a_newer_life_takes_an_older_one_s_place_and_not_the_other_way(
@@ -494,9 +494,9 @@ def ended(coordinator: Coordinator, end: End) -> str:
     """Waits until the first join has ended so; why."""
     nap = threading.Event()
     for _ in range(3000):
-        if coordinator.news:
-            assert coordinator.news[0].end is end
-            return coordinator.news[0].reason
+        if coordinator.ended_joins:
+            assert coordinator.ended_joins[0].end is end
+            return coordinator.ended_joins[0].reason
         nap.wait(0.01)
     raise AssertionError(coordinator.states())
 

@@ -133,7 +133,7 @@ class Trainer:
     def close(self) -> dict[str, Any]:
         """Ends it in order; what the pool did."""
         coordinator, channel = self._core.coordinator, self._core.channel
-        ended = coordinator.news if coordinator else []
+        ended = coordinator.ended_joins if coordinator else []
         news = [[n.generation, n.end.value, n.reason] for n in ended]
         told = {"news": news, "added": channel.added, "ignored": dict(channel.ignored),
                 "plan": self._planned.log if self._planned else []}

@@ -94,15 +94,15 @@ class Coordinator:
         host, key, job: where it listens for members, and what they prove.
         silence_s: a member that says nothing for so long is lost.
         on_kill: told of a member's life that has to be ended; its conversation is closed anyway.
-        on_news: told of every order, for logs and figures; called under the lock.
+        on_order: told of every order, for logs and figures; called under the lock.
     """
 
     def __init__(self, pool: HybridPool, clock: Clock, channels: list[list[str]], host: str,
                  key: bytes, job: str, *, silence_s: float = 30.0,
                  on_kill: Callable[[int, int], None] = lambda member, life: None,
-                 on_news: Callable[[AnyOrder], None] = lambda order: None) -> None:
+                 on_order: Callable[[AnyOrder], None] = lambda order: None) -> None:
         self._pool, self._clock, self._channels = pool, clock, channels
-        self._on_kill, self._on_news = on_kill, on_news
+        self._on_kill, self._on_news = on_kill, on_order
         self._lock = threading.RLock()
         self._ports: dict[int, tuple[int, Port]] = {}
         self._liveness = Liveness(round(silence_s * 1e9))
@@ -111,7 +111,7 @@ class Coordinator:
         self._place = {gpu: (n, at) for n, gpus in enumerate(pool.replicas)
                        for at, gpu in enumerate(gpus)}
         self._stop = threading.Event()
-        self.news: list[JoinEnded] = []
+        self.ended_joins: list[JoinEnded] = []
         self._listener = BulkListener(host, key, job, self._serve)
         self.address = self._listener.address
         threading.Thread(target=self._watch, name="coordinator-clock", daemon=True).start()
@@ -137,6 +137,11 @@ class Coordinator:
                     life = self._ports[member][0]
                     self.fact(MemberFailed(member, life, self._pool.generation(replica), why))
                     return
+
+    @property
+    def news(self) -> list[JoinEnded]:
+        """Old name of `ended_joins`, kept for one release."""
+        return self.ended_joins
 
     def roles(self) -> dict[int, Role]:
         """Whose each GPU is, now."""
@@ -186,7 +191,7 @@ class Coordinator:
                         known[1].end()
                     self._on_kill(member, life)
                 case JoinEnded():
-                    self.news.append(order)
+                    self.ended_joins.append(order)
                 case EvictReplica() | StepPlan():
                     pass  # its core sees its channel close; the plan goes to who asked for it
 

@@ -44,7 +44,8 @@ class HybridCore:
         host: the address of the interface on which coordinator and channels listen; members must
         reach it.
         patience_s: how long a step waits for a gradient after this rank has computed its own.
-        on_kill, on_news: see `Coordinator`; on rank 0.
+        on_kill, on_order: see `Coordinator`; on rank 0.
+        on_news: the old name of `on_order`, kept for one release.
     """
 
     def __init__(self, comm: Any, access: str | Path, core_training: Sequence[Sequence[int]],
@@ -52,7 +53,8 @@ class HybridCore:
                  rules: PoolRules | None = None, host: str = "127.0.0.1",
                  patience_s: float = 60.0, silence_s: float = 30.0,
                  on_kill: Callable[[int, int], None] = lambda member, life: None,
-                 on_news: Callable[[AnyOrder], None] = lambda order: None) -> None:
+                 on_order: Callable[[AnyOrder], None] = lambda order: None,
+                 on_news: Callable[[AnyOrder], None] | None = None) -> None:
         width = len(core_training[0]) if core_training else 1
         if comm.size != len(core_training) * width:
             raise InvalidInput(f"core_training: {len(core_training)} cores of {width} GPUs are not "
@@ -72,7 +74,7 @@ class HybridCore:
             by_core = [channels[n : n + width] for n in range(0, comm.size, width)]
             self.coordinator = Coordinator(
                 pool, SystemClock(), by_core, host, key, job, silence_s=silence_s,
-                on_kill=on_kill, on_news=on_news)
+                on_kill=on_kill, on_order=on_news or on_order)
             write_access(self._access, Access(job, (self.coordinator.address,), key, "", host,
                                               os.getpid()))
 
