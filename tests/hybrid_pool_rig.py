@@ -86,7 +86,7 @@ class Rig:
 
 def picture(pool: HybridPool) -> str:
     return repr((pool._replicas, pool._members, pool._counting, pool._step, pool.epoch,
-                 pool._wish.wanted, pool._wish._signal))
+                 pool._target.wanted, pool._target._signal))
 
 
 def stale(pool: HybridPool, fact: AnyFact) -> bool:
@@ -94,7 +94,7 @@ def stale(pool: HybridPool, fact: AnyFact) -> bool:
     if isinstance(fact, StepBegins):
         return fact.step <= pool._step
     if isinstance(fact, Signal):
-        last = pool._wish._signal
+        last = pool._target._signal
         return last is not None and fact.version <= last.version
     if isinstance(fact, JoinCancelled):
         return not 0 <= fact.replica < 3 or fact.generation != pool.generation(fact.replica)

@@ -28,7 +28,7 @@ from tangram_hpc.domain.hybrid import (
 from tangram_hpc.domain.hybrid import ReplicaState as R
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.libra.hybrid.hybrid_pool import HybridPool
-from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules, Wish
+from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules, ReplicaTarget
 
 # one way in and out
 
@@ -207,11 +207,11 @@ def test_a_stale_word_changes_nothing_in_any_state(state: R) -> None:
 
 
 def wanted(*signals: tuple[int, Signal], spare: int = 3, **rules: Any) -> list[int]:
-    wish = Wish(PoolRules(**rules))
+    target = ReplicaTarget(PoolRules(**rules))
     told = []
     for step, signal in signals:
-        wish.hear(signal)
-        told.append(wish.settle(step, spare))
+        target.update(signal)
+        told.append(target.settle(step, spare))
     return told
 
 

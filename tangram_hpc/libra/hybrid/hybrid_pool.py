@@ -38,7 +38,7 @@ from ...domain.hybrid import (
 from ...domain.hybrid import ReplicaState as R
 from ...errors import InvalidInput
 from ...scheduler.state.transitions import REPLICA_MOVES, move
-from .hybrid_signal import PoolRules, Wish
+from .hybrid_signal import PoolRules, ReplicaTarget
 
 # what members are asked to do, and what follows when all have done it
 _NEXT = {R.REQUESTED: R.FETCHING_STATE, R.FETCHING_STATE: R.ZERO_SYNC, R.ZERO_SYNC: R.ACTIVATING}
@@ -91,7 +91,7 @@ class HybridPool:
 
     def __init__(self, rules: PoolRules, core_training: Sequence[Sequence[int]],
                  core_rollout: Sequence[int], replicas: Sequence[Sequence[int]]) -> None:
-        self._rules, self._wish = rules, Wish(rules)
+        self._rules, self._target = rules, ReplicaTarget(rules)
         self.core_training = tuple(tuple(gpus) for gpus in core_training)
         self.core_rollout = tuple(core_rollout)
         self.replicas = tuple(tuple(gpus) for gpus in replicas)
@@ -154,9 +154,9 @@ class HybridPool:
                 if known:
                     self._begin(step, version, now)
             case Signal():
-                known = self._wish.hear(fact)
+                known = self._target.update(fact)
                 if known:
-                    self._follow_wish(now)
+                    self._follow_target(now)
         self.ignored += not known
         return self._taken()
 
@@ -191,7 +191,7 @@ class HybridPool:
         replica = self._home[number]
         if replica.state is R.LOST and all(self._members[m].alive for m in replica.members):
             self._to(replica, R.ROLLOUT, 0)
-            self._follow_wish(now)
+            self._follow_target(now)
         return True
 
     def _lose(self, number: int, reason: str, now: int) -> None:
@@ -272,7 +272,7 @@ class HybridPool:
         end = End.LOST if not whole else End.LEFT if replica.joined else End.ROLLED_BACK
         self._order(JoinEnded(replica.number, replica.generation, end, replica.reason))
         replica.joined, replica.reason = False, ""
-        self._follow_wish(now)
+        self._follow_target(now)
 
     def _cancel(self, number: int, generation: int, reason: str, now: int) -> bool:
         replica = self._replicas[number] if 0 <= number < len(self._replicas) else None
@@ -292,14 +292,14 @@ class HybridPool:
         replica.reason = reason
         self._to(replica, R.LEAVING, now + self._rules.boundary_timeout_ns)
 
-    # ---- steps and wishes ----
+    # ---- steps and the target ----
 
     def _begin(self, step: int, version: int, now: int) -> None:
         self._step = step
         for replica in self._replicas:
             if replica.state is R.LEAVING:  # whatever is wanted from here on
                 self._return(replica, replica.reason, now)
-        self._follow_wish(now)
+        self._follow_target(now)
         for replica in self._replicas:
             if replica.state is R.LEAVING:  # it counted until here, and no longer
                 self._return(replica, replica.reason, now)
@@ -313,9 +313,9 @@ class HybridPool:
         following = tuple(r.contributor for r in self._replicas if r.state is R.ZERO_SYNC)
         self._order(StepPlan(step, version, self.epoch, counting, following))
 
-    def _follow_wish(self, now: int) -> None:
+    def _follow_target(self, now: int) -> None:
         """Asks replicas to join, or has them go, until as many are in training as are wanted."""
-        wanted = self._wish.settle(self._step, self._spare())
+        wanted = self._target.settle(self._step, self._spare())
         inside = [r for r in self._replicas if r.state in _JOINING or r.state is R.ACTIVE]
         for replica in self._replicas:  # those who were about to leave cost nothing to keep
             if (len(inside) < wanted and replica.state is R.LEAVING

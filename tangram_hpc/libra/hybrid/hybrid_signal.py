@@ -55,7 +55,7 @@ class PoolRules:
                                f"({self.leave_permille}), or replicas would come and go each step")
 
 
-class Wish:
+class ReplicaTarget:
     """How many replicas are wanted in training; O(1) a question."""
 
     __slots__ = ("_changed_at", "_rules", "_signal", "wanted")
@@ -66,7 +66,7 @@ class Wish:
         self._changed_at = -(1 << 62)
         self.wanted = 0
 
-    def hear(self, signal: Signal) -> bool:
+    def update(self, signal: Signal) -> bool:
         """A signal came; False if it is not newer than the last, which then stands."""
         if self._signal is not None and signal.version <= self._signal.version:
             return False
