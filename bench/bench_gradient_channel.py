@@ -21,7 +21,7 @@ import numpy as np
 
 from tangram_hpc.domain.hybrid import ContributorId, StepPlan
 from tangram_hpc.libra.live.lane import Lane
-from tangram_hpc.protocol.lane import PAYLOAD_MAX, Enter, Gradient, Work
+from tangram_hpc.protocol.lane import PAYLOAD_MAX, Gradient, JoinMessage, Work
 from tangram_hpc.transport.socket.lane import dial_bulk
 
 JOB = "bench"
@@ -32,7 +32,7 @@ def member() -> None:
     key, address, port = sys.stdin.readline().split()
     link = dial_bulk((address,), bytes.fromhex(key), JOB)
     link.most = PAYLOAD_MAX
-    link.send(Enter(0, 1))
+    link.send(JoinMessage(0, 1))
     with socket.create_connection(("127.0.0.1", int(port))) as bare:
         while (got := link.receive()) is not None:
             message, payload = got

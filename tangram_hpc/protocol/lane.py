@@ -46,13 +46,13 @@ class Told(MemberMessage, frozen=True, tag="told"):
     channel: tuple[str, ...]
 
 
-class Word(MemberMessage, frozen=True, tag="word"):
+class MemberReport(MemberMessage, frozen=True, tag="word"):
     """Member to coordinator: a fact about itself."""
 
     fact: Union[MemberDone, MemberFailed]  # noqa: UP007
 
 
-class Enter(MemberMessage, frozen=True, tag="enter"):
+class JoinMessage(MemberMessage, frozen=True, tag="enter"):
     """Member to channel, first: whose gradients will come this way."""
 
     replica: int
@@ -73,14 +73,15 @@ class Gradient(MemberMessage, frozen=True, tag="gradient"):
     header: GradientHeader
 
 
-class Heard(MemberMessage, frozen=True, tag="heard"):
+class GradientReceipt(MemberMessage, frozen=True, tag="heard"):
     """Lane to member: what became of a gradient; empty: it was taken."""
 
     header: GradientHeader
     refusal: str
 
 
-AnyMemberMessage = Union[Hello, Alive, Told, Word, Enter, Work, Gradient, Heard]  # noqa: UP007
+AnyMemberMessage = Union[Hello, Alive, Told, MemberReport, JoinMessage, Work,  # noqa: UP007
+                         Gradient, GradientReceipt]
 _encoder = msgspec.msgpack.Encoder()
 _read = reader(AnyMemberMessage)
 _read_plan = reader(StepPlan)

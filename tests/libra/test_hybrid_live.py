@@ -44,7 +44,17 @@ from tangram_hpc.libra.live.coordinator import Coordinator
 from tangram_hpc.libra.live.core import HybridCore
 from tangram_hpc.libra.live.lane import Lane
 from tangram_hpc.libra.live.lend import lend
-from tangram_hpc.protocol.lane import HEAD, Alive, Enter, Gradient, Heard, Hello, Told, Word, Work
+from tangram_hpc.protocol.lane import (
+    HEAD,
+    Alive,
+    Gradient,
+    GradientReceipt,
+    Hello,
+    JoinMessage,
+    MemberReport,
+    Told,
+    Work,
+)
 from tangram_hpc.protocol.value import decode_value
 from tangram_hpc.transport.socket.lane import BulkLink, dial_bulk
 
@@ -207,7 +217,7 @@ class MemberEnd:
     def __init__(self, channel: Lane, replica: int, generation: int) -> None:
         self.link: BulkLink = dial_bulk((channel.address,), KEY, JOB)
         self.link.most = 1 << 30
-        self.link.send(Enter(replica, generation))
+        self.link.send(JoinMessage(replica, generation))
 
     def work(self) -> tuple[GradientHeader, np.ndarray, list[Any]]:
         got = self.link.receive()
@@ -219,7 +229,7 @@ class MemberEnd:
     def say(self, header: GradientHeader, payload: np.ndarray) -> str:
         self.link.send(Gradient(header), payload.data)
         while (got := self.link.receive()) is not None:
-            if isinstance(got[0], Heard):
+            if isinstance(got[0], GradientReceipt):
                 assert got[0].header == header
                 return got[0].refusal
         return "the end"
@@ -344,7 +354,7 @@ class AtCoordinator:
         self.link.send(Hello(member, life))
 
     def say(self, fact: Any) -> None:
-        self.link.send(Word(fact))
+        self.link.send(MemberReport(fact))
 
     def order(self) -> Told:
         got = self.link.receive()

@@ -577,7 +577,7 @@ def test_what_a_runner_of_a_service_reads_and_says(harm: Any) -> None:
 
 @HARMS
 def test_what_a_member_or_its_core_reads(harm: Any) -> None:
-    body = harm(msgspec.msgpack.encode(lane.Heard(_header(), WORD.decode())))
+    body = harm(msgspec.msgpack.encode(lane.GradientReceipt(_header(), WORD.decode())))
     here, there = socket.socketpair()
     with here, there:
         there.sendall(lane.HEAD.pack(len(body), 0) + body)

@@ -35,7 +35,7 @@ from ...domain.hybrid import (
 )
 from ...errors import ProtocolError
 from ...ports import Clock
-from ...protocol.lane import Alive, Hello, Told, Word
+from ...protocol.lane import Alive, Hello, MemberReport, Told
 from ...protocol.liveness import Liveness, Stalls
 from ...transport.socket.lane import BulkLink, BulkListener
 from ..hybrid.hybrid_pool import HybridPool
@@ -232,8 +232,8 @@ class Coordinator:
             message = got[0]
             if isinstance(message, Alive):
                 continue
-            if not isinstance(message, Word):
-                raise ProtocolError("not a word that a member may say")
+            if not isinstance(message, MemberReport):
+                raise ProtocolError("not a message that a member may send")
             if (message.fact.member, message.fact.life) != (member, life):
                 raise ProtocolError(f"member {member} speaks for {message.fact.member}")
             self.fact(message.fact)

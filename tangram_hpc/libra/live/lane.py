@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...domain.hybrid import ContributorId, GradientHeader, StepPlan
 from ...errors import ProtocolError
 from ...protocol.frame import Buffer
-from ...protocol.lane import Enter, Gradient, Heard, Work
+from ...protocol.lane import Gradient, GradientReceipt, JoinMessage, Work
 from ...protocol.liveness import Patience
 from ...protocol.value import encode_value
 from ...transport.socket.lane import BulkLink, BulkListener
@@ -152,7 +152,7 @@ class Lane:
 
     def _serve(self, link: BulkLink) -> None:
         first = link.receive()
-        if first is None or not isinstance(first[0], Enter):
+        if first is None or not isinstance(first[0], JoinMessage):
             return
         member = _MemberLink(link, ContributorId(first[0].replica, first[0].generation, self._core))
         replica, generation = member.id.replica, member.id.generation
@@ -183,7 +183,8 @@ class Lane:
             message, payload = got
             if not isinstance(message, Gradient):
                 raise ProtocolError("not a gradient")
-            member.link.send(Heard(message.header, self._take(member, message.header, payload)))
+            refusal = self._take(member, message.header, payload)
+            member.link.send(GradientReceipt(message.header, refusal))
 
     def _take(self, member: _MemberLink, header: GradientHeader, payload: bytearray) -> str:
         size = header.size * np.dtype(header.dtype).itemsize if _is_float(header.dtype) else -1

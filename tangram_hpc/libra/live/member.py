@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 from ...domain.hybrid import Ask, MemberDone, MemberFailed
 from ...domain.hybrid import ReplicaState as R
 from ...errors import ProtocolError, TangramError
-from ...protocol.lane import PAYLOAD_MAX, Alive, Enter, Gradient, Heard, Hello, Told, Word, Work
+from ...protocol.lane import (
+    PAYLOAD_MAX,
+    Alive,
+    Gradient,
+    GradientReceipt,
+    Hello,
+    JoinMessage,
+    MemberReport,
+    Told,
+    Work,
+)
 from ...protocol.value import decode_value
 from ...storage.access import Access
 from ...transport.socket.lane import BulkLink, dial_bulk
@@ -104,14 +114,15 @@ class Member:
 
     def done(self, order: Ask, stage: R) -> None:
         """Says so to the coordinator."""
-        assert self._coordinator is not None
-        self._coordinator.send(Word(MemberDone(self._member, self._life, order.generation, stage)))
+        self._report(MemberDone(self._member, self._life, order.generation, stage))
 
     def failed(self, order: Ask, reason: str) -> None:
         """Says so to the coordinator."""
+        self._report(MemberFailed(self._member, self._life, order.generation, reason))
+
+    def _report(self, fact: MemberDone | MemberFailed) -> None:
         assert self._coordinator is not None
-        self._coordinator.send(
-            Word(MemberFailed(self._member, self._life, order.generation, reason)))
+        self._coordinator.send(MemberReport(fact))
 
     def gradient(self, params: NDArray[Any], samples: list[Any]) -> NDArray[Any]:
         """See `Skills.gradient`."""
@@ -140,7 +151,7 @@ class _ChannelThread:
         self._fetched = self._follows = self._synced = self._closing = False
         self._unanswered: Work | None = None
         self._thread = threading.Thread(target=self._run, name="gradient-channel", daemon=True)
-        self._link.send(Enter(order.replica, order.generation))
+        self._link.send(JoinMessage(order.replica, order.generation))
         self._thread.start()
 
     def follow(self) -> None:
@@ -166,8 +177,8 @@ class _ChannelThread:
                 message, payload = got
                 if isinstance(message, Work):
                     self._work(message, payload)
-                elif isinstance(message, Heard):
-                    self._heard(message)
+                elif isinstance(message, GradientReceipt):
+                    self._received(message)
                 else:
                     raise ProtocolError("the core sent no work")
             why = "its channel ended"
@@ -203,8 +214,8 @@ class _ChannelThread:
         header = work.header
         self._link.send(Gradient(header), np.zeros(header.size, np.dtype(header.dtype)).data)
 
-    def _heard(self, heard: Heard) -> None:
-        if not heard.refusal and not heard.header.samples and not self._synced:
+    def _received(self, receipt: GradientReceipt) -> None:
+        if not receipt.refusal and not receipt.header.samples and not self._synced:
             self._synced = True
             self._member.done(self._order, R.ZERO_SYNC)
 
