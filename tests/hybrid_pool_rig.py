@@ -90,7 +90,8 @@ def picture(pool: HybridPool) -> str:
 
 
 def stale(pool: HybridPool, fact: AnyFact) -> bool:
-    """Whether it speaks of another life, generation, stage, step or version than is going on."""
+    """Whether it speaks of another incarnation, generation, stage, step or version than is going
+    on."""
     if isinstance(fact, StepBegins):
         return fact.step <= pool._step
     if isinstance(fact, Signal):
@@ -102,8 +103,8 @@ def stale(pool: HybridPool, fact: AnyFact) -> bool:
         return True
     member = pool._members[fact.member]
     if isinstance(fact, MemberUp):
-        return fact.life <= member.life
-    if not member.alive or fact.life != member.life:
+        return fact.incarnation <= member.incarnation
+    if not member.alive or fact.incarnation != member.incarnation:
         return True
     n = next(n for n, gpus in enumerate(REPLICAS) if fact.member in gpus)
     if isinstance(fact, (MemberDone, MemberFailed)) and fact.generation != pool.generation(n):

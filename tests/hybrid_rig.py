@@ -106,14 +106,14 @@ class Skills:
         return gradient(params, samples, self._shard)
 
 
-def member(told: dict[str, Any], number: int, life: int = -1) -> None:
+def member(told: dict[str, Any], number: int, incarnation: int = -1) -> None:
     """A member's process."""
     from tangram_hpc.libra.live.member import Member
     from tangram_hpc.storage.access import read_access
 
     Path(told["folder"], f"pid-{number}").write_text(str(os.getpid()))
-    life = time.time_ns() if life < 0 else life
-    Member(read_access(Path(told["access"])), number, life, Skills(told, number)).run()
+    incarnation = time.time_ns() if incarnation < 0 else incarnation
+    Member(read_access(Path(told["access"])), number, incarnation, Skills(told, number)).run()
 
 
 # ---- the core ------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def core(told: dict[str, Any]) -> None:
         if director is not None:
             director.news(order)
 
-    def on_kill(number: int, life: int) -> None:
+    def on_kill(number: int, incarnation: int) -> None:
         heard.append(number)
         os.kill(int(Path(told["folder"], f"pid-{number}").read_text()), signal.SIGKILL)
 
@@ -291,7 +291,8 @@ def borrow(told: dict[str, Any], pool: Any) -> Any:
     client = connect(Path(told["cluster"]))
     for number in (number for replica in told["replicas"] for number in replica):
         lend(pool.coordinator, number, 0,
-             lambda number, life: client.submit(member, told, number, life, gpus=1, retries=0))
+             lambda number, incarnation: client.submit(member, told, number, incarnation, gpus=1,
+                                                       retries=0))
     return client
 
 
@@ -299,7 +300,7 @@ def borrow(told: dict[str, Any], pool: Any) -> Any:
 
 
 def run(folder: Path, mpiexec: str, ranks: int, **scenario: Any) -> dict[str, Any]:
-    """Runs a scenario; what rank 0 told. Members that die begin a new life."""
+    """Runs a scenario; what rank 0 told. Members that die begin a new incarnation."""
     told = {"width": 1, "slow_s": 0.0, "stage_s": 60.0, "patience_s": 60.0, "seed": 1,
             "folder": str(folder), "access": str(folder / "access.json"),
             "out": str(folder / "out.json"), **scenario}

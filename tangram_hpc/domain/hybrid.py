@@ -88,17 +88,17 @@ class StepBegins(Fact, frozen=True, tag="step-begins"):
 
 
 class MemberUp(Fact, frozen=True, tag="member-up"):
-    """A member lives and serves rollouts; each life of it has a higher `life`."""
+    """A member lives and serves rollouts; each incarnation of it has a higher `incarnation`."""
 
     member: int
-    life: int
+    incarnation: int
 
 
 class MemberLost(Fact, frozen=True, tag="member-lost"):
-    """This life of a member is over."""
+    """This incarnation of a member is over."""
 
     member: int
-    life: int
+    incarnation: int
     reason: str = ""
 
 
@@ -106,7 +106,7 @@ class MemberDone(Fact, frozen=True, tag="member-done"):
     """A member has done what `Ask` of this generation and stage told it."""
 
     member: int
-    life: int
+    incarnation: int
     generation: int
     stage: ReplicaState
 
@@ -115,7 +115,7 @@ class MemberFailed(Fact, frozen=True, tag="member-failed"):
     """A member lives but cannot go on with this join."""
 
     member: int
-    life: int
+    incarnation: int
     generation: int
     reason: str
 
@@ -146,7 +146,7 @@ class Ask(Order, frozen=True, tag="ask"):
     """
 
     member: int
-    life: int
+    incarnation: int
     replica: int
     generation: int
     stage: ReplicaState
@@ -181,10 +181,11 @@ class EvictReplica(Order, frozen=True, tag="expel"):
 
 
 class Kill(Order, frozen=True, tag="kill"):
-    """A member did not come back in time: end this life of it, so that its GPU is nobody's."""
+    """A member did not come back in time: end this incarnation of it, so that its GPU is nobody's.
+    """
 
     member: int
-    life: int
+    incarnation: int
     reason: str
 
 

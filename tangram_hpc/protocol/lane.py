@@ -29,10 +29,11 @@ class MemberMessage(msgspec.Struct, frozen=True, array_like=True, tag_field="kin
 
 
 class Hello(MemberMessage, frozen=True, tag="hello"):
-    """Member to coordinator, first: who it is. `life` ascends from one life to the next."""
+    """Member to coordinator, first: who it is. `incarnation` ascends from one incarnation to the
+    next."""
 
     member: int
-    life: int
+    incarnation: int
 
 
 class Alive(MemberMessage, frozen=True, tag="alive"):

@@ -138,8 +138,8 @@ def test_no_history_breaks_a_law(history: list[Any], reserved: int) -> None:
         elif isinstance(told, int):
             stage = rig.pool.state(told)
             for gpu in REPLICAS[told]:
-                life = rig.pool._members[gpu].life
-                rig.tell(MemberDone(gpu, life, rig.pool.generation(told), stage))
+                incarnation = rig.pool._members[gpu].incarnation
+                rig.tell(MemberDone(gpu, incarnation, rig.pool.generation(told), stage))
         elif isinstance(told, tuple):
             rig.tick(told[1])
         else:
@@ -171,30 +171,30 @@ class Actor:
     order in which the words arrive, and dies without a word."""
 
     def __init__(self, gpu: int) -> None:
-        self.gpu, self.life, self.alive = gpu, 0, True
+        self.gpu, self.incarnation, self.alive = gpu, 0, True
         self.uses = "rollout"
         self.inbox: deque[AnyOrder] = deque()
         self.outbox: deque[AnyFact] = deque([MemberUp(gpu, 0)])
 
     def work(self) -> None:
         order = self.inbox.popleft()
-        if not self.alive or not isinstance(order, Ask) or order.life != self.life:
+        if not self.alive or not isinstance(order, Ask) or order.incarnation != self.incarnation:
             return
         uses = {R.REQUESTED: "nothing", R.RETURNING: "rollout"}.get(order.stage, "training")
         assert (self.uses, uses) != ("rollout", "training"), "asked to train while it serves"
         self.uses = uses
-        self.outbox.append(MemberDone(self.gpu, self.life, order.generation, order.stage))
+        self.outbox.append(MemberDone(self.gpu, self.incarnation, order.generation, order.stage))
 
     def die(self) -> None:
         if self.alive:
             self.alive, self.uses = False, "nothing"
             self.inbox.clear()
-            self.outbox.append(MemberLost(self.gpu, self.life))
+            self.outbox.append(MemberLost(self.gpu, self.incarnation))
 
     def rise(self) -> None:
         if not self.alive:
-            self.life, self.alive, self.uses = self.life + 1, True, "rollout"
-            self.outbox.append(MemberUp(self.gpu, self.life))
+            self.incarnation, self.alive, self.uses = self.incarnation + 1, True, "rollout"
+            self.outbox.append(MemberUp(self.gpu, self.incarnation))
 
 
 STEPS = st.one_of(
@@ -224,8 +224,9 @@ def test_no_gpu_serves_and_trains_at_once_whatever_the_channels_do(steps: list[A
         for gpu, role in rig.pool.roles().items():
             if gpu in by_gpu and by_gpu[gpu].uses == "training":
                 assert role in (Role.HYBRID_JOINING, Role.HYBRID_TRAINING, Role.LOST)
-            # one that died and rose before the news of it came is another life than is meant
-            same = by_gpu[gpu].life == rig.pool._members[gpu].life if gpu in by_gpu else False
+            # one that died and rose before the news of it came is another incarnation than is meant
+            same = gpu in by_gpu and (
+                by_gpu[gpu].incarnation == rig.pool._members[gpu].incarnation)
             if role is Role.HYBRID_TRAINING and same and by_gpu[gpu].alive:
                 assert by_gpu[gpu].uses == "training"
 

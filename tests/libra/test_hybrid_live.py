@@ -135,7 +135,7 @@ def killed(told: dict[str, Any], states: list[str]) -> None:
     assert told["killed"] == states
     assert told["ended"] == [-9] * len(states) + [0]  # each time it rose again
     assert [end for _, _, end, _ in told["news"]].count("LOST") == len(states)
-    assert told["states"] == ["ACTIVE"]  # its last life trains
+    assert told["states"] == ["ACTIVE"]  # its last incarnation trains
 
 
 @pytest.mark.mpi
@@ -188,7 +188,7 @@ def test_one_that_hangs_is_waited_for_once_and_then_ended(tmp_path: Path, mpiexe
 def test_a_replica_whose_gpu_the_broker_lends_is_killed_in_every_state(
     tmp_path: Path, mpiexec: str
 ) -> None:
-    """Its action ends, its GPU is free, and the next life of it is lent one again."""
+    """Its action ends, its GPU is free, and the next incarnation of it is lent one again."""
     with LocalCluster(2, devices="fake:2", mem_mib=2048, home=tmp_path / "home") as cluster:
         states = [state for state in EVERY_STATE if state != "REQUESTED"]  # no process is there yet
         told = rig.run(tmp_path, mpiexec, 2, mode="kill", replicas=[[10]], slow_s=0.05,
@@ -348,10 +348,10 @@ def test_what_is_no_message_ends_the_channel_and_its_payload_is_not_read(channel
 class AtCoordinator:
     """A member's end of a coordinator conversation."""
 
-    def __init__(self, coordinator: Coordinator, member: int, life: int) -> None:
-        self.member, self.life = member, life
+    def __init__(self, coordinator: Coordinator, member: int, incarnation: int) -> None:
+        self.member, self.incarnation = member, incarnation
         self.link = dial_bulk((coordinator.address,), KEY, JOB)
-        self.link.send(Hello(member, life))
+        self.link.send(Hello(member, incarnation))
 
     def say(self, fact: Any) -> None:
         self.link.send(MemberReport(fact))
@@ -386,7 +386,7 @@ def test_a_member_gets_orders_and_is_lost_with_its_conversation(coordinator: Coo
     coordinator.begin(0, 0)
     coordinator.signal(Signal(1, 0, 2000, 1000))
     told = one.order()
-    assert (told.order.stage, told.order.life) == (R.REQUESTED, 5)
+    assert (told.order.stage, told.order.incarnation) == (R.REQUESTED, 5)
     one.say(MemberDone(6, 5, told.order.generation, R.REQUESTED))
     told = one.order()
     assert told.order.stage is R.FETCHING_STATE and told.channel == ("tcp:nowhere:1",)
@@ -395,7 +395,7 @@ def test_a_member_gets_orders_and_is_lost_with_its_conversation(coordinator: Coo
     assert coordinator.states() == [R.LOST, R.LOST] and coordinator.ended_joins[-1].end is End.LOST
 
 
-def test_a_newer_life_takes_an_older_one_s_place_and_not_the_other_way(
+def test_a_newer_incarnation_takes_an_older_one_s_place_and_not_the_other_way(
     coordinator: Coordinator
 ) -> None:
     old = AtCoordinator(coordinator, 6, 5)
@@ -406,7 +406,7 @@ def test_a_newer_life_takes_an_older_one_s_place_and_not_the_other_way(
     assert late.link.receive() is None
     coordinator.begin(0, 0)
     coordinator.signal(Signal(1, 0, 2000, 1000))
-    assert new.order().order.life == 9
+    assert new.order().order.incarnation == 9
 
 
 def test_who_speaks_for_another_is_hung_up_on(coordinator: Coordinator) -> None:
@@ -479,7 +479,7 @@ class _Elsewhere:
         pass
 
 
-def test_an_older_life_s_words_do_not_make_a_newer_one_silent(coordinator: Coordinator) -> None:
+def test_an_older_incarnation_does_not_make_a_newer_one_silent(coordinator: Coordinator) -> None:
     old = AtCoordinator(coordinator, 6, 1)
     becomes(coordinator, Role.HYBRID_ROLLOUT)
     coordinator.adopt(6, 2, _Elsewhere())
@@ -512,7 +512,7 @@ def ended(coordinator: Coordinator, end: End) -> str:
 
 
 def test_a_loan_that_is_refused_does_not_stop_the_trainer(coordinator: Coordinator) -> None:
-    def refuse(number: int, life: int) -> Future[Any]:
+    def refuse(number: int, incarnation: int) -> Future[Any]:
         raise InvalidInput("gpus: no")
 
     loaned(coordinator, refuse)
@@ -520,13 +520,13 @@ def test_a_loan_that_is_refused_does_not_stop_the_trainer(coordinator: Coordinat
     assert coordinator.states()[0] is R.ROLLOUT
 
 
-def test_an_action_that_ends_by_itself_is_a_life_and_another_is_lent(
+def test_an_action_that_ends_by_itself_is_an_incarnation_and_another_is_lent(
     coordinator: Coordinator
 ) -> None:
     lives: list[tuple[int, Future[Any]]] = []
 
-    def start(number: int, life: int) -> Future[Any]:
-        lives.append((life, Future()))
+    def start(number: int, incarnation: int) -> Future[Any]:
+        lives.append((incarnation, Future()))
         return lives[-1][1]
 
     loaned(coordinator, start)
@@ -535,8 +535,8 @@ def test_an_action_that_ends_by_itself_is_a_life_and_another_is_lent(
     becomes(coordinator, Role.HYBRID_ROLLOUT)
     for step in range(1, 8):  # asked again after `retry_steps`
         coordinator.begin(step, step)
-    assert [life for life, _ in lives] == [0, 1]
-    stranger = AtCoordinator(coordinator, 6, 0)  # a process of the life before
+    assert [incarnation for incarnation, _ in lives] == [0, 1]
+    stranger = AtCoordinator(coordinator, 6, 0)  # a process of the incarnation before
     assert stranger.link.receive() is None
     process = AtCoordinator(coordinator, 6, 1)
     assert process.order().order.stage is R.REQUESTED
@@ -550,7 +550,7 @@ def test_an_action_that_ends_by_itself_is_a_life_and_another_is_lent(
 
 def test_a_loan_that_has_not_begun_is_given_back(coordinator: Coordinator) -> None:
     waiting: Future[Any] = Future()
-    loaned(coordinator, lambda number, life: waiting)
+    loaned(coordinator, lambda number, incarnation: waiting)
     coordinator.signal(Signal(2, 0, 500, 1000, 900))
     ended(coordinator, End.ROLLED_BACK)
     assert waiting.cancelled()

@@ -96,7 +96,7 @@ def test_whatever_goes_wrong_brings_all_of_it_back(state: R, how: str) -> None:
     if how == "lost":
         assert last.end is End.LOST and rig.pool.state(0) is R.LOST
         assert (rig.pool.roles()[6], rig.pool.roles()[7]) == (Role.HYBRID_ROLLOUT, Role.LOST)
-        rig.tell(MemberUp(7, 0))  # of a life that is over
+        rig.tell(MemberUp(7, 0))  # of an incarnation that is over
         assert rig.pool.state(0) is R.LOST
         rig.tell(MemberUp(7, 1))
     else:
@@ -139,7 +139,7 @@ def test_a_failed_join_is_not_tried_again_at_once() -> None:
 
 @pytest.mark.parametrize("state", [R.REQUESTED, R.FETCHING_STATE, R.ZERO_SYNC, R.ACTIVATING,
                                    R.ACTIVE, R.LEAVING, R.RETURNING])
-def test_a_member_whose_new_life_is_heard_of_before_its_death(state: R) -> None:
+def test_a_member_whose_new_incarnation_is_heard_of_before_its_death(state: R) -> None:
     rig = Rig(reserved_gpus=6)
     rig.begin()
     rig.signal()
@@ -191,10 +191,12 @@ def test_a_stale_word_changes_nothing_in_any_state(state: R) -> None:
         rig.to(0, state)
     assert rig.pool.state(0) is state
     words: list[AnyFact] = [
-        MemberDone(7, life, generation, stage) for life in (0, 1, 2) for generation in (1, 2, 3)
-        for stage in R if (life, generation, stage) != (0, 2, state)]
-    words += [MemberFailed(7, life, generation, "no") for life in (0, 1) for generation in (1, 2, 3)
-              if (life, generation) != (0, 2)]
+        MemberDone(7, incarnation, generation, stage) for incarnation in (0, 1, 2)
+        for generation in (1, 2, 3)
+        for stage in R if (incarnation, generation, stage) != (0, 2, state)]
+    words += [MemberFailed(7, incarnation, generation, "no") for incarnation in (0, 1)
+              for generation in (1, 2, 3)
+              if (incarnation, generation) != (0, 2)]
     words += [JoinCancelled(0, 1), JoinCancelled(0, 3), MemberLost(7, 1), MemberUp(7, 0),
               StepBegins(rig.step, 9), Signal(rig.version, 9, *BACK)]
     before, ignored = picture(rig.pool), rig.pool.ignored

@@ -95,9 +95,9 @@ class Trainer:
             [LOAN + 1 + n for n in range(plan.slots - len(lent))], lent,
             rules=PoolRules(reserved_gpus=1), patience_s=120.0, silence_s=120.0)
         if self._core.coordinator is not None and lent:
-            lend(self._core.coordinator, LOAN, 0, lambda number, life: self._client.submit(
-                serve_member, str(access), number, life, model, plan.device, gpus=1, retries=0,
-                name="replica"))
+            lend(self._core.coordinator, LOAN, 0, lambda number, incarnation: self._client.submit(
+                serve_member, str(access), number, incarnation, model, plan.device, gpus=1,
+                retries=0, name="replica"))
 
     def run(self) -> list[dict[str, Any]]:
         """All steps; what each was like, on rank 0."""
@@ -224,12 +224,13 @@ class _Skills:
         """Nothing serves here."""
 
 
-def serve_member(access: str, number: int, life: int, model: str, device: str) -> None:
+def serve_member(access: str, number: int, incarnation: int, model: str, device: str) -> None:
     """A replica, for as long as it is lent; runs as an action that holds its GPU. Its process is
     named beside the access file, for whoever wants to look at it."""
     Path(access).with_name("replica.pid").write_text(str(os.getpid()))
     torch.set_num_threads(1)
-    Member(read_access(Path(access)), number, life, _Skills(Policy(Path(model), device))).run()
+    skills = _Skills(Policy(Path(model), device))
+    Member(read_access(Path(access)), number, incarnation, skills).run()
 
 
 def main(path: Path) -> None:

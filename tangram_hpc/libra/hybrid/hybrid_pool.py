@@ -4,8 +4,8 @@ replica and go back (Libra, arXiv 2606.03077, elastic hybrid pool).
 Law: facts in, orders out, `now` handed in (ns). A replica moves as a whole and only when all of its
 members have said so; whatever fails, ends too late or is cancelled brings the whole replica back to
 rollout. It begins and ceases to count between two steps; only `EvictReplica` ends it sooner. What
-is of another generation, stage or life than is asked for changes nothing. The core is given once:
-no order ever names one of its GPUs.
+is of another generation, stage or incarnation than is asked for changes nothing. The core is given
+once: no order ever names one of its GPUs.
 
 Waiting for the members' word at REQUESTED and RETURNING is what keeps a GPU in one role: it leaves
 rollout when its server says so, and serves again when its trainer says so or is dead.
@@ -50,9 +50,9 @@ _ROLES = {R.ROLLOUT: Role.HYBRID_ROLLOUT, R.LOST: Role.HYBRID_ROLLOUT,
 
 @dataclass(slots=True)
 class _Member:
-    """One GPU's process: its last known life, and whether that is going on."""
+    """One GPU's process: its last known incarnation, and whether that is going on."""
 
-    life: int = -1
+    incarnation: int = -1
     alive: bool = False
 
 
@@ -141,12 +141,12 @@ class HybridPool:
                 known = self._done(fact, now)
             case MemberFailed():
                 known = self._failed(fact, now)
-            case MemberLost(member=member, life=life, reason=reason):
-                known = self._lives(member, life)
+            case MemberLost(member=member, incarnation=incarnation, reason=reason):
+                known = self._is_current(member, incarnation)
                 if known:
                     self._lose(member, reason or "died", now)
-            case MemberUp(member=member, life=life):
-                known = self._up(member, life, now)
+            case MemberUp(member=member, incarnation=incarnation):
+                known = self._up(member, incarnation, now)
             case JoinCancelled(replica=number, generation=generation, reason=reason):
                 known = self._cancel(number, generation, reason or "cancelled", now)
             case StepBegins(step=step, version=version):
@@ -168,7 +168,7 @@ class HybridPool:
             if replica.state is R.RETURNING:
                 for member in list(replica.waits_for):
                     late = "did not come back in time"
-                    self._order(Kill(member, self._members[member].life, late))
+                    self._order(Kill(member, self._members[member].incarnation, late))
                     self._lose(member, late, now)
             else:
                 whom = ", ".join(map(str, replica.waits_for)) or "the next step"
@@ -177,17 +177,17 @@ class HybridPool:
 
     # ---- members ----
 
-    def _lives(self, member: int, life: int) -> bool:
+    def _is_current(self, member: int, incarnation: int) -> bool:
         known = self._members.get(member)
-        return known is not None and known.alive and known.life == life
+        return known is not None and known.alive and known.incarnation == incarnation
 
-    def _up(self, number: int, life: int, now: int) -> bool:
+    def _up(self, number: int, incarnation: int, now: int) -> bool:
         member = self._members.get(number)
-        if member is None or life <= member.life:
+        if member is None or incarnation <= member.incarnation:
             return False
         if member.alive:  # the news of its death is still on its way
-            self._lose(number, "began a new life", now)
-        member.life, member.alive = life, True
+            self._lose(number, "began a new incarnation", now)
+        member.incarnation, member.alive = incarnation, True
         replica = self._home[number]
         if replica.state is R.LOST and all(self._members[m].alive for m in replica.members):
             self._to(replica, R.ROLLOUT, 0)
@@ -195,7 +195,7 @@ class HybridPool:
         return True
 
     def _lose(self, number: int, reason: str, now: int) -> None:
-        """A member's life is over."""
+        """A member's incarnation is over."""
         replica = self._home[number]
         self._members[number].alive = False
         replica.waits_for.pop(number, None)
@@ -208,7 +208,7 @@ class HybridPool:
 
     def _done(self, fact: MemberDone, now: int) -> bool:
         replica = self._home.get(fact.member)
-        if (replica is None or not self._lives(fact.member, fact.life)
+        if (replica is None or not self._is_current(fact.member, fact.incarnation)
                 or fact.generation != replica.generation or fact.stage is not replica.state
                 or fact.member not in replica.waits_for):
             return False
@@ -221,7 +221,7 @@ class HybridPool:
 
     def _failed(self, fact: MemberFailed, now: int) -> bool:
         replica = self._home.get(fact.member)
-        if (replica is None or not self._lives(fact.member, fact.life)
+        if (replica is None or not self._is_current(fact.member, fact.incarnation)
                 or fact.generation != replica.generation):
             return False
         if replica.state not in _JOINING | _COUNTS:
@@ -247,7 +247,7 @@ class HybridPool:
         alive = [m for m in replica.members if self._members[m].alive]
         replica.waits_for = dict.fromkeys(alive)
         for member in alive:
-            self._order(Ask(member, self._members[member].life, replica.number,
+            self._order(Ask(member, self._members[member].incarnation, replica.number,
                             replica.generation, replica.state, replica.core))
 
     def _roll_back(self, replica: _Replica, reason: str, now: int) -> None:

@@ -52,7 +52,7 @@ class Port(Protocol):
         ...
 
     def attach(self, link: BulkLink) -> bool:
-        """A process says that it is this life of it; False if it is not."""
+        """A process says that it is this incarnation of it; False if it is not."""
         ...
 
     def detached(self) -> None:
@@ -60,7 +60,7 @@ class Port(Protocol):
         ...
 
     def end(self) -> None:
-        """The pool has given this life of it up."""
+        """The pool has given this incarnation of it up."""
         ...
 
 
@@ -93,13 +93,14 @@ class Coordinator:
         channels: the addresses of each core's ranks, in the order of a replica's members.
         host, key, job: where it listens for members, and what they prove.
         silence_s: a member that says nothing for so long is lost.
-        on_kill: told of a member's life that has to be ended; its conversation is closed anyway.
+        on_kill: told of a member's incarnation that has to be ended; its conversation is closed
+        anyway.
         on_order: told of every order, for logs and figures; called under the lock.
     """
 
     def __init__(self, pool: HybridPool, clock: Clock, channels: list[list[str]], host: str,
                  key: bytes, job: str, *, silence_s: float = 30.0,
-                 on_kill: Callable[[int, int], None] = lambda member, life: None,
+                 on_kill: Callable[[int, int], None] = lambda member, incarnation: None,
                  on_order: Callable[[AnyOrder], None] = lambda order: None) -> None:
         self._pool, self._clock, self._channels = pool, clock, channels
         self._on_kill, self._on_news = on_kill, on_order
@@ -134,8 +135,9 @@ class Coordinator:
         with self._lock:
             for member in self._pool.replicas[replica]:
                 if member in self._ports:
-                    life = self._ports[member][0]
-                    self.fact(MemberFailed(member, life, self._pool.generation(replica), why))
+                    incarnation = self._ports[member][0]
+                    generation = self._pool.generation(replica)
+                    self.fact(MemberFailed(member, incarnation, generation, why))
                     return
 
     @property
@@ -153,12 +155,12 @@ class Coordinator:
         with self._lock:
             return [self._pool.state(n) for n in range(len(self._pool.replicas))]
 
-    def adopt(self, member: int, life: int, port: Port) -> None:
+    def adopt(self, member: int, incarnation: int, port: Port) -> None:
         """A member that is reached by another way than a conversation of its own."""
         with self._lock:
-            self._ports[member] = (life, port)
-            self._liveness.forget(member)  # what was heard was another life
-            self.fact(MemberUp(member, life))
+            self._ports[member] = (incarnation, port)
+            self._liveness.forget(member)  # what was heard was another incarnation
+            self.fact(MemberUp(member, incarnation))
 
     def close(self) -> None:
         """Ends every conversation; members then serve rollouts again by themselves."""
@@ -178,18 +180,18 @@ class Coordinator:
         for order in orders:
             self._on_news(order)
             match order:
-                case Ask(member=member, life=life, core=core):
+                case Ask(member=member, incarnation=incarnation, core=core):
                     known = self._ports.get(member)
-                    if known is not None and known[0] == life:
+                    if known is not None and known[0] == incarnation:
                         _, at = self._place[member]
                         known[1].tell(order, (self._channels[core][at],))
-                case Kill(member=member, life=life):
+                case Kill(member=member, incarnation=incarnation):
                     known = self._ports.get(member)
-                    if known is not None and known[0] == life:
+                    if known is not None and known[0] == incarnation:
                         del self._ports[member]
                         self._liveness.forget(member)
                         known[1].end()
-                    self._on_kill(member, life)
+                    self._on_kill(member, incarnation)
                 case JoinEnded():
                     self.ended_joins.append(order)
                 case EvictReplica() | StepPlan():
@@ -199,53 +201,53 @@ class Coordinator:
         first = link.receive()
         if first is None or not isinstance(first[0], Hello) or first[0].member not in self._place:
             return
-        member, life = first[0].member, first[0].life
+        member, incarnation = first[0].member, first[0].incarnation
         with self._lock:
             known = self._ports.get(member)
-            attached = known is not None and known[0] == life and known[1].attach(link)
-            if known is not None and known[0] >= life and not attached:
-                return  # another life of it is at the coordinator
+            attached = known is not None and known[0] == incarnation and known[1].attach(link)
+            if known is not None and known[0] >= incarnation and not attached:
+                return  # another incarnation of it is at the coordinator
             if not attached:
-                self.adopt(member, life, _LinkPort(link))
+                self.adopt(member, incarnation, _LinkPort(link))
                 if known is not None:
                     known[1].end()
             self._liveness.hear(member, self._now())
         try:
-            self._listen(link, member, life)
+            self._listen(link, member, incarnation)
             why = "its conversation ended"
         except ProtocolError as error:
             why = str(error)
         if known is not None and attached:
             with self._lock:
-                if member in self._ports and self._ports[member][0] == life:
+                if member in self._ports and self._ports[member][0] == incarnation:
                     self._liveness.forget(member)
             known[1].detached()
         else:
-            self.lost(member, life, why)
+            self.lost(member, incarnation, why)
 
-    def _listen(self, link: BulkLink, member: int, life: int) -> None:
+    def _listen(self, link: BulkLink, member: int, incarnation: int) -> None:
         while (got := link.receive()) is not None:
             with self._lock:
-                if member not in self._ports or self._ports[member][0] != life:
-                    return  # it was given up; to be heard again would make its next life silent
+                if member not in self._ports or self._ports[member][0] != incarnation:
+                    return  # given up: hearing it would make its next incarnation silent
                 self._liveness.hear(member, self._now())
             message = got[0]
             if isinstance(message, Alive):
                 continue
             if not isinstance(message, MemberReport):
                 raise ProtocolError("not a message that a member may send")
-            if (message.fact.member, message.fact.life) != (member, life):
+            if (message.fact.member, message.fact.incarnation) != (member, incarnation):
                 raise ProtocolError(f"member {member} speaks for {message.fact.member}")
             self.fact(message.fact)
 
-    def lost(self, member: int, life: int, why: str) -> None:
-        """This life of a member is over."""
+    def lost(self, member: int, incarnation: int, why: str) -> None:
+        """This incarnation of a member is over."""
         with self._lock:
             known = self._ports.get(member)
-            if known is not None and known[0] == life:
+            if known is not None and known[0] == incarnation:
                 del self._ports[member]
                 self._liveness.forget(member)
-                self.fact(MemberLost(member, life, why))
+                self.fact(MemberLost(member, incarnation, why))
 
     def _watch(self) -> None:
         while not self._stop.wait(_TICK_S):
@@ -259,8 +261,8 @@ class Coordinator:
         for member in self._liveness.silent(now):
             self._liveness.forget(member)
             if member in self._ports:
-                life, port = self._ports[member]
-                self.lost(member, life, "was silent for too long")
+                incarnation, port = self._ports[member]
+                self.lost(member, incarnation, "was silent for too long")
                 port.end()
         self._carry_out(self._pool.tick(now))
 

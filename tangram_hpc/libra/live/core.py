@@ -52,7 +52,7 @@ class HybridCore:
                  core_rollout: Sequence[int], replicas: Sequence[Sequence[int]], *,
                  rules: PoolRules | None = None, host: str = "127.0.0.1",
                  patience_s: float = 60.0, silence_s: float = 30.0,
-                 on_kill: Callable[[int, int], None] = lambda member, life: None,
+                 on_kill: Callable[[int, int], None] = lambda member, incarnation: None,
                  on_order: Callable[[AnyOrder], None] = lambda order: None,
                  on_news: Callable[[AnyOrder], None] | None = None) -> None:
         width = len(core_training[0]) if core_training else 1

@@ -24,21 +24,24 @@ Start = Callable[[int, int], "Future[Any]"]
 
 
 class Loan:
-    """One member (fills `coordinator.Port`); lives for one life of it, and is then succeeded.
+    """One member (fills `coordinator.Port`); lives for one incarnation of it, and is then
+    succeeded.
 
     Args:
-        start: submits the action that runs member `number`'s life `life` (`Member.run`), and
-            returns its Future. Its process ends when its coordinator hangs up.
+        start: submits the action that runs member `number`'s incarnation `incarnation`
+            (`Member.run`), and returns its Future. Its process ends when its coordinator hangs up.
     """
 
-    def __init__(self, coordinator: Coordinator, number: int, life: int, start: Start) -> None:
-        self._coordinator, self._number, self.life, self._start = coordinator, number, life, start
+    def __init__(self, coordinator: Coordinator, number: int, incarnation: int, start: Start
+                 ) -> None:
+        self._coordinator, self._start = coordinator, start
+        self._number, self.incarnation = number, incarnation
         self._lock = threading.Lock()
         self._action: Future[Any] | None = None
         self._link: BulkLink | None = None
         self._waiting: list[Told] = []
         self._going = 0  # the generation that it goes home from
-        self._over = False  # the pool has given this life up
+        self._over = False  # the pool has given this incarnation up
 
     def tell(self, order: Ask, channel: tuple[str, ...]) -> None:
         """See `Port.tell`. The coordinator's lock is held: what has to be answered is by another.
@@ -52,10 +55,10 @@ class Loan:
             if order.stage is R.REQUESTED:
                 self._going = 0
                 try:
-                    self._action = self._start(self._number, self.life)
+                    self._action = self._start(self._number, self.incarnation)
                 except TangramError as error:
-                    return self._later(MemberFailed(self._number, self.life, order.generation,
-                                                    str(error)))
+                    return self._later(MemberFailed(self._number, self.incarnation,
+                                                    order.generation, str(error)))
                 self._action.add_done_callback(self._ended)
             self._pass_on()
             return None
@@ -97,7 +100,7 @@ class Loan:
         elif self._action is not None:
             self._action.cancel()
         if self._action is None:  # it is at home
-            self._later(MemberDone(self._number, self.life, self._going, R.RETURNING))
+            self._later(MemberDone(self._number, self.incarnation, self._going, R.RETURNING))
 
     def _ended(self, action: Future[Any]) -> None:
         """The action is over and its GPU lent back. From the client's thread, or from `cancel`."""
@@ -108,16 +111,16 @@ class Loan:
             self._action, self._link, going, over = None, None, self._going, self._over
             self._waiting.clear()
         if going and not over:
-            self._coordinator.fact(MemberDone(self._number, self.life, going, R.RETURNING))
+            self._coordinator.fact(MemberDone(self._number, self.incarnation, going, R.RETURNING))
             return
         why = "was cancelled" if action.cancelled() else str(action.exception() or "left by itself")
-        self._coordinator.lost(self._number, self.life, why)
-        lend(self._coordinator, self._number, self.life + 1, self._start)
+        self._coordinator.lost(self._number, self.incarnation, why)
+        lend(self._coordinator, self._number, self.incarnation + 1, self._start)
 
     def _later(self, fact: AnyFact) -> None:
         threading.Thread(target=self._coordinator.fact, args=(fact,), daemon=True).start()
 
 
-def lend(coordinator: Coordinator, number: int, life: int, start: Start) -> None:
+def lend(coordinator: Coordinator, number: int, incarnation: int, start: Start) -> None:
     """From here on this member can be asked to join."""
-    coordinator.adopt(number, life, Loan(coordinator, number, life, start))
+    coordinator.adopt(number, incarnation, Loan(coordinator, number, incarnation, start))

@@ -57,11 +57,12 @@ class Member:
     Args:
         access: where the coordinator listens (`HybridCore` writes the file).
         member: its GPU's number, as in the pool's replicas.
-        life: above that of every earlier life of it; the time of its start will do.
+        incarnation: above that of every earlier incarnation of it; the time of its start will do.
     """
 
-    def __init__(self, access: Access, member: int, life: int, skills: Skills) -> None:
-        self._access, self._member, self._life, self._skills = access, member, life, skills
+    def __init__(self, access: Access, member: int, incarnation: int, skills: Skills) -> None:
+        self._access, self._skills = access, skills
+        self._member, self._incarnation = member, incarnation
         self._coordinator: BulkLink | None = None
         self._channel: _ChannelThread | None = None
 
@@ -75,7 +76,7 @@ class Member:
         coordinator = self._coordinator = dial_bulk(access.addresses, access.key, access.job)
         stop = threading.Event()
         try:
-            coordinator.send(Hello(self._member, self._life))
+            coordinator.send(Hello(self._member, self._incarnation))
             threading.Thread(target=_breathe, args=(coordinator, stop), daemon=True).start()
             while (got := coordinator.receive()) is not None:
                 if not isinstance(got[0], Told):
@@ -114,11 +115,11 @@ class Member:
 
     def done(self, order: Ask, stage: R) -> None:
         """Says so to the coordinator."""
-        self._report(MemberDone(self._member, self._life, order.generation, stage))
+        self._report(MemberDone(self._member, self._incarnation, order.generation, stage))
 
     def failed(self, order: Ask, reason: str) -> None:
         """Says so to the coordinator."""
-        self._report(MemberFailed(self._member, self._life, order.generation, reason))
+        self._report(MemberFailed(self._member, self._incarnation, order.generation, reason))
 
     def _report(self, fact: MemberDone | MemberFailed) -> None:
         assert self._coordinator is not None

@@ -45,8 +45,8 @@ class Lending:
         self._version = self._step = self._era = 0
         self._pool: HybridPool | None = None
         self._unit = scenario.hardware.gpus_per_node
-        self._counting: dict[int, int] = {}  # node -> its life, of those that help in this step
-        self._lives = 0
+        self._counting: dict[int, int] = {}  # node -> incarnation, of those that help in this step
+        self._incarnations = 0
         self._follow: list[Ask] = []  # who follows the running step, with zero
         self._train_ns = self._rollout_ns = 0  # of a batch, of late
         self._waits = False  # training waits for rollouts, which then spare nobody
@@ -72,7 +72,7 @@ class Lending:
         # by node, in the order of lending; of one that cannot be lent the pipeline takes care
         self._engines = {node: list(engines.get(node, ())) for node in lendable}
         self._most = len(nodes) - 1 if lendable else 0
-        self._life: dict[int, int] = {}
+        self._incarnation: dict[int, int] = {}
         for node in lendable:
             if node in engines:
                 self._rises(now, node)
@@ -86,7 +86,7 @@ class Lending:
         closed, self._engines[node] = self._engines[node], []
         self._rollouts.close(now, closed)
         self._follow = [other for other in self._follow if other.member != node]
-        self._tell(now, MemberLost(node, self._life.pop(node), "died"))
+        self._tell(now, MemberLost(node, self._incarnation.pop(node), "died"))
 
     def returns(self, now: int, node: int) -> None:
         """It is back, and serves, unless it is asked to join at once."""
@@ -94,9 +94,9 @@ class Lending:
         self._rises(now, node)
 
     def _rises(self, now: int, node: int) -> None:
-        self._lives += 1
-        self._life[node] = self._lives
-        self._tell(now, MemberUp(node, self._lives))
+        self._incarnations += 1
+        self._incarnation[node] = self._incarnations
+        self._tell(now, MemberUp(node, self._incarnations))
 
     def closed(self, engine: int) -> None:
         """An engine died; its node lives."""
@@ -118,13 +118,13 @@ class Lending:
         roles = self._pool.roles()
         for node, engines in self._engines.items():
             assert not engines or roles[node] is Role.HYBRID_ROLLOUT, f"{node} is in two roles"
-            assert (node in self._life) is (roles[node] is not Role.LOST)
+            assert (node in self._incarnation) is (roles[node] is not Role.LOST)
 
     def used(self) -> int:
         """The GPUs whose gradients are used in the step that ends: of those that counted from its
         beginning and still live."""
-        return self._unit * sum(self._life.get(node) == life
-                                for node, life in self._counting.items())
+        return self._unit * sum(self._incarnation.get(node) == incarnation
+                                for node, incarnation in self._counting.items())
 
     @property
     def out(self) -> bool:
@@ -172,7 +172,8 @@ class Lending:
         left = sum(room.values())
         spare = 0
         for number, (node, engines) in enumerate(self._engines.items()):
-            away = node not in self._life or self._pool.state(number) is ReplicaState.RETURNING
+            away = (node not in self._incarnation
+                    or self._pool.state(number) is ReplicaState.RETURNING)
             if away or self._pool.rests(number):
                 continue
             # of those that are lent already none serves
@@ -198,7 +199,7 @@ class Lending:
                 self._asked(now, order)
             elif isinstance(order, StepPlan):
                 nodes = [self._pool.replicas[one.replica][0] for one in order.counting]
-                self._counting = {node: self._life[node] for node in nodes}
+                self._counting = {node: self._incarnation[node] for node in nodes}
             assert not isinstance(order, Kill), "the scenario's pauses are longer than is waited"
 
     def _asked(self, now: int, ask: Ask) -> None:
@@ -218,8 +219,8 @@ class Lending:
         self._after(now + round(seconds * _SECOND), partial(self._did, self._era, ask))
 
     def _did(self, era: int, ask: Ask, now: int) -> None:
-        if era != self._era or self._life.get(ask.member) != ask.life:
-            return  # of a split, or of a life, that is over
+        if era != self._era or self._incarnation.get(ask.member) != ask.incarnation:
+            return  # of a split, or of an incarnation, that is over
         self._tell(now, _done(ask))
         assert self._pool is not None
         if (ask.stage is ReplicaState.RETURNING
@@ -230,4 +231,4 @@ class Lending:
 
 
 def _done(ask: Ask) -> MemberDone:
-    return MemberDone(ask.member, ask.life, ask.generation, ask.stage)
+    return MemberDone(ask.member, ask.incarnation, ask.generation, ask.stage)
