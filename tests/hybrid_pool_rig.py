@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tangram_hpc.domain.hybrid import (
-    AnyFact,
     AnyOrder,
+    AnyPoolEvent,
     JoinCancelled,
     MemberDone,
     MemberFailed,
@@ -47,8 +47,8 @@ class Rig:
         new, self._seen = self.orders[self._seen :], len(self.orders)
         return new
 
-    def tell(self, fact: AnyFact) -> list[AnyOrder]:
-        new = self.pool.handle(fact, self.now)
+    def tell(self, event: AnyPoolEvent) -> list[AnyOrder]:
+        new = self.pool.handle(event, self.now)
         self.orders += new
         return new
 
@@ -89,24 +89,24 @@ def picture(pool: HybridPool) -> str:
                  pool._target.wanted, pool._target._signal))
 
 
-def stale(pool: HybridPool, fact: AnyFact) -> bool:
+def stale(pool: HybridPool, event: AnyPoolEvent) -> bool:
     """Whether it speaks of another incarnation, generation, stage, step or version than is going
     on."""
-    if isinstance(fact, StepBegins):
-        return fact.step <= pool._step
-    if isinstance(fact, Signal):
+    if isinstance(event, StepBegins):
+        return event.step <= pool._step
+    if isinstance(event, Signal):
         last = pool._target._signal
-        return last is not None and fact.version <= last.version
-    if isinstance(fact, JoinCancelled):
-        return not 0 <= fact.replica < 3 or fact.generation != pool.generation(fact.replica)
-    if fact.member not in HYBRID:
+        return last is not None and event.version <= last.version
+    if isinstance(event, JoinCancelled):
+        return not 0 <= event.replica < 3 or event.generation != pool.generation(event.replica)
+    if event.member not in HYBRID:
         return True
-    member = pool._members[fact.member]
-    if isinstance(fact, MemberUp):
-        return fact.incarnation <= member.incarnation
-    if not member.alive or fact.incarnation != member.incarnation:
+    member = pool._members[event.member]
+    if isinstance(event, MemberUp):
+        return event.incarnation <= member.incarnation
+    if not member.alive or event.incarnation != member.incarnation:
         return True
-    n = next(n for n, gpus in enumerate(REPLICAS) if fact.member in gpus)
-    if isinstance(fact, (MemberDone, MemberFailed)) and fact.generation != pool.generation(n):
+    n = next(n for n, gpus in enumerate(REPLICAS) if event.member in gpus)
+    if isinstance(event, (MemberDone, MemberFailed)) and event.generation != pool.generation(n):
         return True
-    return isinstance(fact, MemberDone) and fact.stage is not pool.state(n)
+    return isinstance(event, MemberDone) and event.stage is not pool.state(n)

@@ -53,14 +53,14 @@ class End(str, Enum):
     LOST = "LOST"
 
 
-# ---- facts: what the pool is told --------------------------------------------------------------
+# ---- events: what the pool is told --------------------------------------------------------------
 
 
-class Fact(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
-    """The common head of all facts."""
+class PoolEvent(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+    """The common head of all events."""
 
 
-class Signal(Fact, frozen=True, tag="signal"):
+class Signal(PoolEvent, frozen=True, tag="signal"):
     """How the two stages of the pipeline stand to each other.
 
     Attributes:
@@ -79,7 +79,7 @@ class Signal(Fact, frozen=True, tag="signal"):
     planned: int = 0
 
 
-class StepBegins(Fact, frozen=True, tag="step-begins"):
+class StepBegins(PoolEvent, frozen=True, tag="step-begins"):
     """The core is between two train_steps: `step` is about to begin, on parameters `version`. Only
     here does anybody begin or cease to count."""
 
@@ -87,14 +87,14 @@ class StepBegins(Fact, frozen=True, tag="step-begins"):
     version: int
 
 
-class MemberUp(Fact, frozen=True, tag="member-up"):
+class MemberUp(PoolEvent, frozen=True, tag="member-up"):
     """A member lives and serves rollouts; each incarnation of it has a higher `incarnation`."""
 
     member: int
     incarnation: int
 
 
-class MemberLost(Fact, frozen=True, tag="member-lost"):
+class MemberLost(PoolEvent, frozen=True, tag="member-lost"):
     """This incarnation of a member is over."""
 
     member: int
@@ -102,7 +102,7 @@ class MemberLost(Fact, frozen=True, tag="member-lost"):
     reason: str = ""
 
 
-class MemberDone(Fact, frozen=True, tag="member-done"):
+class MemberDone(PoolEvent, frozen=True, tag="member-done"):
     """A member has done what `Ask` of this generation and stage told it."""
 
     member: int
@@ -111,7 +111,7 @@ class MemberDone(Fact, frozen=True, tag="member-done"):
     stage: ReplicaState
 
 
-class MemberFailed(Fact, frozen=True, tag="member-failed"):
+class MemberFailed(PoolEvent, frozen=True, tag="member-failed"):
     """A member lives but cannot go on with this join."""
 
     member: int
@@ -120,7 +120,7 @@ class MemberFailed(Fact, frozen=True, tag="member-failed"):
     reason: str
 
 
-class JoinCancelled(Fact, frozen=True, tag="join-cancelled"):
+class JoinCancelled(PoolEvent, frozen=True, tag="join-cancelled"):
     """Somebody wants this replica back in rollout; it counts to the end of the step if it does."""
 
     replica: int
@@ -128,7 +128,7 @@ class JoinCancelled(Fact, frozen=True, tag="join-cancelled"):
     reason: str = ""
 
 
-AnyFact = Union[Signal, StepBegins, MemberUp, MemberLost, MemberDone, MemberFailed,  # noqa: UP007
+AnyPoolEvent = Union[Signal, StepBegins, MemberUp, MemberLost, MemberDone, MemberFailed,  # noqa: UP007
                 JoinCancelled]
 
 

@@ -1,7 +1,7 @@
 """Pure. What passes between training's core and the members of hybrid replicas, and its frames.
 
 Law: two kinds of conversation, each authenticated before its first frame. A *coordinator*
-conversation (member and rank 0) carries orders and facts; a *channel* conversation (member and its
+conversation (member and rank 0) carries orders and events; a *channel* conversation (member and its
 core) carries parameters out and gradients in. A frame is a head of fixed size, one message, and at
 most one payload of raw bytes, which its receiver reads straight into place.
 
@@ -48,9 +48,9 @@ class Told(MemberMessage, frozen=True, tag="told"):
 
 
 class MemberReport(MemberMessage, frozen=True, tag="word"):
-    """Member to coordinator: a fact about itself."""
+    """Member to coordinator: a event about itself."""
 
-    fact: Union[MemberDone, MemberFailed]  # noqa: UP007
+    event: Union[MemberDone, MemberFailed]  # noqa: UP007
 
 
 class JoinMessage(MemberMessage, frozen=True, tag="enter"):

@@ -1,7 +1,7 @@
 """The hybrid pool's laws, on any history that hypothesis can think of.
 
 Law: what is drawn is the history itself, so that a failing one shrinks. The laws are proved twice:
-on the pool's own answers after every fact, sensible or not, and from outside, by members that are
+on the pool's own answers after every event, sensible or not, and from outside, by members that are
 actors of their own behind slow, lossless channels, which die at any moment.
 """
 
@@ -26,8 +26,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tangram_hpc.domain.hybrid import (
-    AnyFact,
     AnyOrder,
+    AnyPoolEvent,
     Ask,
     End,
     EvictReplica,
@@ -46,7 +46,7 @@ from tangram_hpc.domain.hybrid import (
 from tangram_hpc.domain.hybrid import ReplicaState as R
 from tangram_hpc.libra.hybrid.hybrid_pool import HybridPool
 
-# any history of facts, sensible or not
+# any history of events, sensible or not
 
 
 class Witness:
@@ -110,7 +110,7 @@ class Witness:
 
 MEMBER = st.sampled_from([*HYBRID, 0, 99])
 SMALL = st.integers(0, 3)
-FACTS = st.one_of(
+EVENTS = st.one_of(
     st.builds(MemberDone, MEMBER, SMALL, SMALL, st.sampled_from(ASKED)),
     st.builds(MemberUp, MEMBER, SMALL), st.builds(MemberLost, MEMBER, SMALL),
     st.builds(MemberFailed, MEMBER, SMALL, SMALL, st.just("no")),
@@ -120,7 +120,7 @@ FACTS = st.one_of(
               st.just(1000), st.sampled_from([0, 0, 0, 900]), st.sampled_from([0, 0, 1, 2, 9])))
 # what brings histories on: the next boundary, a signal, all of a replica's words, time
 MOVES = st.one_of(st.just("begin"), st.sampled_from(["train", "back"]), st.integers(0, 2),
-                  st.builds(lambda s: ("tick", s), st.sampled_from([1, 100, 200, 4000])), FACTS)
+                  st.builds(lambda s: ("tick", s), st.sampled_from([1, 100, 200, 4000])), EVENTS)
 
 
 @settings(max_examples=300, deadline=None)
@@ -174,7 +174,7 @@ class Actor:
         self.gpu, self.incarnation, self.alive = gpu, 0, True
         self.uses = "rollout"
         self.inbox: deque[AnyOrder] = deque()
-        self.outbox: deque[AnyFact] = deque([MemberUp(gpu, 0)])
+        self.outbox: deque[AnyPoolEvent] = deque([MemberUp(gpu, 0)])
 
     def work(self) -> None:
         order = self.inbox.popleft()

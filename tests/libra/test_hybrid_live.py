@@ -353,8 +353,8 @@ class AtCoordinator:
         self.link = dial_bulk((coordinator.address,), KEY, JOB)
         self.link.send(Hello(member, incarnation))
 
-    def say(self, fact: Any) -> None:
-        self.link.send(MemberReport(fact))
+    def say(self, event: Any) -> None:
+        self.link.send(MemberReport(event))
 
     def order(self) -> Told:
         got = self.link.receive()

@@ -8,7 +8,7 @@ import pytest
 from hybrid_pool_rig import BACK, CORE, TRAIN, Rig, S, picture
 
 from tangram_hpc.domain.hybrid import (
-    AnyFact,
+    AnyPoolEvent,
     Ask,
     ContributorId,
     End,
@@ -190,7 +190,7 @@ def test_a_stale_word_changes_nothing_in_any_state(state: R) -> None:
     else:
         rig.to(0, state)
     assert rig.pool.state(0) is state
-    words: list[AnyFact] = [
+    words: list[AnyPoolEvent] = [
         MemberDone(7, incarnation, generation, stage) for incarnation in (0, 1, 2)
         for generation in (1, 2, 3)
         for stage in R if (incarnation, generation, stage) != (0, 2, state)]

@@ -1,11 +1,11 @@
 """Pure. The elastic hybrid pool: rollout GPUs that join training as one complete data-parallel
 replica and go back (Libra, arXiv 2606.03077, elastic hybrid pool).
 
-Law: facts in, orders out, `now` handed in (ns). A replica moves as a whole and only when all of its
-members have said so; whatever fails, ends too late or is cancelled brings the whole replica back to
-rollout. It begins and ceases to count between two steps; only `EvictReplica` ends it sooner. What
-is of another generation, stage or incarnation than is asked for changes nothing. The core is given
-once: no order ever names one of its GPUs.
+Law: events in, orders out, `now` handed in (ns). A replica moves as a whole and only when all of
+its members have said so; whatever fails, ends too late or is cancelled brings the whole replica
+back to rollout. It begins and ceases to count between two steps; only `EvictReplica` ends it
+sooner. What is of another generation, stage or incarnation than is asked for changes nothing. The
+core is given once: no order ever names one of its GPUs.
 
 Waiting for the members' word at REQUESTED and RETURNING is what keeps a GPU in one role: it leaves
 rollout when its server says so, and serves again when its trainer says so or is dead.
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...domain.hybrid import (
-    AnyFact,
     AnyOrder,
+    AnyPoolEvent,
     Ask,
     ContributorId,
     End,
@@ -132,15 +132,15 @@ class HybridPool:
         """When `tick` has something to do if nothing happens until then."""
         return min((r.deadline for r in self._replicas if r.deadline), default=None)
 
-    # ---- facts ----
+    # ---- events ----
 
-    def handle(self, fact: AnyFact, now: int) -> list[AnyOrder]:
-        """Takes one fact in; what is to be done about it, in order."""
-        match fact:
+    def handle(self, event: AnyPoolEvent, now: int) -> list[AnyOrder]:
+        """Takes one event in; what is to be done about it, in order."""
+        match event:
             case MemberDone():
-                known = self._done(fact, now)
+                known = self._done(event, now)
             case MemberFailed():
-                known = self._failed(fact, now)
+                known = self._failed(event, now)
             case MemberLost(member=member, incarnation=incarnation, reason=reason):
                 known = self._is_current(member, incarnation)
                 if known:
@@ -154,7 +154,7 @@ class HybridPool:
                 if known:
                     self._begin(step, version, now)
             case Signal():
-                known = self._target.update(fact)
+                known = self._target.update(event)
                 if known:
                     self._follow_target(now)
         self.ignored += not known
@@ -206,27 +206,27 @@ class HybridPool:
         elif replica.state is not R.LOST:
             self._roll_back(replica, f"member {number} {reason}", now)
 
-    def _done(self, fact: MemberDone, now: int) -> bool:
-        replica = self._home.get(fact.member)
-        if (replica is None or not self._is_current(fact.member, fact.incarnation)
-                or fact.generation != replica.generation or fact.stage is not replica.state
-                or fact.member not in replica.waits_for):
+    def _done(self, event: MemberDone, now: int) -> bool:
+        replica = self._home.get(event.member)
+        if (replica is None or not self._is_current(event.member, event.incarnation)
+                or event.generation != replica.generation or event.stage is not replica.state
+                or event.member not in replica.waits_for):
             return False
-        del replica.waits_for[fact.member]
+        del replica.waits_for[event.member]
         if replica.state is R.RETURNING:
             self._maybe_home(replica, now)
         elif not replica.waits_for:
             self._stage(replica, _NEXT[replica.state], now)
         return True
 
-    def _failed(self, fact: MemberFailed, now: int) -> bool:
-        replica = self._home.get(fact.member)
-        if (replica is None or not self._is_current(fact.member, fact.incarnation)
-                or fact.generation != replica.generation):
+    def _failed(self, event: MemberFailed, now: int) -> bool:
+        replica = self._home.get(event.member)
+        if (replica is None or not self._is_current(event.member, event.incarnation)
+                or event.generation != replica.generation):
             return False
         if replica.state not in _JOINING | _COUNTS:
             return False  # said before it heard that it may go
-        self._roll_back(replica, f"member {fact.member}: {fact.reason}", now)
+        self._roll_back(replica, f"member {event.member}: {event.reason}", now)
         return True
 
     # ---- moving a replica ----

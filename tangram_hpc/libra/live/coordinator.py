@@ -1,6 +1,6 @@
 """Rank 0's coordinator: the pool's state machine, fed by its members' conversations and the clock.
 
-Law: one lock around the pool; every fact goes in under it and its orders go out under it, so that
+Law: one lock around the pool; every event goes in under it and its orders go out under it, so that
 members hear them in the order in which they were decided. A member speaks of itself only. It is
 lost when its conversation ends or it is silent for too long; nothing else decides that.
 
@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ...domain.hybrid import (
-    AnyFact,
     AnyOrder,
+    AnyPoolEvent,
     Ask,
     EvictReplica,
     JoinEnded,
@@ -121,14 +121,14 @@ class Coordinator:
 
     def begin(self, step: int, version: int) -> StepPlan:
         """A train_step is about to begin: who counts in it."""
-        orders = self.fact(StepBegins(step, version))
+        orders = self.handle(StepBegins(step, version))
         plan = orders[-1] if orders else None
         assert isinstance(plan, StepPlan), f"step {step} had begun before"
         return plan
 
     def signal(self, signal: Signal) -> None:
         """How the stages stand; see `Signal`."""
-        self.fact(signal)
+        self.handle(signal)
 
     def missed(self, replica: int, why: str) -> None:
         """This replica's gradient did not come: it goes back to rollout."""
@@ -137,7 +137,7 @@ class Coordinator:
                 if member in self._ports:
                     incarnation = self._ports[member][0]
                     generation = self._pool.generation(replica)
-                    self.fact(MemberFailed(member, incarnation, generation, why))
+                    self.handle(MemberFailed(member, incarnation, generation, why))
                     return
 
     @property
@@ -160,17 +160,17 @@ class Coordinator:
         with self._lock:
             self._ports[member] = (incarnation, port)
             self._liveness.forget(member)  # what was heard was another incarnation
-            self.fact(MemberUp(member, incarnation))
+            self.handle(MemberUp(member, incarnation))
 
     def close(self) -> None:
         """Ends every conversation; members then serve rollouts again by themselves."""
         self._stop.set()
         self._listener.close()
 
-    def fact(self, fact: AnyFact) -> list[AnyOrder]:
-        """Takes a fact in and carries out what follows."""
+    def handle(self, event: AnyPoolEvent) -> list[AnyOrder]:
+        """Takes a event in and carries out what follows."""
         with self._lock:
-            orders = self._pool.handle(fact, self._now())
+            orders = self._pool.handle(event, self._now())
             self._carry_out(orders)
             return orders
 
@@ -236,9 +236,9 @@ class Coordinator:
                 continue
             if not isinstance(message, MemberReport):
                 raise ProtocolError("not a message that a member may send")
-            if (message.fact.member, message.fact.incarnation) != (member, incarnation):
-                raise ProtocolError(f"member {member} speaks for {message.fact.member}")
-            self.fact(message.fact)
+            if (message.event.member, message.event.incarnation) != (member, incarnation):
+                raise ProtocolError(f"member {member} speaks for {message.event.member}")
+            self.handle(message.event)
 
     def lost(self, member: int, incarnation: int, why: str) -> None:
         """This incarnation of a member is over."""
@@ -247,7 +247,7 @@ class Coordinator:
             if known is not None and known[0] == incarnation:
                 del self._ports[member]
                 self._liveness.forget(member)
-                self.fact(MemberLost(member, incarnation, why))
+                self.handle(MemberLost(member, incarnation, why))
 
     def _watch(self) -> None:
         while not self._stop.wait(_TICK_S):

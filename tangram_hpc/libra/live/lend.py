@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from ...domain.hybrid import AnyFact, Ask, MemberDone, MemberFailed
+from ...domain.hybrid import AnyPoolEvent, Ask, MemberDone, MemberFailed
 from ...domain.hybrid import ReplicaState as R
 from ...errors import TangramError
 from ...protocol.lane import Told
@@ -111,14 +111,14 @@ class Loan:
             self._action, self._link, going, over = None, None, self._going, self._over
             self._waiting.clear()
         if going and not over:
-            self._coordinator.fact(MemberDone(self._number, self.incarnation, going, R.RETURNING))
+            self._coordinator.handle(MemberDone(self._number, self.incarnation, going, R.RETURNING))
             return
         why = "was cancelled" if action.cancelled() else str(action.exception() or "left by itself")
         self._coordinator.lost(self._number, self.incarnation, why)
         lend(self._coordinator, self._number, self.incarnation + 1, self._start)
 
-    def _later(self, fact: AnyFact) -> None:
-        threading.Thread(target=self._coordinator.fact, args=(fact,), daemon=True).start()
+    def _later(self, event: AnyPoolEvent) -> None:
+        threading.Thread(target=self._coordinator.handle, args=(event,), daemon=True).start()
 
 
 def lend(coordinator: Coordinator, number: int, incarnation: int, start: Start) -> None:

@@ -121,9 +121,9 @@ class Member:
         """Says so to the coordinator."""
         self._report(MemberFailed(self._member, self._incarnation, order.generation, reason))
 
-    def _report(self, fact: MemberDone | MemberFailed) -> None:
+    def _report(self, event: MemberDone | MemberFailed) -> None:
         assert self._coordinator is not None
-        self._coordinator.send(MemberReport(fact))
+        self._coordinator.send(MemberReport(event))
 
     def gradient(self, params: NDArray[Any], samples: list[Any]) -> NDArray[Any]:
         """See `Skills.gradient`."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from ...domain.hybrid import (
-    AnyFact,
+    AnyPoolEvent,
     Ask,
     Kill,
     MemberDone,
@@ -192,9 +192,9 @@ class Lending:
         self._step += 1
         self._tell(now, StepBegins(self._step, self._step))
 
-    def _tell(self, now: int, fact: AnyFact) -> None:
+    def _tell(self, now: int, event: AnyPoolEvent) -> None:
         assert self._pool is not None
-        for order in [*self._pool.tick(now), *self._pool.handle(fact, now)]:
+        for order in [*self._pool.tick(now), *self._pool.handle(event, now)]:
             if isinstance(order, Ask):
                 self._asked(now, order)
             elif isinstance(order, StepPlan):
