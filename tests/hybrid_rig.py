@@ -84,7 +84,7 @@ def plain(steps: int, cores: int, shard: int) -> Vector:
 # ---- a member ------------------------------------------------------------------------------------
 
 
-class Skills:
+class RigCallbacks:
     """What this trainer's members can do. Serving rollouts is a file that exists meanwhile."""
 
     def __init__(self, told: dict[str, Any], number: int) -> None:
@@ -113,7 +113,7 @@ def member(told: dict[str, Any], number: int, incarnation: int = -1) -> None:
 
     Path(told["folder"], f"pid-{number}").write_text(str(os.getpid()))
     incarnation = time.time_ns() if incarnation < 0 else incarnation
-    Member(read_access(Path(told["access"])), number, incarnation, Skills(told, number)).run()
+    Member(read_access(Path(told["access"])), number, incarnation, RigCallbacks(told, number)).run()
 
 
 # ---- the core ------------------------------------------------------------------------------------

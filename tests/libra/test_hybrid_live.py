@@ -44,6 +44,7 @@ from tangram_hpc.libra.live.coordinator import Coordinator
 from tangram_hpc.libra.live.core import HybridCore
 from tangram_hpc.libra.live.lane import Lane
 from tangram_hpc.libra.live.lend import lend
+from tangram_hpc.libra.live.member import Member, ReplicaCallbacks, Skills
 from tangram_hpc.protocol.lane import (
     HEAD,
     Alive,
@@ -56,6 +57,7 @@ from tangram_hpc.protocol.lane import (
     Work,
 )
 from tangram_hpc.protocol.value import decode_value
+from tangram_hpc.storage.access import Access
 from tangram_hpc.transport.socket.lane import BulkLink, dial_bulk
 
 EVERY_STATE = ["REQUESTED", "FETCHING_STATE", "ZERO_SYNC", "ACTIVATING", "ACTIVE",
@@ -554,6 +556,16 @@ def test_a_loan_that_has_not_begun_is_given_back(coordinator: Coordinator) -> No
     coordinator.signal(Signal(2, 0, 500, 1000, 900))
     ended(coordinator, End.ROLLED_BACK)
     assert waiting.cancelled()
+
+
+def test_old_names_work_for_one_release() -> None:
+    access = Access("job", ("tcp:nowhere:1",), KEY, "", "here", 1)
+    callbacks = rig.RigCallbacks.__new__(rig.RigCallbacks)
+    old = Member(access, 6, life=3, skills=callbacks)
+    new = Member(access, 6, incarnation=3, callbacks=callbacks)
+    assert vars(old) == vars(new) and Skills is ReplicaCallbacks
+    with pytest.raises(TypeError, match="`callbacks`"):
+        Member(access, 6, 3)
 
 
 def test_a_wrong_size_of_the_core_is_named(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ def _counts(batch: Batch) -> list[float]:
             sum(one.turns for one in ones), batch.rollout_s]
 
 
-class _Skills:
+class _Callbacks:
     """What a replica's member can do. Its GPU is lent by the broker, which has stopped the rollouts
     there before this process begins and lets them go on when it ends."""
 
@@ -229,8 +229,8 @@ def serve_member(access: str, number: int, incarnation: int, model: str, device:
     named beside the access file, for whoever wants to look at it."""
     Path(access).with_name("replica.pid").write_text(str(os.getpid()))
     torch.set_num_threads(1)
-    skills = _Skills(Policy(Path(model), device))
-    Member(read_access(Path(access)), number, incarnation, skills).run()
+    callbacks = _Callbacks(Policy(Path(model), device))
+    Member(read_access(Path(access)), number, incarnation, callbacks).run()
 
 
 def main(path: Path) -> None:

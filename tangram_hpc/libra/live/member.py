@@ -34,7 +34,7 @@ from ...transport.socket.lane import BulkLink, dial_bulk
 _ALIVE_S = 2.0
 
 
-class Skills(Protocol):
+class ReplicaCallbacks(Protocol):
     """What a trainer's author fills in. A TangramError from any of them brings the replica back to
     rollout; another exception ends the process."""
 
@@ -51,6 +51,9 @@ class Skills(Protocol):
         ...
 
 
+Skills = ReplicaCallbacks  # the old name, kept for one release
+
+
 class Member:
     """Runs in the member's process.
 
@@ -60,8 +63,14 @@ class Member:
         incarnation: above that of every earlier incarnation of it; the time of its start will do.
     """
 
-    def __init__(self, access: Access, member: int, incarnation: int, skills: Skills) -> None:
-        self._access, self._skills = access, skills
+    def __init__(self, access: Access, member: int, incarnation: int | None = None,
+                 callbacks: ReplicaCallbacks | None = None, *, life: int | None = None,
+                 skills: ReplicaCallbacks | None = None) -> None:
+        incarnation = life if incarnation is None else incarnation
+        callbacks = callbacks or skills
+        if incarnation is None or callbacks is None:
+            raise TypeError("Member: pass `incarnation` and `callbacks`")
+        self._access, self._callbacks = access, callbacks
         self._member, self._incarnation = member, incarnation
         self._coordinator: BulkLink | None = None
         self._channel: _ChannelThread | None = None
@@ -88,13 +97,13 @@ class Member:
             stop.set()
             coordinator.close()
             self._leave_channel()
-            self._skills.start_rollouts()
+            self._callbacks.start_rollouts()
 
     def _obey(self, order: Ask, channel: tuple[str, ...]) -> None:
         try:
             match order.stage:
                 case R.REQUESTED:
-                    self._skills.stop_rollouts()
+                    self._callbacks.stop_rollouts()
                 case R.FETCHING_STATE:
                     self._leave_channel()
                     self._channel = _ChannelThread(self, channel, order)
@@ -105,7 +114,7 @@ class Member:
                     return
                 case R.RETURNING:
                     self._leave_channel()
-                    self._skills.start_rollouts()
+                    self._callbacks.start_rollouts()
                 case _:
                     raise ProtocolError(f"{order.stage.value} is nothing that a member does")
         except TangramError as error:
@@ -126,8 +135,8 @@ class Member:
         self._coordinator.send(MemberReport(event))
 
     def gradient(self, params: NDArray[Any], samples: list[Any]) -> NDArray[Any]:
-        """See `Skills.gradient`."""
-        return self._skills.gradient(params, samples)
+        """See `ReplicaCallbacks.gradient`."""
+        return self._callbacks.gradient(params, samples)
 
     def access_key(self) -> tuple[bytes, str]:
         """What channels are dialled with."""
