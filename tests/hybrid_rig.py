@@ -286,11 +286,11 @@ def core(told: dict[str, Any]) -> None:
 def borrow(told: dict[str, Any], pool: Any) -> Any:
     """The members are actions of a broker, and their GPUs lent."""
     from tangram_hpc import connect
-    from tangram_hpc.libra.live.lend import lend
+    from tangram_hpc.libra.live.leased_member import add_leased_member
 
     client = connect(Path(told["cluster"]))
     for number in (number for replica in told["replicas"] for number in replica):
-        lend(pool.coordinator, number, 0,
+        add_leased_member(pool.coordinator, number, 0,
              lambda number, incarnation: client.submit(member, told, number, incarnation, gpus=1,
                                                        retries=0))
     return client

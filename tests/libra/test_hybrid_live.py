@@ -43,7 +43,7 @@ from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules
 from tangram_hpc.libra.live.coordinator import Coordinator
 from tangram_hpc.libra.live.core import HybridCore
 from tangram_hpc.libra.live.lane import Lane
-from tangram_hpc.libra.live.lend import lend
+from tangram_hpc.libra.live.leased_member import add_leased_member
 from tangram_hpc.libra.live.member import Member, ReplicaCallbacks, Skills
 from tangram_hpc.protocol.lane import (
     HEAD,
@@ -492,12 +492,13 @@ def test_an_older_incarnation_does_not_make_a_newer_one_silent(coordinator: Coor
     assert coordinator._liveness.silent(far) == [] and coordinator.roles()[6] is Role.HYBRID_ROLLOUT
 
 
-# ---- loans on their own: what the broker might say -----------------------------------------------
+# ---- leased members on their own: what the broker might say
+# -----------------------------------------------
 
 
-def loaned(coordinator: Coordinator, start: Any) -> None:
-    """Member 6 is a loan that was just asked to join."""
-    lend(coordinator, 6, 0, start)
+def leased(coordinator: Coordinator, start: Any) -> None:
+    """Member 6 is a leased member that was just asked to join."""
+    add_leased_member(coordinator, 6, 0, start)
     coordinator.begin(0, 0)
     coordinator.signal(Signal(1, 0, 2000, 1000))
 
@@ -513,11 +514,11 @@ def ended(coordinator: Coordinator, end: End) -> str:
     raise AssertionError(coordinator.states())
 
 
-def test_a_loan_that_is_refused_does_not_stop_the_trainer(coordinator: Coordinator) -> None:
+def test_a_lease_that_is_refused_does_not_stop_the_trainer(coordinator: Coordinator) -> None:
     def refuse(number: int, incarnation: int) -> Future[Any]:
         raise InvalidInput("gpus: no")
 
-    loaned(coordinator, refuse)
+    leased(coordinator, refuse)
     assert ended(coordinator, End.ROLLED_BACK) == "member 6: gpus: no"
     assert coordinator.states()[0] is R.ROLLOUT
 
@@ -531,7 +532,7 @@ def test_an_action_that_ends_by_itself_is_an_incarnation_and_another_is_lent(
         lives.append((incarnation, Future()))
         return lives[-1][1]
 
-    loaned(coordinator, start)
+    leased(coordinator, start)
     lives[0][1].set_exception(InvalidInput("its node is gone"))
     assert "its node is gone" in ended(coordinator, End.LOST)
     becomes(coordinator, Role.HYBRID_ROLLOUT)
@@ -550,9 +551,9 @@ def test_an_action_that_ends_by_itself_is_an_incarnation_and_another_is_lent(
     becomes(coordinator, Role.HYBRID_ROLLOUT)
 
 
-def test_a_loan_that_has_not_begun_is_given_back(coordinator: Coordinator) -> None:
+def test_a_leased_member_that_has_not_begun_is_given_back(coordinator: Coordinator) -> None:
     waiting: Future[Any] = Future()
-    loaned(coordinator, lambda number, incarnation: waiting)
+    leased(coordinator, lambda number, incarnation: waiting)
     coordinator.signal(Signal(2, 0, 500, 1000, 900))
     ended(coordinator, End.ROLLED_BACK)
     assert waiting.cancelled()

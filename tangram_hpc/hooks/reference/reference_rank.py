@@ -29,7 +29,7 @@ from ...demo.rank import settle
 from ...domain.hybrid import ReplicaState, Signal
 from ...libra.hybrid.hybrid_signal import PoolRules
 from ...libra.live.core import HybridCore
-from ...libra.live.lend import lend
+from ...libra.live.leased_member import add_leased_member
 from ...libra.live.member import Member
 from ...libra.planner.shapes import Request
 from ...services.torch.torch_fresh import publish
@@ -42,7 +42,7 @@ from .reference_routes import SERVICES, Routes, routes
 from .reference_run import Plan
 from .reference_turns import credits
 
-LOAN = 1000  # the number of the one member that may be lent
+LEASED = 1000  # the number of the one member that may be lent
 
 
 class Adam:
@@ -89,15 +89,18 @@ class Trainer:
         self._planned = Planned(comm.size, plan.slots, 1, plan.prompts * plan.group * comm.size,
                                 plan.hidden) if plan.planner else None
         access = Path(plan.folder, "hybrid.json")
-        lent = [[LOAN]] if plan.pool else []
+        lent = [[LEASED]] if plan.pool else []
         self._core = HybridCore(
             comm, access, [[rank] for rank in range(comm.size)],
-            [LOAN + 1 + n for n in range(plan.slots - len(lent))], lent,
+            [LEASED + 1 + n for n in range(plan.slots - len(lent))], lent,
             rules=PoolRules(reserved_gpus=1), patience_s=120.0, silence_s=120.0)
         if self._core.coordinator is not None and lent:
-            lend(self._core.coordinator, LOAN, 0, lambda number, incarnation: self._client.submit(
-                serve_member, str(access), number, incarnation, model, plan.device, gpus=1,
-                retries=0, name="replica"))
+            def start(number: int, incarnation: int) -> tangram_hpc.Future:
+                return self._client.submit(
+                    serve_member, str(access), number, incarnation, model, plan.device, gpus=1,
+                    retries=0, name="replica")
+
+            add_leased_member(self._core.coordinator, LEASED, 0, start)
 
     def run(self) -> list[dict[str, Any]]:
         """All steps; what each was like, on rank 0."""

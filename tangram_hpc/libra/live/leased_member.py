@@ -1,0 +1,127 @@
+"""Hybrid replicas whose GPUs the broker lends: joining is an action that asks for GPUs, and its
+process is the member.
+
+Law: the broker's ledger is what says whose a GPU is. Lending one parks the rollout service that
+stood there; when the action ends, however it ends, the GPU serves rollouts again. A member's number
+names a loan, not a device: which device it is, the broker decides each time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from ...domain.hybrid import AnyPoolEvent, Ask, MemberDone, MemberFailed
+from ...domain.hybrid import ReplicaState as R
+from ...errors import TangramError
+from ...protocol.lane import Told
+from ...transport.socket.lane import BulkLink
+from .coordinator import Coordinator
+
+Start = Callable[[int, int], "Future[Any]"]
+
+
+class LeasedMember:
+    """One member (fills `coordinator.Port`); lives for one incarnation of it, and is then
+    succeeded.
+
+    Args:
+        start: submits the action that runs member `number`'s incarnation `incarnation`
+            (`Member.run`), and returns its Future. Its process ends when its coordinator hangs up.
+    """
+
+    def __init__(self, coordinator: Coordinator, number: int, incarnation: int, start: Start
+                 ) -> None:
+        self._coordinator, self._start = coordinator, start
+        self._number, self.incarnation = number, incarnation
+        self._lock = threading.Lock()
+        self._action: Future[Any] | None = None
+        self._link: BulkLink | None = None
+        self._waiting: list[Told] = []
+        self._going = 0  # the generation that it goes home from
+        self._over = False  # the pool has given this incarnation up
+
+    def tell(self, order: Ask, channel: tuple[str, ...]) -> None:
+        """See `Port.tell`. The coordinator's lock is held: what has to be answered is by another.
+        """
+        with self._lock:
+            if order.stage is R.RETURNING:
+                self._going = order.generation
+                self._hang_up()
+                return
+            self._waiting.append(Told(order, channel))
+            if order.stage is R.REQUESTED:
+                self._going = 0
+                try:
+                    self._action = self._start(self._number, self.incarnation)
+                except TangramError as error:
+                    return self._later(MemberFailed(self._number, self.incarnation,
+                                                    order.generation, str(error)))
+                self._action.add_done_callback(self._ended)
+            self._pass_on()
+            return None
+
+    def attach(self, link: BulkLink) -> bool:
+        """Its process has dialled in."""
+        with self._lock:
+            if self._action is None or self._going:
+                return False
+            self._link = link
+            self._pass_on()
+            return True
+
+    def detached(self) -> None:
+        """Its process has hung up or died: the action's end says which."""
+        with self._lock:
+            self._link = None
+
+    def end(self) -> None:
+        """See `Port.end`."""
+        with self._lock:
+            self._over = True
+            if self._action is not None:
+                self._action.cancel()
+
+    def _pass_on(self) -> None:
+        while self._link is not None and self._waiting:
+            try:
+                self._link.send(self._waiting.pop(0))
+            except OSError:
+                self._link = None
+
+    def _hang_up(self) -> None:
+        """The process goes by itself; one that has not even begun is not to begin."""
+        self._waiting.clear()
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        elif self._action is not None:
+            self._action.cancel()
+        if self._action is None:  # it is at home
+            self._later(MemberDone(self._number, self.incarnation, self._going, R.RETURNING))
+
+    def _ended(self, action: Future[Any]) -> None:
+        """The action is over and its GPU lent back. From the client's thread, or from `cancel`."""
+        threading.Thread(target=self._settle, args=(action,), daemon=True).start()
+
+    def _settle(self, action: Future[Any]) -> None:
+        with self._lock:
+            self._action, self._link, going, over = None, None, self._going, self._over
+            self._waiting.clear()
+        if going and not over:
+            self._coordinator.handle(MemberDone(self._number, self.incarnation, going, R.RETURNING))
+            return
+        why = "was cancelled" if action.cancelled() else str(action.exception() or "left by itself")
+        self._coordinator.lost(self._number, self.incarnation, why)
+        add_leased_member(self._coordinator, self._number, self.incarnation + 1, self._start)
+
+    def _later(self, event: AnyPoolEvent) -> None:
+        threading.Thread(target=self._coordinator.handle, args=(event,), daemon=True).start()
+
+
+def add_leased_member(coordinator: Coordinator, number: int, incarnation: int, start: Start
+                      ) -> None:
+    """From here on this member can be asked to join."""
+    coordinator.adopt(number, incarnation, LeasedMember(coordinator, number, incarnation, start))
