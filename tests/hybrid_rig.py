@@ -215,7 +215,7 @@ def core(told: dict[str, Any]) -> None:
     from mpi4py import MPI
 
     from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules
-    from tangram_hpc.libra.live.core import HybridCore
+    from tangram_hpc.libra.live.core_trainer import CoreTrainer
 
     world = MPI.COMM_WORLD
     width = told["width"]
@@ -237,7 +237,7 @@ def core(told: dict[str, Any]) -> None:
     cores = [list(range(n, n + width)) for n in range(0, world.size, width)]
     rules = PoolRules(cooldown_steps=0, retry_steps=0, ttl_steps=10**6,
                       stage_timeout_ns=round(told["stage_s"] * 1e9))
-    pool = HybridCore(world, told["access"], cores, [], told["replicas"], rules=rules,
+    pool = CoreTrainer(world, told["access"], cores, [], told["replicas"], rules=rules,
                       patience_s=told["patience_s"], on_order=news, on_kill=on_kill)
     if world.rank == 0:
         director = Director(told, pool)

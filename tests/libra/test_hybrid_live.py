@@ -42,8 +42,10 @@ from tangram_hpc.libra.hybrid.hybrid_pool import HybridPool
 from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules
 from tangram_hpc.libra.live.coordinator import Coordinator
 from tangram_hpc.libra.live.core import HybridCore
+from tangram_hpc.libra.live.core_trainer import CoreTrainer
 from tangram_hpc.libra.live.lane import Lane
 from tangram_hpc.libra.live.leased_member import add_leased_member
+from tangram_hpc.libra.live.lend import lend
 from tangram_hpc.libra.live.member import Member, ReplicaCallbacks, Skills
 from tangram_hpc.protocol.lane import (
     HEAD,
@@ -109,8 +111,8 @@ import sys
 import numpy as np
 from mpi4py import MPI
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.libra.live.core import HybridCore
-core = HybridCore(MPI.COMM_WORLD, sys.argv[1], [[0], [1]], [2], [[3]])
+from tangram_hpc.libra.live.core_trainer import CoreTrainer
+core = CoreTrainer(MPI.COMM_WORLD, sys.argv[1], [[0], [1]], [2], [[3]])
 args = (1, np.zeros(2), [1.0], lambda params, samples: params * len(samples))
 core.step(5, *args)
 for step in (5, 4):
@@ -565,6 +567,7 @@ def test_old_names_work_for_one_release() -> None:
     old = Member(access, 6, life=3, skills=callbacks)
     new = Member(access, 6, incarnation=3, callbacks=callbacks)
     assert vars(old) == vars(new) and Skills is ReplicaCallbacks
+    assert HybridCore is CoreTrainer and lend is add_leased_member
     with pytest.raises(TypeError, match="`callbacks`"):
         Member(access, 6, 3)
 
@@ -574,7 +577,7 @@ def test_a_wrong_size_of_the_core_is_named(tmp_path: Path) -> None:
         size, rank = 3, 0
 
     with pytest.raises(InvalidInput, match="2 cores of 1 GPUs are not the communicator's 3 ranks"):
-        HybridCore(World(), tmp_path / "a", [[0], [1]], [], [])
+        CoreTrainer(World(), tmp_path / "a", [[0], [1]], [], [])
 
 
 _STOPPED = '''

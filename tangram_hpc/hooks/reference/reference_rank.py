@@ -28,7 +28,7 @@ import tangram_hpc
 from ...demo.rank import settle
 from ...domain.hybrid import ReplicaState, Signal
 from ...libra.hybrid.hybrid_signal import PoolRules
-from ...libra.live.core import HybridCore
+from ...libra.live.core_trainer import CoreTrainer
 from ...libra.live.leased_member import add_leased_member
 from ...libra.live.member import Member
 from ...libra.planner.shapes import Request
@@ -90,7 +90,7 @@ class Trainer:
                                 plan.hidden) if plan.planner else None
         access = Path(plan.folder, "hybrid.json")
         lent = [[LEASED]] if plan.pool else []
-        self._core = HybridCore(
+        self._core = CoreTrainer(
             comm, access, [[rank] for rank in range(comm.size)],
             [LEASED + 1 + n for n in range(plan.slots - len(lent))], lent,
             rules=PoolRules(reserved_gpus=1), patience_s=120.0, silence_s=120.0)

@@ -58,7 +58,7 @@ class Member:
     """Runs in the member's process.
 
     Args:
-        access: where the coordinator listens (`HybridCore` writes the file).
+        access: where the coordinator listens (`CoreTrainer` writes the file).
         member: its GPU's number, as in the pool's replicas.
         incarnation: above that of every earlier incarnation of it; the time of its start will do.
     """
