@@ -22,6 +22,7 @@ from planner_material import DENSE, HARDWARE, MOE, REQUESTS, problems
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.libra.planner.costs import AnalyticCosts
 from tangram_hpc.libra.planner.lengths import Ints, Strata, batch_of, sorted_requests, strata_of
+from tangram_hpc.libra.planner.reprice import reprice
 from tangram_hpc.libra.planner.rollout_cost import RolloutCost
 from tangram_hpc.libra.planner.rollout_dp import RolloutTable
 from tangram_hpc.libra.planner.shapes import (
@@ -35,7 +36,6 @@ from tangram_hpc.libra.planner.shapes import (
     Training,
 )
 from tangram_hpc.libra.planner.split import Plan, dealt_to, lossy, plan
-from tangram_hpc.libra.planner.standing import standing
 from tangram_hpc.libra.planner.train_cost import TrainCost
 from tangram_hpc.libra.planner.tree import Node, Tree
 
@@ -388,7 +388,7 @@ def test_the_plan_of_batches_that_mix_is_as_good_as_brute_force(moe: bool, cases
             within = max(split.step_ns, 1) * (1 + 1e-6) / 1e9
             left = split.rollout_gpus - split.spare  # who lends the spare ones has as short a step
             assert brute_rollout(costs, left, search, split.price.ns / 1e9) <= within, seed
-        again = standing(costs, gpus, found.best.layout,
+        again = reprice(costs, gpus, found.best.layout,
                          [one.degree for one in found.best.instances], search)
         assert again is not None and again.rollout_ns == found.best.rollout_ns
         ran += 1

@@ -20,8 +20,8 @@ from ...config.planner.files import read_hardware, read_model
 from ...config.planner.settings import PlannerSettings
 from ...libra.planner.costs import AnalyticCosts
 from ...libra.planner.online import OnlinePlanner
+from ...libra.planner.reprice import reprice
 from ...libra.planner.shapes import Factors, Layout, Request, Search
-from ...libra.planner.standing import standing
 from ...libra.planner.trigger import StepFacts
 
 _HERE = Path(__file__).resolve().parent
@@ -87,7 +87,7 @@ class Planned:
     def _foretold(self, helped: int, requests: Sequence[Request]) -> tuple[float, float]:
         """Seconds of training and rollouts by what was learned before this step."""
         layout = Layout(1, 1, 1, self._ranks + helped, 1)
-        split = standing(self._priced(requests, self._online.calibrator.factors()),
+        split = reprice(self._priced(requests, self._online.calibrator.factors()),
                          self._ranks + self._slots, layout, (1,) * (self._slots - helped),
                          self._search)
         assert split is not None, "what has just run can run"

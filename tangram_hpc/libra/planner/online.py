@@ -15,9 +15,9 @@ from typing import Any
 from ...errors import InvalidInput
 from .calibrate import TRAIN, Calibrator, Learning
 from .costs import Costs
+from .reprice import reprice
 from .shapes import Factors, Layout, Request, Search
 from .split import Plan, Split, plan
-from .standing import standing
 from .trigger import StepFacts, Trigger, Triggers, Verdict, worth
 
 Priced = Callable[[Sequence[Request], Factors], Costs]  # costs of a history with learned factors
@@ -31,7 +31,7 @@ class Advice:
     reason: str
     verdict: Verdict
     plan: Plan | None
-    standing: Split | None
+    in_force: Split | None
 
 
 class OnlinePlanner:
@@ -89,7 +89,7 @@ class OnlinePlanner:
         if not reason:
             return None
         costs, search = self._believed(list(self.trigger.history))
-        old = standing(costs, self._gpus, self._now.layout, self._degrees, search)
+        old = reprice(costs, self._gpus, self._now.layout, self._degrees, search)
         if old is not None and self._since < 2 * self._lag:
             return None
         self.trigger.planned(facts.step)
@@ -119,7 +119,7 @@ class OnlinePlanner:
         if saved["layout"] and history:
             self._degrees = tuple(saved["degrees"])
             costs, search = self._believed(history)
-            self._now = standing(costs, self._gpus, Layout(*saved["layout"]), self._degrees,
+            self._now = reprice(costs, self._gpus, Layout(*saved["layout"]), self._degrees,
                                  search)
             self._since = int(saved.get("since", self._since))
             said, took, steps = saved.get("sums", self._sums)
@@ -142,7 +142,7 @@ class OnlinePlanner:
             return
         bare = self._priced(requests, Factors())
         mean = sum(r.total for r in requests) / len(requests)
-        modelled = standing(bare, self._gpus, self._now.layout, self._degrees, self._search)
+        modelled = reprice(bare, self._gpus, self._now.layout, self._degrees, self._search)
         if modelled is None:
             return
         self.calibrator.observe(TRAIN, modelled.price.ns, facts.train_ns, mean)

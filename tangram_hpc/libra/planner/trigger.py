@@ -104,13 +104,13 @@ class Trigger:
         return ""
 
 
-def worth(rules: Triggers, standing_ns: int | None, planned_ns: int) -> Verdict:
-    """Whether to switch from a step of `standing_ns` (None: it cannot run) to `planned_ns`."""
-    if standing_ns is None:
+def worth(rules: Triggers, in_force_ns: int | None, planned_ns: int) -> Verdict:
+    """Whether to switch from a step of `in_force_ns` (None: it cannot run) to `planned_ns`."""
+    if in_force_ns is None:
         return Verdict(True, "the plan in force cannot run with these lengths")
-    gain = standing_ns - planned_ns
-    share = gain / standing_ns if standing_ns else 0.0
-    told = f"{standing_ns / 1e9:.3f} s to {planned_ns / 1e9:.3f} s a step"
+    gain = in_force_ns - planned_ns
+    share = gain / in_force_ns if in_force_ns else 0.0
+    told = f"{in_force_ns / 1e9:.3f} s to {planned_ns / 1e9:.3f} s a step"
     if gain <= 0:
         return Verdict(False, f"nothing to gain: {told}")
     if share < rules.min_gain:

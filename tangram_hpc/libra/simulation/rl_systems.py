@@ -14,9 +14,9 @@ from itertools import accumulate
 from ...errors import InvalidInput
 from ..planner.costs import AnalyticCosts
 from ..planner.online import OnlinePlanner
+from ..planner.reprice import reprice
 from ..planner.shapes import Factors, Layout, Request
 from ..planner.split import Split, dealt_to, plan
-from ..planner.standing import standing
 from ..planner.tree import Tree
 from ..planner.trigger import StepFacts
 from .rl_rollout import Place
@@ -102,7 +102,7 @@ class Splitter:
         split, degrees = self._online.now, self._s.rollout.degrees
         if split is None or self._search.ahead or not self._online.settled:
             return  # a batch's own time says little where they mix, or on two plans
-        said = standing(self._costs(requests, degrees), self._s.run.gpus, split.layout,
+        said = reprice(self._costs(requests, degrees), self._s.run.gpus, split.layout,
                         [one.degree for one in split.instances], self._search)
         mean = sum(r.total for r in requests) / len(requests)
         if said is not None:

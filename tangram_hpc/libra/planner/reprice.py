@@ -15,7 +15,7 @@ from .shapes import NEVER, Layout, Search
 from .split import Instance, Split, dealt_to, groups_for, instance_of, lossy, segments_of
 
 
-def standing(costs: Costs, gpus: int, layout: Layout, degrees: Sequence[int],
+def reprice(costs: Costs, gpus: int, layout: Layout, degrees: Sequence[int],
              search: Search) -> Split | None:
     """The split of `gpus` with this layout and instances of these degrees, for the batch of
     `costs`; None where it cannot run any more (memory, a batch that it does not divide, a request
