@@ -37,7 +37,7 @@ from tangram_hpc.libra.planner.shapes import (
 )
 from tangram_hpc.libra.planner.split import Plan, dealt_to, lossy, plan
 from tangram_hpc.libra.planner.train_cost import TrainCost
-from tangram_hpc.libra.planner.tree import Node, Tree
+from tangram_hpc.libra.planner.tree import LayoutTree, Node
 
 # ---- an independent count of costs --------------------------------------------------------------
 
@@ -422,9 +422,10 @@ def test_layouts_are_those_of_the_brute_force() -> None:
     some = 0
     for seed in range(120):
         costs, gpus, search = random_costs(seed, moe=seed % 2 == 1)
-        found = Tree(costs, search).layouts(gpus)
+        found = LayoutTree(costs, search).layouts(gpus)
         assert sorted(found) == sorted(all_layouts(costs, gpus, search)), seed
-        assert found == Tree(costs, search, lambda node: None).layouts(gpus), "in another order"
+        noted = LayoutTree(costs, search, lambda node: None)
+        assert found == noted.layouts(gpus), "in another order"
         some += len(found)
     assert some > 120
 

@@ -22,7 +22,7 @@ from .costs import Costs
 from .lengths import Ints, Strata, hands_of
 from .rollout_dp import RolloutTable
 from .shapes import NEVER, Layout, Price, Search
-from .tree import Node, Note, Tree
+from .tree import LayoutTree, Node, Note
 
 STRATA, STRATA_MOST = 64, 256  # groups of requests that are assigned whole (Libra: 64)
 
@@ -141,8 +141,8 @@ def _trained(costs: Costs, sizes: list[int], search: Search, note: Note | None, 
         list[tuple[int, tuple[Layout, Price] | None]]):
     """The best layout of each size. All are priced at once, as a command may be asked."""
     if not memo:
-        return [(size, Tree(costs, search, note).best(size)) for size in sizes]
-    tree = Tree(costs, search, note)
+        return [(size, LayoutTree(costs, search, note).best(size)) for size in sizes]
+    tree = LayoutTree(costs, search, note)
     layouts = [tree.layouts(size) for size in sizes]
     prices = costs.train([one for some in layouts for one in some])
     ends = accumulate(len(some) for some in layouts)

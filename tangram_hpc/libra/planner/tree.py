@@ -48,7 +48,7 @@ def divisors(of: int) -> tuple[int, ...]:
     return (*low, *(of // d for d in reversed(low) if d * d != of))
 
 
-class Tree:
+class LayoutTree:
     """The trees of one problem. What does not depend on the number of GPUs is asked once."""
 
     def __init__(self, costs: Costs, search: Search, note: Note | None = None) -> None:

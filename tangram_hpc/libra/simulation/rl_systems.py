@@ -17,7 +17,7 @@ from ..planner.online import OnlinePlanner
 from ..planner.reprice import reprice
 from ..planner.shapes import Factors, Layout, Request
 from ..planner.split import Split, dealt_to, plan
-from ..planner.tree import Tree
+from ..planner.tree import LayoutTree
 from ..planner.trigger import StepFacts
 from .rl_rollout import Place
 from .rl_scenario import TRAJECTORIES, Scenario
@@ -141,7 +141,7 @@ class Splitter:
         """All GPUs in both roles, the degree that is best for the first batch."""
         gpus = self._s.run.gpus
         costs = self._costs(first, self._s.rollout.degrees)
-        found = Tree(costs, self._search).best(gpus)
+        found = LayoutTree(costs, self._search).best(gpus)
         if found is None:
             raise InvalidInput(f"scenario {self._s.name}: no training layout runs on {gpus} GPUs")
         best = min(self._degrees(), key=lambda d: dealt_to(costs, d, gpus // d, 0, 0)[0])
