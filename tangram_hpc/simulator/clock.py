@@ -9,7 +9,7 @@ import heapq
 from typing import Any
 
 
-class Agenda:
+class EventQueue:
     """What happens when. Also a `ports.Clock`: `now_ns` is the instant being applied."""
 
     def __init__(self) -> None:

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from ..domain import event as ev
 from ..scheduler.state.ledger import Ledger
-from .player import Player
 from .records import Record
+from .workload_client import WorkloadClient
 
 
 class Log:
     """Takes events in order, before the ledger does."""
 
-    def __init__(self, player: Player, ledger: Ledger) -> None:
-        self._player, self._ledger = player, ledger
+    def __init__(self, client: WorkloadClient, ledger: Ledger) -> None:
+        self._client, self._ledger = client, ledger
         self._open: dict[int, Record] = {}  # by lease
         self.records: list[Record] = []
 
     def note(self, event: ev.Event) -> None:
         """One event."""
         if isinstance(event, ev.LeaseGranted):
-            s = self._player.submission(event.action)
+            s = self._client.submission(event.action)
             node = self._ledger.nodes[event.node].spec.name
             units = 1 if s.work.resource.startswith("endpoint:") else len(
                 event.gpus or event.cores)
             self._open[event.lease] = Record(
-                (s.play.index, s.turn, s.index, s.attempt + event.attempt - 1),
-                s.play.spec.trajectory, s.work, s.ready, event.at, node,
+                (s.state.index, s.turn, s.index, s.attempt + event.attempt - 1),
+                s.state.spec.trajectory, s.work, s.ready, event.at, node,
                 [(event.at, units, event.cores)], event.gpus, event.restore_ns)
-            if s.session and s.play.moved:
-                s.play.moved, self._open[event.lease].migrated = False, True
+            if s.session and s.state.moved:
+                s.state.moved, self._open[event.lease].migrated = False, True
         elif isinstance(event, ev.LeaseResized):
             self._open[event.lease].grants.append((event.at, len(event.cores), event.cores))
         elif isinstance(event, ev.LeaseFinished):

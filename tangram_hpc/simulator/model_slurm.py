@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ..domain.node import NodeSpec
 from ..domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
 from ..ports import SlurmFailure, SlurmNever
-from .clock import Agenda
+from .clock import EventQueue
 
 LATER = 4  # priority of its answers: after a broker's beat
 _FIRST_JOB = 1001
@@ -58,9 +58,9 @@ class ModelSlurm:
     """See `ports.Slurm`. `join` brings a worker of this spec, `leave` kills the worker of that
     name (told why)."""
 
-    def __init__(self, agenda: Agenda, queue: Queue, seed: int, join: Callable[[NodeSpec], None],
-                 leave: Callable[[str, str], None]) -> None:
-        self._agenda, self._queue, self._rng = agenda, queue, random.Random(seed)
+    def __init__(self, event_queue: EventQueue, queue: Queue, seed: int,
+                 join: Callable[[NodeSpec], None], leave: Callable[[str, str], None]) -> None:
+        self._event_queue, self._queue, self._rng = event_queue, queue, random.Random(seed)
         self._join, self._leave = join, leave
         self._jobs: dict[int, _Job] = {}
         self._calls = dict.fromkeys(("submits", "queries", "cancels", "comments", "refused"), 0)
@@ -79,7 +79,7 @@ class ModelSlurm:
         self._jobs[job.number] = job
         wait = self._queue.wait_ns
         late = self._rng.randrange(wait, 2 * wait) if wait else 0
-        self._agenda.put(self._agenda.now + late, LATER, lambda: self._waited(job))
+        self._event_queue.put(self._event_queue.now + late, LATER, lambda: self._waited(job))
         self._soon(lambda: then(job.number))
 
     def query(self, jobs: Sequence[int],
@@ -132,11 +132,12 @@ class ModelSlurm:
 
     def jobs_run(self) -> dict[int, int]:
         """The same of each job that ran, by its number."""
-        return {j.number: j.nodes * int(j.order["cpus-per-task"])
-                * ((j.end or self._agenda.now) - j.start) for j in self._jobs.values() if j.start}
+        now = self._event_queue.now
+        return {j.number: j.nodes * int(j.order["cpus-per-task"]) * ((j.end or now) - j.start)
+                for j in self._jobs.values() if j.start}
 
     def _soon(self, call: Callable[[], None]) -> None:
-        self._agenda.put(self._agenda.now, LATER, call)
+        self._event_queue.put(self._event_queue.now, LATER, call)
 
     def _waited(self, job: _Job) -> None:
         job.ready = True
@@ -150,7 +151,7 @@ class ModelSlurm:
                 self._run(job)
 
     def _run(self, job: _Job) -> None:
-        job.state, job.start = "RUNNING", self._agenda.now
+        job.state, job.start = "RUNNING", self._event_queue.now
         minutes, _, seconds = job.order["time"].partition(":")
         self._limit(job, (int(minutes) * 60 + int(seconds)) * 10**9)
         gpus = int(job.order.get("gres", "0").rpartition(":")[2])
@@ -165,17 +166,17 @@ class ModelSlurm:
 
     def _limit(self, job: _Job, limit_ns: int) -> None:
         job.limit = limit_ns
-        at = max(self._agenda.now, job.ends_at)
-        self._agenda.put(at, LATER, lambda: self._end_late(job))
+        at = max(self._event_queue.now, job.ends_at)
+        self._event_queue.put(at, LATER, lambda: self._end_late(job))
 
     def _end_late(self, job: _Job) -> None:
-        if not job.end and self._agenda.now >= job.ends_at:
+        if not job.end and self._event_queue.now >= job.ends_at:
             self._end(job, "TIMEOUT")
 
     def _end(self, job: _Job, state: str) -> None:
         if job.state not in ("PENDING", "RUNNING"):
             return
-        job.state, job.end = state, self._agenda.now
+        job.state, job.end = state, self._event_queue.now
         for host in job.hosts:
             self._leave(host, f"its job {job.number} ended: {state}")
         job.hosts = []

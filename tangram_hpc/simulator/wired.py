@@ -24,14 +24,14 @@ from ..protocol import message as ms
 from ..scheduler.placement.placers.base import Placer
 from ..scheduler.scheduler import Scheduler
 from ..worker.driver import WorkerDriver
-from .clock import Agenda
+from .clock import EventQueue
 from .log import Log
 from .machine import Machine
 from .model_slurm import ModelSlurm, Queue
-from .network import BEAT, FLUSH, AgendaTimer, MemoryJournal, Way
-from .player import CLIENT, Play, Player
+from .network import BEAT, FLUSH, MemoryJournal, SimulatedTimer, Way
 from .records import FORMAT, Run
 from .workload import Cluster, WorkAction, Workload, check_match, to_ns
+from .workload_client import CLIENT, TrajectoryState, WorkloadClient
 
 JOB = "1"  # a job id, as workers name their allocation by it
 
@@ -60,9 +60,9 @@ class WiredWorld:
         check_match(work, cluster)
         self._work, self._cluster, self._check = work, cluster, check
         self._latency_ns, self._rng = latency_ns, random.Random(seed)
-        self.agenda, self.scheduler = Agenda(), Scheduler(placer)
-        self.agenda.now = -8 * latency_ns  # all have joined when the step begins, at 0
-        self.player: Player | None = None
+        self.event_queue, self.scheduler = EventQueue(), Scheduler(placer)
+        self.event_queue.now = -8 * latency_ns  # all have joined when the step begins, at 0
+        self.client: WorkloadClient | None = None
         specs = cluster.node_specs(JOB)
         settings = Settings(JOB, "", len(specs), services=tuple(cluster.service_specs(work)),
                             endpoints=tuple(cluster.endpoint_specs()),
@@ -71,14 +71,15 @@ class WiredWorld:
         self.usage = Fold()
         self.slurm, scripts = None, SatelliteScripts()
         if growth is not None:
-            self.slurm = ModelSlurm(self.agenda, growth.queue, seed, self._join_worker, self._kill)
+            self.slurm = ModelSlurm(self.event_queue, growth.queue, seed, self._join_worker,
+                                    self._kill)
             # the modelled Slurm takes the script for the component of the workers in it
             scripts = SatelliteScripts({s.name: s.component for s in growth.policy.shapes})
-        self.broker = Broker(self.scheduler, MemoryJournal(self._note), self.agenda,
-                             AgendaTimer(self.agenda, BEAT), settings, lambda: None,
+        self.broker = Broker(self.scheduler, MemoryJournal(self._note), self.event_queue,
+                             SimulatedTimer(self.event_queue, BEAT), settings, lambda: None,
                              slurm=self.slurm, scripts=scripts)
         self._oracle, self._failures = oracle, failures
-        self._due: list[Play] = []
+        self._due: list[TrajectoryState] = []
         waits = [to_ns(t.start_s) for t in work.trajectories] + [
             to_ns(turn.think_s) for t in work.trajectories for turn in t.turns]
         self._busy_at = 0
@@ -103,50 +104,50 @@ class WiredWorld:
         Raises:
             InvalidInput: the policy or the cluster can never finish this workload.
         """
-        while self.player is None or self.player.left:
-            at = self.agenda.next_at()
+        while self.client is None or self.client.left:
+            at = self.event_queue.next_at()
             assert at is not None, "the broker's own timers have stopped"
-            self.agenda.now = at
-            item = self.agenda.take()
-            if isinstance(item, Play):
+            self.event_queue.now = at
+            item = self.event_queue.take()
+            if isinstance(item, TrajectoryState):
                 if not self._due:
-                    self.agenda.put(at, FLUSH, self._submit_due)
+                    self.event_queue.put(at, FLUSH, self._submit_due)
                 self._due.append(item)
             else:
                 item()
                 if self._check:
                     self.scheduler.ledger.check()
-            if self.player is not None and self._stuck():
-                raise InfeasibleRequest(f"policy {self.scheduler.placer.name}: {self.player.left} "
+            if self.client is not None and self._stuck():
+                raise InfeasibleRequest(f"policy {self.scheduler.placer.name}: {self.client.left} "
                                         "trajectories never end")
         assert self._log is not None
         head: dict[str, Any] = {"format": FORMAT, "workload": self._work.name,
                 "policy": self.scheduler.placer.name, "latency_ns": self._latency_ns}
         if self._failures:
             head["failures"] = [[*failure] for failure in self._failures]
-        self.usage.last_ns = self.agenda.now
+        self.usage.last_ns = self.event_queue.now
         self.usage.close()
-        return Run(head, self._log.ordered(), self.player.step_ns)
+        return Run(head, self._log.ordered(), self.client.step_ns)
 
     def _stuck(self) -> bool:
         """Nothing runs and nothing has happened for longer than anybody thinks."""
-        assert self.player is not None
+        assert self.client is not None
         if self.scheduler.ledger.leases:
-            self._busy_at = self.agenda.now
-        return self.agenda.now - max(self.player.moved_at, self._busy_at) > self._patience_ns
+            self._busy_at = self.event_queue.now
+        return self.event_queue.now - max(self.client.moved_at, self._busy_at) > self._patience_ns
 
     # ---- the parts ---------------------------------------------------------------------------
 
     def _way(self) -> Way:
-        way = Way(self.agenda, self._latency_ns, self._rng)
+        way = Way(self.event_queue, self._latency_ns, self._rng)
         self.ways.append(way)
         return way
 
     def _join_worker(self, spec: NodeSpec) -> None:
         down, up = self._way(), self._way()
         worker = WorkerDriver(
-            JOB, spec, up, AgendaTimer(self.agenda, FLUSH),
-            lambda reports, welcome: Machine(self.agenda, reports, self._work_of),
+            JOB, spec, up, SimulatedTimer(self.event_queue, FLUSH),
+            lambda reports, welcome: Machine(self.event_queue, reports, self._work_of),
             lambda why: self._ended(spec.name, why))
         down.receive = worker.receive
         talk = self.broker.accept(down)
@@ -172,9 +173,10 @@ class WiredWorld:
             die(why)
 
     def _plan_failure(self, failure: Failure, spec: NodeSpec) -> None:
-        self.agenda.put(failure.at_ns, 0, lambda: self._kill(spec.name, "it failed"))
+        self.event_queue.put(failure.at_ns, 0, lambda: self._kill(spec.name, "it failed"))
         if failure.back_ns:
-            self.agenda.put(failure.at_ns + failure.back_ns, 0, lambda: self._join_worker(spec))
+            self.event_queue.put(failure.at_ns + failure.back_ns, 0,
+                                 lambda: self._join_worker(spec))
 
     def _converse(self, receive: object) -> Way:
         down, up = self._way(), self._way()
@@ -184,8 +186,8 @@ class WiredWorld:
         return up
 
     def _work_of(self, action: int) -> WorkAction:
-        assert self.player is not None
-        return self.player.submission(action).work
+        assert self.client is not None
+        return self.client.submission(action).work
 
     def _note(self, event: ev.Event) -> None:
         self.usage.add(event)
@@ -197,43 +199,43 @@ class WiredWorld:
     def _from_broker(self, message: ms.AnyMessage, payload: memoryview | None) -> None:
         if isinstance(message, ms.Welcome):
             assert message.client == CLIENT
-            self.player = Player(self._work, self.agenda, self._oracle,
+            self.client = WorkloadClient(self._work, self.event_queue, self._oracle,
                                  self.scheduler.placer.reserve > 0)
-            self._log = Log(self.player, self.scheduler.ledger)
+            self._log = Log(self.client, self.scheduler.ledger)
             return
-        player = self.player
-        assert player is not None
+        client = self.client
+        assert client is not None
         if isinstance(message, ms.Result):
             self._to_broker.send(ms.Ack((message.action,)))
             if message.outcome.state is ActionState.COMPLETED:
-                session = player.ended(message.action)
+                session = client.ended(message.action)
                 if session:
                     self._to_broker.send(ms.ReleaseSession(session))
             else:
                 self._again(message.action, message.attempt)
-            self.agenda.put(self.agenda.now, FLUSH, self._to_broker.flush)
+            self.event_queue.put(self.event_queue.now, FLUSH, self._to_broker.flush)
         elif isinstance(message, ms.SessionUp):
-            player.admitted(message.session)
+            client.admitted(message.session)
         elif isinstance(message, ms.SessionDown):
-            player.lost(message.session)
+            client.lost(message.session)
         elif isinstance(message, ms.Rejected) and message.lost:
             self._again(message.id, 0)
-            self.agenda.put(self.agenda.now, FLUSH, self._to_broker.flush)
+            self.event_queue.put(self.event_queue.now, FLUSH, self._to_broker.flush)
         elif isinstance(message, ms.Rejected):
             raise InfeasibleRequest(f"workload {self._work.name}: {message.text}")
 
     def _again(self, action: int, leases: int) -> None:
-        assert self.player is not None
-        spec, again = self.player.failed(action, leases)
+        assert self.client is not None
+        spec, again = self.client.failed(action, leases)
         if spec is not None:
             self._to_broker.send(ms.RequestSession(spec))
         self._to_broker.send(ms.Submit(again), b"")
 
     def _submit_due(self) -> None:
-        assert self.player is not None
-        due, self._due = sorted(self._due, key=lambda play: play.index), []
-        for play in due:
-            spec, actions = self.player.due(play)
+        assert self.client is not None
+        due, self._due = sorted(self._due, key=lambda state: state.index), []
+        for state in due:
+            spec, actions = self.client.due(state)
             if spec is not None:
                 self._to_broker.send(ms.RequestSession(spec))
             for action in actions:

@@ -67,7 +67,7 @@ def test_bursts_are_met_and_what_idles_goes(seed: int) -> None:
     asked = [e.at for e in world.kept if isinstance(e, ev.AllocationAsked)]
     released = [e.at for e in world.kept if isinstance(e, ev.AllocationReleased)]
     ended = [e.at for e in world.kept if isinstance(e, ev.AllocationEnded)]
-    assert world.player is not None and world.player.step_ns < slow
+    assert world.client is not None and world.client.step_ns < slow
     assert min(asked) < 30 * S and max(asked) > 60 * S, "each burst asks"
     assert any(max(asked[:1]) < at < 60 * S for at in released), "between them it lets go"
     assert len(ended) >= 1

@@ -32,9 +32,9 @@ from tangram_hpc.ports import SlurmNotNow
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.scheduler.placement.placers.registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
-from tangram_hpc.simulator.clock import Agenda
+from tangram_hpc.simulator.clock import EventQueue
 from tangram_hpc.simulator.machine import Machine
-from tangram_hpc.simulator.network import BEAT, DELIVERY, FLUSH, AgendaTimer, MemoryJournal, Way
+from tangram_hpc.simulator.network import BEAT, DELIVERY, FLUSH, MemoryJournal, SimulatedTimer, Way
 from tangram_hpc.simulator.wired import Growth
 from tangram_hpc.simulator.workload import WorkAction
 from tangram_hpc.storage.journal import read_journal
@@ -48,15 +48,15 @@ class Limits:
     """A Slurm port that knows when allocations end: `ends` by `JOB` or `JOB+N`, in seconds. It
     answers after `late_s` (None: never), and keeps when it was asked."""
 
-    def __init__(self, agenda: Agenda, ends: dict[str, float]) -> None:
-        self.agenda, self.ends, self.asked = agenda, ends, list[float]()
+    def __init__(self, event_queue: EventQueue, ends: dict[str, float]) -> None:
+        self.event_queue, self.ends, self.asked = event_queue, ends, list[float]()
         self.late_s: float | None = 1.0
         self.away = False
 
     def query(self, jobs: Any, then: Callable[[Any], None], names: Any = ()) -> None:
-        self.asked.append(self.agenda.now / S)
+        self.asked.append(self.event_queue.now / S)
         if self.late_s is not None:
-            self.agenda.put(self.agenda.now + round(self.late_s * S), DELIVERY,
+            self.event_queue.put(self.event_queue.now + round(self.late_s * S), DELIVERY,
                             lambda: then(SlurmNotNow("away") if self.away else self.rows(jobs)))
 
     def rows(self, jobs: Any) -> tuple[JobView, ...]:
@@ -76,17 +76,18 @@ class Job:
     """A broker, its workers and one client, all real, from second 0 on."""
 
     def __init__(self, ends: dict[str, float], margin_s: float = MARGIN, **settings: Any) -> None:
-        self.agenda = Agenda()
+        self.event_queue = EventQueue()
         self.work_s = 1.0
-        self.agenda.now = S  # a time of 0 means that nobody knows it
-        self.slurm = Limits(self.agenda, dict(ends))
+        self.event_queue.now = S  # a time of 0 means that nobody knows it
+        self.slurm = Limits(self.event_queue, dict(ends))
         self.scheduler = Scheduler(make_placer("elastic"), round(margin_s * S))
         self.ledger = self.scheduler.ledger
         self.events: list[ev.Event] = []
         self.told: dict[int, ActionState] = {}
         self.broker = Broker(
-            self.scheduler, MemoryJournal(self.events.append), self.agenda,
-            AgendaTimer(self.agenda, BEAT), Settings("7", "", len(ends), **settings), lambda: None,
+            self.scheduler, MemoryJournal(self.events.append), self.event_queue,
+            SimulatedTimer(self.event_queue, BEAT), Settings("7", "", len(ends), **settings),
+            lambda: None,
             slurm=self.slurm)  # type: ignore[arg-type]
         self.broker.start()
         for name, end in ends.items():
@@ -101,15 +102,16 @@ class Job:
         self.until(2)
 
     def way(self) -> Way:
-        return Way(self.agenda, 0, random.Random(0))
+        return Way(self.event_queue, 0, random.Random(0))
 
     def join(self, allocation: str, end_s: float, **fields: Any) -> None:
         down, up = self.way(), self.way()
         spec = NodeSpec(f"n{allocation}", "h", (0, 1), 1024, allocation=allocation,
                         ends_at_ns=round(end_s * S), backends=("model",), untrusted=("model",),
                         **fields)
-        worker = WorkerDriver("7", spec, up, AgendaTimer(self.agenda, FLUSH),
-                              lambda reports, welcome: Machine(self.agenda, reports, self.work),
+        worker = WorkerDriver("7", spec, up, SimulatedTimer(self.event_queue, FLUSH),
+                              lambda reports, welcome: Machine(self.event_queue, reports,
+                                                               self.work),
                               lambda why: None)
         down.receive = worker.receive
         talk = self.broker.accept(down)
@@ -126,7 +128,7 @@ class Job:
     def say(self, message: ms.Message, payload: bytes | None = None) -> None:
         self.up.send(message, payload)
         self.up.flush()
-        self.until(self.agenda.now / S + 0.001)
+        self.until(self.event_queue.now / S + 0.001)
 
     def id(self) -> int:
         self.counter += 1
@@ -145,12 +147,12 @@ class Job:
     def until(self, seconds: float) -> None:
         """Lets time pass."""
         end = round(seconds * S)
-        while (at := self.agenda.next_at()) is not None and at <= end:
-            self.agenda.now = at
-            while (item := self.agenda.take()) is not None:
+        while (at := self.event_queue.next_at()) is not None and at <= end:
+            self.event_queue.now = at
+            while (item := self.event_queue.take()) is not None:
                 item()
             self.ledger.check()
-        self.agenda.now = end
+        self.event_queue.now = end
 
     def states(self) -> list[NodeState]:
         return [node.state for node in self.ledger.nodes.values()]
@@ -368,7 +370,7 @@ def test_satellites_limits_move_in_the_simulator_too(limit_s: int) -> None:
         for job in slurm.jobs_run():
             slurm.change_limit(job, limit_s * S)
 
-    world.agenda.put(40 * S, BEAT, change)
+    world.event_queue.put(40 * S, BEAT, change)
     world.run()
     assert slurm.jobs_run()
     told = [e for e in world.kept if isinstance(e, ev.AllocationEndTold)]

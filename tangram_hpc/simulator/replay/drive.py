@@ -1,10 +1,10 @@
 """Drives a workload's trajectories through the public client, each by its own task.
 
-Law: it does what the simulated client does (`simulator/player.py`), against the clock of the wall:
-a sandbox is asked for with a trajectory's first CPU action and closed with its last; where sessions
-reserve CPUs it is asked for at the trajectory's start, thinking begins when it stands, and its
-first action counts as submitted so much earlier as its admission was late.
-Times of the workload are multiplied by `scale`.
+Law: it does what the simulated client does (`simulator/workload_client.py`), against the clock of
+the wall: a sandbox is asked for with a trajectory's first CPU action and closed with its last;
+where sessions reserve CPUs it is asked for at the trajectory's start, thinking begins when it
+stands, and its first action counts as submitted so much earlier as its admission was late. Times of
+the workload are multiplied by `scale`.
 """
 
 from __future__ import annotations

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from ..domain.action import Action, Profile
 from ..domain.ids import mint
 from ..domain.session import SessionSpec
-from .clock import Agenda
+from .clock import EventQueue
 from .workload import Trajectory, WorkAction, Workload, to_ns
 
 CLIENT = 1
 
 
 @dataclass(slots=True)
-class Play:
+class TrajectoryState:
     """One trajectory under way."""
 
     index: int
@@ -40,7 +40,7 @@ class Play:
 class Submission:
     """An action of the workload on its way; `ready` is when its record says it was submitted."""
 
-    play: Play
+    state: TrajectoryState
     turn: int
     index: int
     work: WorkAction
@@ -49,113 +49,114 @@ class Submission:
     attempt: int = 0  # leases that ended badly under earlier ids
 
 
-class Player:
+class WorkloadClient:
     """All trajectories: what each asks for at an instant, and what follows for it from an end."""
 
-    def __init__(self, work: Workload, agenda: Agenda, oracle: bool, reserved: bool) -> None:
-        self._agenda, self._oracle, self._reserved = agenda, oracle, reserved
+    def __init__(self, work: Workload, event_queue: EventQueue, oracle: bool, reserved: bool
+                 ) -> None:
+        self._event_queue, self._oracle, self._reserved = event_queue, oracle, reserved
         self._minted = 0
         self._of_action: dict[int, Submission] = {}
-        self._of_session: dict[int, Play] = {}
+        self._of_session: dict[int, TrajectoryState] = {}
         self.left = 0
         self.step_ns = 0
-        self.moved_at = agenda.now  # when something of the workload last happened
+        self.moved_at = event_queue.now  # when something of the workload last happened
         for index, spec in enumerate(work.trajectories):
             cpus = sum(a.resource == "cpu" for t in spec.turns for a in t.actions)
-            play = Play(index, spec, cpus, reserved and cpus > 0)
+            state = TrajectoryState(index, spec, cpus, reserved and cpus > 0)
             self.left += 1
-            if play.early:
-                agenda.put(to_ns(spec.start_s), 1, play)
+            if state.early:
+                event_queue.put(to_ns(spec.start_s), 1, state)
             else:
-                self._think(play, to_ns(spec.start_s))
+                self._next_turn(state, to_ns(spec.start_s))
 
     def submission(self, action: int) -> Submission:
         """Which action of the workload an id stands for."""
         return self._of_action[action]
 
-    def due(self, play: Play) -> tuple[SessionSpec | None, list[Action]]:
+    def due(self, state: TrajectoryState) -> tuple[SessionSpec | None, list[Action]]:
         """What a trajectory asks for at this instant: perhaps a session, perhaps actions."""
-        self.moved_at = self._agenda.now
-        if play.early and not play.session and play.turn < 0:
-            return self._request(play), []
-        spec, actions, turn = None, [], play.spec.turns[play.turn]
+        self.moved_at = self._event_queue.now
+        if state.early and not state.session and state.turn < 0:
+            return self._request(state), []
+        spec, actions, turn = None, [], state.spec.turns[state.turn]
         for k, work in enumerate(turn.actions):
-            if work.resource == "cpu" and not play.session:
-                spec = self._request(play)
-            ready = self._agenda.now - (0 if play.submitted else play.late_ns)
-            action = self._action(play, work)
-            self._of_action[action.id] = Submission(play, play.turn, k, work, ready,
+            if work.resource == "cpu" and not state.session:
+                spec = self._request(state)
+            ready = self._event_queue.now - (0 if state.submitted else state.late_ns)
+            action = self._action(state, work)
+            self._of_action[action.id] = Submission(state, state.turn, k, work, ready,
                                                     action.session)
             actions.append(action)
-        play.open = len(actions)
-        play.submitted = play.submitted or bool(actions)
+        state.open = len(actions)
+        state.submitted = state.submitted or bool(actions)
         if not actions:
-            self._think(play, self._agenda.now)
+            self._next_turn(state, self._event_queue.now)
         return spec, actions
 
     def admitted(self, session: int) -> None:
         """A session stands."""
-        play = self._of_session[session]
-        if play.early and play.turn < 0:
-            play.late_ns = self._agenda.now - to_ns(play.spec.start_s)
-            self._think(play, self._agenda.now)
+        state = self._of_session[session]
+        if state.early and state.turn < 0:
+            state.late_ns = self._event_queue.now - to_ns(state.spec.start_s)
+            self._next_turn(state, self._event_queue.now)
 
     def ended(self, action: int) -> int:
         """An action ended; the session to close with it, 0 for none."""
         was = self._of_action.pop(action)
-        play, now = was.play, self._agenda.now
+        state, now = was.state, self._event_queue.now
         self.moved_at = now
-        play.open -= 1
-        play.cpu_left -= was.work.resource == "cpu"
-        if not play.open:
-            self._think(play, now)
-        return self._closes(play)
+        state.open -= 1
+        state.cpu_left -= was.work.resource == "cpu"
+        if not state.open:
+            self._next_turn(state, now)
+        return self._closes(state)
 
     def failed(self, action: int, leases: int) -> tuple[SessionSpec | None, Action]:
         """An action was lost with its node, after so many leases: what to ask for instead."""
         was, spec = self._of_action.pop(action), None
-        if was.session and was.play.session == was.session:
+        if was.session and was.state.session == was.session:
             self.lost(was.session)
-            spec = self._request(was.play)
-        again = self._action(was.play, was.work)
-        self._of_action[again.id] = Submission(was.play, was.turn, was.index, was.work, was.ready,
+            spec = self._request(was.state)
+        again = self._action(was.state, was.work)
+        self._of_action[again.id] = Submission(was.state, was.turn, was.index, was.work, was.ready,
                                                again.session, was.attempt + leases)
         return spec, again
 
     def lost(self, session: int) -> None:
         """A sandbox is gone; the next CPU action asks for another."""
-        play = self._of_session.pop(session, None)
-        if play is not None and play.session == session:
-            play.session, play.moved = 0, True
+        state = self._of_session.pop(session, None)
+        if state is not None and state.session == session:
+            state.session, state.moved = 0, True
 
-    def _closes(self, play: Play) -> int:
-        over = play.turn >= len(play.spec.turns) if play.early else not play.cpu_left
-        session = play.session if over else 0
+    def _closes(self, state: TrajectoryState) -> int:
+        over = state.turn >= len(state.spec.turns) if state.early else not state.cpu_left
+        session = state.session if over else 0
         if session and session in self._of_session:
             del self._of_session[session]
             return session
         return 0
 
-    def _think(self, play: Play, now: int) -> None:
-        play.turn += 1
-        if play.turn < len(play.spec.turns):
-            self._agenda.put(now + to_ns(play.spec.turns[play.turn].think_s), 1, play)
+    def _next_turn(self, state: TrajectoryState, now: int) -> None:
+        state.turn += 1
+        if state.turn < len(state.spec.turns):
+            self._event_queue.put(now + to_ns(state.spec.turns[state.turn].think_s), 1, state)
         else:
             self.left -= 1
             self.step_ns = max(self.step_ns, now)
 
-    def _request(self, play: Play) -> SessionSpec:
+    def _request(self, state: TrajectoryState) -> SessionSpec:
         self._minted += 1
-        play.session = mint(CLIENT, self._minted)
-        self._of_session[play.session] = play
-        return SessionSpec(play.session, play.spec.trajectory, play.spec.session.mem_mib,
+        state.session = mint(CLIENT, self._minted)
+        self._of_session[state.session] = state
+        return SessionSpec(state.session, state.spec.trajectory, state.spec.session.mem_mib,
                            parallel=True)
 
-    def _action(self, play: Play, work: WorkAction) -> Action:
+    def _action(self, state: TrajectoryState, work: WorkAction) -> Action:
         self._minted += 1
         profile = Profile(to_ns(work.work_s), round(work.serial * 1_000_000))
         cpu = work.resource == "cpu"
         return Action(mint(CLIENT, self._minted), work.name, degrees=work.degrees,
-                      key=work.resource, session=play.session if cpu else 0,
+                      key=work.resource, session=state.session if cpu else 0,
                       attempts_max=1 if cpu else 3, resizable=cpu and work.resize,
                       profile=profile if self._oracle else None)
