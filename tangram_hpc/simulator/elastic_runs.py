@@ -16,8 +16,8 @@ from ..config.allocations import alloc_policy, elastic
 from ..config.settings import read_toml
 from ..errors import InvalidInput
 from ..scheduler.placement.placers.registry import make_placer
+from .message_world import Growth, MessageWorld
 from .model_slurm import Queue
-from .wired import Growth, WiredWorld
 from .workload import Cluster, ClusterNode, Workload, to_ns
 
 
@@ -68,7 +68,7 @@ def three_ways(work: Workload, cluster: Cluster, placer: str, static: str, growt
 
 def _one(work: Workload, cluster: Cluster, placer: str, durations: str, seed: int,
          growth: Growth | None, check: bool) -> dict[str, Any]:
-    world = WiredWorld(work, cluster, make_placer(placer), durations == "oracle", seed=seed,
+    world = MessageWorld(work, cluster, make_placer(placer), durations == "oracle", seed=seed,
                        growth=growth, check=check)
     run = world.run()
     usage, figures = world.usage.usage, run.figures()

@@ -18,7 +18,7 @@ DELIVERY, FLUSH, BEAT = 1, 2, 3  # priorities within an instant; what ends comes
 Receive = Callable[[AnyMessage, memoryview | None], None]
 
 
-class Way:
+class SimulatedLink:
     """One direction of a conversation; fills `ports.Link`."""
 
     def __init__(self, event_queue: EventQueue, latency_ns: int, rng: random.Random) -> None:

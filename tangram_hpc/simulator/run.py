@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..scheduler.placement.placers.base import Placer
+from .message_world import Failure, MessageWorld
 from .records import Run
-from .wired import Failure, WiredWorld
 from .workload import Cluster, Workload
 from .world import World
 
@@ -28,7 +28,7 @@ def simulate(work: Workload, cluster: Cluster, placer: Placer, durations: str = 
     if latency_us is None and not failures:
         run = World(work, cluster, placer, oracle, check).run()
     else:
-        run = WiredWorld(work, cluster, placer, oracle, (latency_us or 0) * 1000, seed, failures,
+        run = MessageWorld(work, cluster, placer, oracle, (latency_us or 0) * 1000, seed, failures,
                          check).run()
     run.head |= {"durations": durations, "seed": seed}
     return run

@@ -34,8 +34,15 @@ from tangram_hpc.scheduler.placement.placers.registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
 from tangram_hpc.simulator.clock import EventQueue
 from tangram_hpc.simulator.machine import Machine
-from tangram_hpc.simulator.network import BEAT, DELIVERY, FLUSH, MemoryJournal, SimulatedTimer, Way
-from tangram_hpc.simulator.wired import Growth
+from tangram_hpc.simulator.message_world import Growth
+from tangram_hpc.simulator.network import (
+    BEAT,
+    DELIVERY,
+    FLUSH,
+    MemoryJournal,
+    SimulatedLink,
+    SimulatedTimer,
+)
 from tangram_hpc.simulator.workload import WorkAction
 from tangram_hpc.storage.journal import read_journal
 from tangram_hpc.worker.driver import WorkerDriver
@@ -92,7 +99,7 @@ class Job:
         self.broker.start()
         for name, end in ends.items():
             self.join(name, end)
-        down, self.up = self.way(), self.way()
+        down, self.up = self.link(), self.link()
         down.receive = self.heard
         talk = self.broker.accept(down)
         self.up.receive = lambda message, payload: self.broker.receive(talk, message, payload)
@@ -101,11 +108,11 @@ class Job:
         self.counter = 0
         self.until(2)
 
-    def way(self) -> Way:
-        return Way(self.event_queue, 0, random.Random(0))
+    def link(self) -> SimulatedLink:
+        return SimulatedLink(self.event_queue, 0, random.Random(0))
 
     def join(self, allocation: str, end_s: float, **fields: Any) -> None:
-        down, up = self.way(), self.way()
+        down, up = self.link(), self.link()
         spec = NodeSpec(f"n{allocation}", "h", (0, 1), 1024, allocation=allocation,
                         ends_at_ns=round(end_s * S), backends=("model",), untrusted=("model",),
                         **fields)

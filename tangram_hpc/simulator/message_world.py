@@ -28,7 +28,7 @@ from .clock import EventQueue
 from .log import Log
 from .machine import Machine
 from .model_slurm import ModelSlurm, Queue
-from .network import BEAT, FLUSH, MemoryJournal, SimulatedTimer, Way
+from .network import BEAT, FLUSH, MemoryJournal, SimulatedLink, SimulatedTimer
 from .records import FORMAT, Run
 from .workload import Cluster, WorkAction, Workload, check_match, to_ns
 from .workload_client import CLIENT, TrajectoryState, WorkloadClient
@@ -51,7 +51,7 @@ class Growth(NamedTuple):
     queue: Queue
 
 
-class WiredWorld:
+class MessageWorld:
     """One run over modelled links whose one way takes `latency_ns` to twice that."""
 
     def __init__(self, work: Workload, cluster: Cluster, placer: Placer, oracle: bool,
@@ -84,7 +84,7 @@ class WiredWorld:
             to_ns(turn.think_s) for t in work.trajectories for turn in t.turns]
         self._busy_at = 0
         self._patience_ns = 3600 * 10**9 + 2 * max(waits, default=0)
-        self.ways: list[Way] = []
+        self.links: list[SimulatedLink] = []
         self._alive: dict[str, Callable[[str], None]] = {}  # how to kill each node
         self.broker.start()
         for spec in specs:
@@ -138,13 +138,13 @@ class WiredWorld:
 
     # ---- the parts ---------------------------------------------------------------------------
 
-    def _way(self) -> Way:
-        way = Way(self.event_queue, self._latency_ns, self._rng)
-        self.ways.append(way)
-        return way
+    def _link(self) -> SimulatedLink:
+        link = SimulatedLink(self.event_queue, self._latency_ns, self._rng)
+        self.links.append(link)
+        return link
 
     def _join_worker(self, spec: NodeSpec) -> None:
-        down, up = self._way(), self._way()
+        down, up = self._link(), self._link()
         worker = WorkerDriver(
             JOB, spec, up, SimulatedTimer(self.event_queue, FLUSH),
             lambda reports, welcome: Machine(self.event_queue, reports, self._work_of),
@@ -178,8 +178,8 @@ class WiredWorld:
             self.event_queue.put(failure.at_ns + failure.back_ns, 0,
                                  lambda: self._join_worker(spec))
 
-    def _converse(self, receive: object) -> Way:
-        down, up = self._way(), self._way()
+    def _converse(self, receive: object) -> SimulatedLink:
+        down, up = self._link(), self._link()
         down.receive = receive  # type: ignore[assignment]
         talk = self.broker.accept(down)
         up.receive = lambda message, payload: self.broker.receive(talk, message, payload)
