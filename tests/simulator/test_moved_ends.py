@@ -337,15 +337,15 @@ def test_a_replay_of_moved_ends_comes_to_the_same() -> None:
     job.until(960)
     job.slurm.ends["7"] = 3000
     job.until(2000)
-    twin = Scheduler(make_placer("elastic"), MARGIN * S)
+    replayed = Scheduler(make_placer("elastic"), MARGIN * S)
     for event in job.events:
-        twin.handle(event)
-    twin.ledger.check()
-    for ours, theirs in zip(job.ledger.nodes.values(), twin.ledger.nodes.values(), strict=True):
+        replayed.handle(event)
+    replayed.ledger.check()
+    for ours, theirs in zip(job.ledger.nodes.values(), replayed.ledger.nodes.values(), strict=True):
         assert (ours.state, ours.lends_until, ours.spec) == (
             theirs.state, theirs.lends_until, theirs.spec)
-    twin.handle(ev.BrokerStarted(2000 * S, "7", "elastic", "none"))
-    assert twin.ledger.told_ends == {}  # a requeued job has another end
+    replayed.handle(ev.BrokerStarted(2000 * S, "7", "elastic", "none"))
+    assert replayed.ledger.told_ends == {}  # a requeued job has another end
 
 
 def test_journals_of_the_version_before_are_read(tmp_path: Path) -> None:
