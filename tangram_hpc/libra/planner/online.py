@@ -25,13 +25,12 @@ Priced = Callable[[Sequence[Request], Factors], Costs]  # costs of a history wit
 
 @dataclass(frozen=True)
 class Advice:
-    """A plan that was made: why, what the plan in force and the new one take, and whether to
+    """A plan that was made: why, whether to
     switch. `plan` is None where none can run."""
 
     reason: str
     verdict: Verdict
     plan: Plan | None
-    in_force: Split | None
 
 
 class OnlinePlanner:
@@ -96,12 +95,12 @@ class OnlinePlanner:
         try:
             found = plan(costs, self._gpus, search)
         except InvalidInput as error:
-            return Advice(reason, Verdict(False, str(error)), None, old)
+            return Advice(reason, Verdict(False, str(error)), None)
         best = found.roomy(self._slack)
         verdict = worth(self.trigger.rules, old.step_ns if old else None, best.step_ns)
         if verdict.switch:
             self._take(best)
-        return Advice(reason, verdict, found, old)
+        return Advice(reason, verdict, found)
 
     def saved(self) -> dict[str, Any]:
         """All that it knows, for a file; what it knows of the plan in force too."""
