@@ -1,11 +1,12 @@
-"""Pure. What passes between training's core and the members of hybrid replicas, and its frames.
+"""Pure. The messages between the core trainer and the members of hybrid replicas, and their frames.
 
-Law: two kinds of conversation, each authenticated before its first frame. A *coordinator*
-conversation (member and rank 0) carries orders and events; a *channel* conversation (member and its
-core) carries parameters out and gradients in. A frame is a head of fixed size, one message, and at
-most one payload of raw bytes, which its receiver reads straight into place.
+There are two kinds of connection, each authenticated before its first frame. A member's connection
+to the *coordinator* (rank 0) carries orders and events. Its connection to a *gradient channel* (a
+rank of its core) carries parameters to the member and gradients back.
 
-Layout (little endian): u32 length of the message, u64 length of the payload, message, payload.
+A frame is a head of fixed size, one message, and at most one payload of raw bytes, which the
+receiver reads straight into place. Layout, little endian: u32 length of the message, u64 length of
+the payload, message, payload.
 """
 
 from __future__ import annotations
@@ -25,57 +26,59 @@ PAYLOAD_MAX = 1 << 40
 
 
 class MemberMessage(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
-    """The common head."""
+    """Base class of all messages."""
 
 
 class Hello(MemberMessage, frozen=True, tag="hello"):
-    """Member to coordinator, first: who it is. `incarnation` ascends from one incarnation to the
-    next."""
+    """Member to coordinator, first: which member it is. `incarnation` grows with each restart."""
 
     member: int
     incarnation: int
 
 
 class Alive(MemberMessage, frozen=True, tag="alive"):
-    """Member to coordinator, now and then: it is still there."""
+    """Member to coordinator: heartbeat."""
 
 
 class Told(MemberMessage, frozen=True, tag="told"):
-    """Coordinator to member: an order, and where the channel of the core it names listens."""
+    """Coordinator to member: an order, and the addresses of the gradient channel that it names."""
 
     order: Ask
     channel: tuple[str, ...]
 
 
 class MemberReport(MemberMessage, frozen=True, tag="word"):
-    """Member to coordinator: a event about itself."""
+    """Member to coordinator: an event about this member."""
 
     event: Union[MemberDone, MemberFailed]  # noqa: UP007
 
 
 class JoinMessage(MemberMessage, frozen=True, tag="enter"):
-    """Member to channel, first: whose gradients will come this way."""
+    """Member to gradient channel, first: whose gradients will arrive on this connection."""
 
     replica: int
     generation: int
 
 
 class Work(MemberMessage, frozen=True, tag="work"):
-    """Lane to member: the parameters of a step, then its samples (`protocol.value`; none of one who
-    only follows), as one payload; to be answered by a `Gradient` with this very header."""
+    """Gradient channel to member: the parameters of a step, then its samples, as one payload.
 
-    header: GradientHeader
-
-
-class Gradient(MemberMessage, frozen=True, tag="gradient"):
-    """Member to channel: the sum over its samples, as raw numbers; zeros of one who only follows.
+    Samples are encoded by `protocol.value`; a member that only follows gets none. The answer is a
+    `Gradient` with the same header.
     """
 
     header: GradientHeader
 
 
+class Gradient(MemberMessage, frozen=True, tag="gradient"):
+    """Member to gradient channel: the sum over its samples as raw numbers; zeros if it only
+    follows."""
+
+    header: GradientHeader
+
+
 class GradientReceipt(MemberMessage, frozen=True, tag="heard"):
-    """Lane to member: what became of a gradient; empty: it was taken."""
+    """Gradient channel to member: why a gradient was refused; "" if it was accepted."""
 
     header: GradientHeader
     refusal: str
@@ -89,16 +92,16 @@ _read_plan = reader(StepPlan)
 
 
 def pack(message: MemberMessage, payload: int = 0) -> bytes:
-    """Head and message of a frame whose payload of so many bytes follows."""
+    """The head and the message of a frame that a payload of `payload` bytes follows."""
     body = _encoder.encode(message)
     return HEAD.pack(len(body), payload) + body
 
 
 def sizes(head: bytes) -> tuple[int, int]:
-    """Lengths of message and payload.
+    """The lengths of the message and the payload, in bytes.
 
     Raises:
-        ProtocolError: no frame begins so.
+        ProtocolError: A length is above its limit.
     """
     message, payload = HEAD.unpack(head)
     if message > MESSAGE_MAX or payload > PAYLOAD_MAX:
@@ -107,10 +110,10 @@ def sizes(head: bytes) -> tuple[int, int]:
 
 
 def unpack(body: bytes) -> AnyMemberMessage:
-    """The message.
+    """Decodes a message.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: The bytes are no message of this protocol.
     """
     try:
         message: AnyMemberMessage = _read(body)
@@ -120,11 +123,11 @@ def unpack(body: bytes) -> AnyMemberMessage:
 
 
 def pack_plan(plan: StepPlan) -> bytes:
-    """A plan as rank 0 tells it to the core."""
+    """Encodes a plan, for rank 0 to broadcast to the other ranks."""
     return _encoder.encode(plan)
 
 
 def unpack_plan(data: bytes) -> StepPlan:
-    """The plan in these bytes, which come from the core's own rank 0."""
+    """Decodes a plan that this core trainer's own rank 0 has broadcast."""
     plan: StepPlan = _read_plan(data)
     return plan

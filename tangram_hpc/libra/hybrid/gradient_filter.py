@@ -1,8 +1,12 @@
-"""Pure. Whether a gradient payload may be added, and who computes which samples.
+"""Pure. Which gradient payloads are added to a core's sum, and who computes which samples.
 
-Law: a payload is added whole or not at all, once, and only under the very plan it was computed
-under; all else is told apart by a reason, so that it can be counted. Every sample of a step has one
-owner; the samples of a replica whose payload does not come are its core's to compute.
+Replicas die and come late, so a core may receive gradients that belong to another step or plan.
+Each payload carries a header, and it is added only if the header agrees with the plan of the
+running step.
+
+Invariants: a payload is added completely or not at all, at most once, and only under the plan it
+was computed under. Every refusal has a reason, so that refusals can be counted. Every sample of a
+step has one owner; the core computes the samples of a replica whose payload does not arrive.
 """
 
 from __future__ import annotations
@@ -11,25 +15,28 @@ from ...domain.hybrid import ContributorId, GradientHeader, StepPlan
 
 
 def split(samples: int, parts: int) -> list[tuple[int, int]]:
-    """`samples` as contiguous ranges (begin, end) of sizes that differ by one at most, the larger
-    ones first; O(parts)."""
+    """Cuts `samples` into `parts` contiguous ranges (begin, end) whose sizes differ by at most one.
+
+    Larger ranges come first. O(parts).
+    """
     size, more = divmod(samples, parts)
     ends = [size * (n + 1) + min(n + 1, more) for n in range(parts)]
     return list(zip([0, *ends], ends, strict=False))
 
 
 def contributors(plan: StepPlan, core: int) -> list[ContributorId]:
-    """Those whose gradients are added to this core."""
+    """The replicas whose gradients are added to this core."""
     return [contributor for contributor in plan.counting if contributor.core == core]
 
 
 class GradientFilter:
-    """What one core believes during one step.
+    """Decides during one step which payloads a core adds.
 
     Args:
-        counting: its contributors, with the number of samples that each one was given. Whoever else
-            sends anything contributes nothing.
-        size, dtype: of the gradient.
+        plan: The plan of the running step.
+        counting: The contributors of this core, with the number of samples that each was given.
+            Payloads of all other replicas are refused.
+        size, dtype: Number of elements of the gradient, and numpy's name of their type.
     """
 
     def __init__(self, plan: StepPlan, counting: dict[ContributorId, int], size: int, dtype: str
@@ -40,17 +47,21 @@ class GradientFilter:
 
     @property
     def missing(self) -> list[int]:
-        """Replicas that were given samples and have not answered, nor been evicted."""
+        """Replicas that were given samples, have not answered, and were not evicted."""
         return [n for n in self._open if self._samples[self._given[n]]]
 
     def evict(self, replica: int, generation: int) -> None:
-        """Nothing of this contributor is added any more."""
+        """From now on nothing of this replica in this generation is added."""
         contributor = self._given.get(replica)
         if contributor is not None and contributor.generation == generation:
             self._open.pop(replica, None)
 
     def refusal(self, header: GradientHeader) -> str:
-        """Why this payload is not to be added, in one word; empty if it is, which holds once."""
+        """The first field of a payload's header that is wrong; "" if the payload is to be added.
+
+        `again` means that it was added before or that its replica was evicted. A call that returns
+        "" counts the payload as added, so the next call with the same header returns `again`.
+        """
         plan, contributor = self._plan, self._given.get(header.replica)
         if contributor is None:
             return "replica"

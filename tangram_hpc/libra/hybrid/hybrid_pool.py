@@ -1,14 +1,17 @@
-"""Pure. The elastic hybrid pool: rollout GPUs that join training as one complete data-parallel
-replica and go back (Libra, arXiv 2606.03077, elastic hybrid pool).
+"""Pure. The state machine of the elastic hybrid pool: rollout GPUs that help in training and go
+back.
 
-Law: events in, orders out, `now` handed in (ns). A replica moves as a whole and only when all of
-its members have said so; whatever fails, ends too late or is cancelled brings the whole replica
-back to rollout. It begins and ceases to count between two steps; only `EvictReplica` ends it
-sooner. What is of another generation, stage or incarnation than is asked for changes nothing. The
-core is given once: no order ever names one of its GPUs.
+A pool of complete data-parallel replicas joins training when training is the longer stage, and
+returns when rollout needs the GPUs (Libra, arXiv 2606.03077, elastic hybrid pool). Events go in,
+orders come out, and `now` is handed in (ns). A replica enters a stage of a join when all of its
+members have reported the stage before; a failure, a timeout or a cancellation at any stage sends
+the whole replica back to rollout.
 
-Waiting for the members' word at REQUESTED and RETURNING is what keeps a GPU in one role: it leaves
-rollout when its server says so, and serves again when its trainer says so or is dead.
+Invariants: a replica begins and stops counting only between two steps, except that `EvictReplica`
+ends it at once. An event of another generation, stage or incarnation changes nothing. The core's
+GPUs are fixed and never named in an order. A GPU leaves rollout when its server has confirmed
+REQUESTED, and serves again when its trainer has confirmed RETURNING or is dead: so no GPU is ever
+in two roles.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ _ROLES = {R.ROLLOUT: Role.HYBRID_ROLLOUT, R.LOST: Role.HYBRID_ROLLOUT,
 
 @dataclass(slots=True)
 class _Member:
-    """One GPU's process: its last known incarnation, and whether that is going on."""
+    """The process of one GPU: its last known incarnation, and whether it is still alive."""
 
     incarnation: int = -1
     alive: bool = False
@@ -58,7 +61,20 @@ class _Member:
 
 @dataclass(slots=True)
 class _Replica:
-    """One replica; `waits_for`: the members that have not done the stage yet, in order."""
+    """One replica and where it is on its way.
+
+    Attributes:
+        number: Its place in the pool's list of replicas.
+        members: Its GPUs, in rank order.
+        state: See `ReplicaState`.
+        generation: How many joins it has begun.
+        core: The core that it helps in this join.
+        joined: Whether this join has reached ACTIVE.
+        reason: Why it goes back; empty while it does not.
+        deadline: When the current state times out, in ns; 0 for never.
+        not_before: The first step at which it may be asked to join again.
+        waits_for: Members that have not done the current stage, in order; values are unused.
+    """
 
     number: int
     members: tuple[int, ...]
@@ -77,16 +93,17 @@ class _Replica:
 
 
 class HybridPool:
-    """The pool's state; O(replicas + members) an event at most.
+    """The pool's state. Handling an event is O(replicas + members).
 
     Args:
-        core_training: for each core its GPUs; their number is the training's core width.
-        core_rollout: GPUs that serve rollouts always.
-        replicas: for each hybrid replica its members' GPUs. All are LOST until `MemberUp` says
-            that they live.
+        rules: Thresholds and timeouts.
+        core_training: The GPUs of each core; all cores have as many.
+        core_rollout: GPUs that always serve rollouts.
+        replicas: The members' GPUs of each hybrid replica. A replica is LOST until `MemberUp` has
+            arrived for each of them.
 
     Raises:
-        InvalidInput: a GPU has two places, or replicas are not all of a core's size.
+        InvalidInput: A GPU is named twice, or a replica has not as many GPUs as a core.
     """
 
     def __init__(self, rules: PoolRules, core_training: Sequence[Sequence[int]],
@@ -106,7 +123,7 @@ class HybridPool:
     # ---- questions ----
 
     def roles(self) -> dict[int, Role]:
-        """Whose each GPU is."""
+        """The role of each GPU."""
         told = {gpu: Role.CORE_TRAINING for gpus in self.core_training for gpu in gpus}
         told |= dict.fromkeys(self.core_rollout, Role.CORE_ROLLOUT)
         for replica in self._replicas:
@@ -116,26 +133,27 @@ class HybridPool:
         return told
 
     def state(self, replica: int) -> R:
-        """Where a replica is on its way."""
+        """The state of a replica."""
         return self._replicas[replica].state
 
     def rests(self, replica: int) -> bool:
-        """Whether it is with rollout and not asked again yet, as its last join failed."""
+        """Whether a replica is in rollout and not yet asked again because its last join failed."""
         one = self._replicas[replica]
         return one.state is R.ROLLOUT and max(0, self._step) < one.not_before
 
     def generation(self, replica: int) -> int:
-        """The number of its last join."""
+        """The number of a replica's last join; 0 before the first."""
         return self._replicas[replica].generation
 
     def next_deadline(self) -> int | None:
-        """When `tick` has something to do if nothing happens until then."""
+        """The next time, in ns, at which `tick` has something to do if no event arrives; None for
+        never."""
         return min((r.deadline for r in self._replicas if r.deadline), default=None)
 
     # ---- events ----
 
     def handle(self, event: AnyPoolEvent, now: int) -> list[AnyOrder]:
-        """Takes one event in; what is to be done about it, in order."""
+        """Handles one event and returns the orders that follow, in order."""
         match event:
             case MemberDone():
                 known = self._done(event, now)
@@ -161,7 +179,7 @@ class HybridPool:
         return self._taken()
 
     def tick(self, now: int) -> list[AnyOrder]:
-        """Ends what has taken too long by now."""
+        """Rolls back, or kills, whatever has exceeded its deadline at `now`."""
         for replica in self._replicas:
             if not replica.deadline or now < replica.deadline:
                 continue
@@ -195,7 +213,7 @@ class HybridPool:
         return True
 
     def _lose(self, number: int, reason: str, now: int) -> None:
-        """A member's incarnation is over."""
+        """Marks a member as dead and brings its replica back, or to LOST."""
         replica = self._home[number]
         self._members[number].alive = False
         replica.waits_for.pop(number, None)
@@ -236,7 +254,7 @@ class HybridPool:
         replica.deadline = deadline
 
     def _stage(self, replica: _Replica, state: R, now: int) -> None:
-        """Enters a stage of a join; what its members have to do in it is asked of them."""
+        """Enters a stage of a join and asks the members to do it."""
         if state is R.ACTIVATING:
             self._to(replica, state, now + self._rules.boundary_timeout_ns)
             return
@@ -251,7 +269,7 @@ class HybridPool:
                             replica.generation, replica.state, replica.core))
 
     def _roll_back(self, replica: _Replica, reason: str, now: int) -> None:
-        """Off to rollout with all that live, at once."""
+        """Ends a join that failed; the replica is not asked again for `retry_steps`."""
         replica.not_before = self._step + 1 + self._rules.retry_steps
         self._return(replica, reason, now)
 
@@ -264,7 +282,7 @@ class HybridPool:
         self._maybe_home(replica, now)
 
     def _maybe_home(self, replica: _Replica, now: int) -> None:
-        """Ends the return when nobody is waited for."""
+        """Ends the return when no member is waited for."""
         if replica.waits_for:
             return
         whole = all(self._members[m].alive for m in replica.members)
@@ -288,7 +306,7 @@ class HybridPool:
         return True
 
     def _leave(self, replica: _Replica, reason: str, now: int) -> None:
-        """It counts to the end of the running step."""
+        """Marks an active replica as leaving; it counts to the end of the running step."""
         replica.reason = reason
         self._to(replica, R.LEAVING, now + self._rules.boundary_timeout_ns)
 
@@ -314,7 +332,8 @@ class HybridPool:
         self._order(StepPlan(step, version, self.epoch, counting, following))
 
     def _follow_target(self, now: int) -> None:
-        """Asks replicas to join, or has them go, until as many are in training as are wanted."""
+        """Asks replicas to join, or sends them back, until as many are in training as are wanted.
+        """
         wanted = self._target.settle(self._step, self._spare())
         inside = [r for r in self._replicas if r.state in _JOINING or r.state is R.ACTIVE]
         for replica in self._replicas:  # those who were about to leave cost nothing to keep
@@ -343,8 +362,11 @@ class HybridPool:
         self._stage(replica, R.REQUESTED, now)
 
     def _spare(self) -> int:
-        """Replicas that may be in training at once (Libra: (rollout GPUs - reserved) / size), of
-        those that are whole."""
+        """How many replicas may be in training at once: (rollout GPUs - reserved) / size of a
+        replica.
+
+        Only replicas all of whose members live are counted. The formula is Libra's.
+        """
         whole = [r for r in self._replicas if all(self._members[m].alive for m in r.members)]
         if not whole:
             return 0

@@ -1,14 +1,15 @@
-"""Rank 0's coordinator: the pool's state machine, fed by its members' conversations and the clock.
+"""Rank 0's coordinator: runs the pool's state machine from members' messages and the clock.
 
-Law: one lock around the pool; every event goes in under it and its orders go out under it, so that
-members hear them in the order in which they were decided. A member speaks of itself only. It is
-lost when its conversation ends or it is silent for too long; nothing else decides that.
+Invariants: one lock surrounds the pool. Every event is handled and its orders are sent under that
+lock, so members receive orders in the order in which they were decided. A member may report only
+about itself. A member is lost when its connection ends or when it is silent for too long; nothing
+else decides that.
 
-The coordinator's process may be stopped (SIGSTOP, `scontrol suspend`), or its threads kept from
-running. On waking it would find everybody silent and every stage overdue, although what the members
-said lies unread in its sockets. So its time is that in which it ran: the pool and the liveness of
-members are given the clock's time less all stalls (`protocol/liveness.py`), and after a stall
-nobody is judged before the threads that listen had one tick to read what has arrived.
+The coordinator's own process may be stopped (SIGSTOP, `scontrol suspend`), or its threads may not
+get to run. On waking it would find every member silent and every stage overdue, although their
+messages lie unread in its sockets. Its time is therefore the time in which it ran: the pool and the
+liveness of members are given the clock's time less all stalls (`protocol/liveness.py`), and after a
+stall nobody is judged before the receiving threads had one tick to read what has arrived.
 """
 
 from __future__ import annotations
@@ -45,27 +46,27 @@ _STALLED_S = 4 * _TICK_S  # nobody looked at the clock for longer: the process w
 
 
 class Port(Protocol):
-    """Where a member is reached."""
+    """How the coordinator reaches one member."""
 
     def tell(self, order: Ask, channel: tuple[str, ...]) -> None:
-        """Hands an order on; never blocks for long."""
+        """Passes an order on; must not block for long."""
         ...
 
     def attach(self, link: BulkLink) -> bool:
-        """A process says that it is this incarnation of it; False if it is not."""
+        """A process claims to be this incarnation; returns False if it is not."""
         ...
 
     def detached(self) -> None:
-        """The conversation that was attached has ended."""
+        """The connection that was attached has ended."""
         ...
 
     def end(self) -> None:
-        """The pool has given this incarnation of it up."""
+        """The pool has given up this incarnation."""
         ...
 
 
 class _LinkPort:
-    """A member that dialled in."""
+    """Reaches a member over the connection that it opened."""
 
     def __init__(self, link: BulkLink) -> None:
         self._link = link
@@ -87,15 +88,23 @@ class _LinkPort:
 
 
 class Coordinator:
-    """The pool and who it speaks to.
+    """The pool, and the connections to its members.
 
     Args:
-        channels: the addresses of each core's ranks, in the order of a replica's members.
-        host, key, job: where it listens for members, and what they prove.
-        silence_s: a member that says nothing for so long is lost.
-        on_kill: told of a member's incarnation that has to be ended; its conversation is closed
-        anyway.
-        on_order: told of every order, for logs and figures; called under the lock.
+        pool: The pool's state machine; used only under the coordinator's lock.
+        clock: Where time comes from.
+        channels: For each core the addresses of its ranks' gradient channels, in the order of a
+            replica's members.
+        host, key, job: Where to listen for members, and the secret and job name that they must
+            prove.
+        silence_s: A member that sends nothing for so long is lost.
+        on_kill: Called with the member and the incarnation that has to be ended; the connection to
+            it is closed in any case.
+        on_order: Called with every order, for logs and metrics, while the lock is held.
+
+    Attributes:
+        ended_joins: Every `JoinEnded` so far, oldest first.
+        address: Where members dial.
     """
 
     def __init__(self, pool: HybridPool, clock: Clock, channels: list[list[str]], host: str,
@@ -120,18 +129,18 @@ class Coordinator:
     # ---- what the trainer says and asks ----
 
     def begin(self, step: int, version: int) -> StepPlan:
-        """A train_step is about to begin: who counts in it."""
+        """Begins a train_step; returns the plan that says which replicas count in it."""
         orders = self.handle(StepBegins(step, version))
         plan = orders[-1] if orders else None
         assert isinstance(plan, StepPlan), f"step {step} had begun before"
         return plan
 
     def signal(self, signal: Signal) -> None:
-        """How the stages stand; see `Signal`."""
+        """Tells the pool how long the stages take; see `Signal`."""
         self.handle(signal)
 
     def missed(self, replica: int, why: str) -> None:
-        """This replica's gradient did not come: it goes back to rollout."""
+        """Sends a replica back to rollout because its gradient did not arrive."""
         with self._lock:
             for member in self._pool.replicas[replica]:
                 if member in self._ports:
@@ -146,29 +155,30 @@ class Coordinator:
         return self.ended_joins
 
     def roles(self) -> dict[int, Role]:
-        """Whose each GPU is, now."""
+        """The current role of each GPU."""
         with self._lock:
             return self._pool.roles()
 
     def states(self) -> list[ReplicaState]:
-        """Where each replica is on its way, now."""
+        """The current state of each replica."""
         with self._lock:
             return [self._pool.state(n) for n in range(len(self._pool.replicas))]
 
     def adopt(self, member: int, incarnation: int, port: Port) -> None:
-        """A member that is reached by another way than a conversation of its own."""
+        """Registers a member that is reached through `port` and not over a connection that it
+        opens."""
         with self._lock:
             self._ports[member] = (incarnation, port)
             self._liveness.forget(member)  # what was heard was another incarnation
             self.handle(MemberUp(member, incarnation))
 
     def close(self) -> None:
-        """Ends every conversation; members then serve rollouts again by themselves."""
+        """Closes every connection; members then serve rollouts again by themselves."""
         self._stop.set()
         self._listener.close()
 
     def handle(self, event: AnyPoolEvent) -> list[AnyOrder]:
-        """Takes a event in and carries out what follows."""
+        """Handles an event and carries out the orders that follow from it."""
         with self._lock:
             orders = self._pool.handle(event, self._now())
             self._carry_out(orders)
@@ -241,7 +251,7 @@ class Coordinator:
             self.handle(message.event)
 
     def lost(self, member: int, incarnation: int, why: str) -> None:
-        """This incarnation of a member is over."""
+        """Reports that this incarnation of a member has ended."""
         with self._lock:
             known = self._ports.get(member)
             if known is not None and known[0] == incarnation:
@@ -257,7 +267,8 @@ class Coordinator:
                     self._judge(now)
 
     def _judge(self, now: int) -> None:
-        """Gives up who was silent, or took, for too long; lock held."""
+        """Gives up members that were silent for too long and stages that took too long; lock held.
+        """
         for member in self._liveness.silent(now):
             self._liveness.forget(member)
             if member in self._ports:
@@ -267,9 +278,11 @@ class Coordinator:
         self._carry_out(self._pool.tick(now))
 
     def _now(self) -> int:
-        """The clock's time without the stalls so far, in ns; lock held. A stall that ends with this
-        call counts against nobody: members, too, have their whole patience again, as they may have
-        been stopped together with us."""
+        """The clock's time in ns without the stalls so far; lock held.
+
+        A stall that ends with this call counts against nobody: members have their full `silence_s`
+        again, as they may have been stopped together with this process.
+        """
         looked = self._clock.now_ns()
         stalled = self._stalls.look(looked)
         now = looked - round(self._stalls.total)

@@ -1,9 +1,13 @@
-"""Training's core: a step in which replicas of the hybrid pool may help.
+"""One rank of the core trainer: train_steps in which replicas of the hybrid pool may help.
 
-Law: the communicator that is handed in is used as it is and never changed: its ranks reduce among
-themselves, whoever helps. Replicas' gradients are added to their core's own before that. Either
-all ranks of a core got a replica's payload, or none adds it; the samples of one that did not come
-are computed here. So the sum is that of plain gradient accumulation, whatever happens to helpers.
+Each core deals the samples of a step among itself and its replicas. Replicas' gradients are added
+to their core's own before the trainer reduces over its communicator. Samples whose gradient does
+not arrive are computed by the core itself.
+
+Invariants: the communicator that is handed in is used as it is and never changed, so its ranks
+reduce among themselves whoever helps. Either all ranks of a core add a replica's payload or none of
+them does. The sum is therefore that of plain gradient accumulation (up to rounding), whatever
+happens to the replicas.
 """
 
 from __future__ import annotations
@@ -34,18 +38,23 @@ Compute = Callable[[Vector, list[Any]], Vector]
 
 
 class CoreTrainer:
-    """One rank of the core. All ranks make one, at the same time, and call `step` together.
+    """One rank of the core trainer. All ranks create one at the same time and call `step` together.
 
     Args:
-        comm: the core's communicator (mpi4py), of `width` consecutive ranks for each data-parallel
-            core.
-        access: rank 0 writes there where members find the coordinator; a file of mode 0600.
-        core_training, core_rollout, replicas: see `HybridPool`.
-        host: the address of the interface on which coordinator and channels listen; members must
-        reach it.
-        patience_s: how long a step waits for a gradient after this rank has computed its own.
-        on_kill, on_order: see `Coordinator`; on rank 0.
-        on_news: the old name of `on_order`, kept for one release.
+        comm: The core trainer's communicator (mpi4py), with `width` consecutive ranks for each
+            data-parallel core.
+        access: The file (mode 0600) in which rank 0 tells members where the coordinator listens.
+        core_training, core_rollout, replicas: See `HybridPool`.
+        rules: Thresholds and timeouts of the pool; default `PoolRules()`.
+        host: The address of the interface on which the coordinator and the gradient channels
+            listen; members must be able to reach it.
+        patience_s: How long a step waits for a gradient after this rank has computed its own.
+        silence_s: A member that sends nothing for so long is lost.
+        on_kill, on_order: See `Coordinator`; used on rank 0.
+        on_news: The old name of `on_order`, kept for one release.
+
+    Raises:
+        InvalidInput: The GPUs of `core_training` are not as many as the communicator has ranks.
     """
 
     def __init__(self, comm: Any, access: str | Path, core_training: Sequence[Sequence[int]],
@@ -90,13 +99,25 @@ class CoreTrainer:
 
     def step(self, step: int, version: int, params: Vector, samples: Sequence[Any],
              compute: Compute) -> tuple[Vector, StepPlan]:
-        """The sum of the gradients of this rank's samples, its replicas' among them, and who
-        counted. The all-reduce over the core is the caller's, as is the step of the optimizer.
+        """Computes the gradients of this rank's samples, with the help of its replicas.
+
+        The all-reduce over the core trainer and the optimizer's step stay with the caller.
 
         Args:
-            version: of `params`; what was computed at another one is not added.
-            samples: of this rank, each a value that `protocol.value` can carry.
-            compute: the sum of some samples' gradients, of `params`' shape and dtype.
+            step: Number of the train_step, above that of the last call.
+            version: Version of `params`; a gradient that was computed at another version is not
+                added.
+            params: The parameters as one contiguous vector of floats.
+            samples: The samples of this rank, each a value that `protocol.value` can carry.
+            compute: Returns the sum of some samples' gradients, with the shape and dtype of
+                `params`.
+
+        Returns:
+            The sum of the gradients of all `samples`, and the plan that says which replicas
+                counted.
+
+        Raises:
+            InvalidInput: `params` is no such vector, or `step` is not above the last one.
         """
         if not params.flags.c_contiguous or params.ndim != 1 or params.dtype.kind != "f":
             raise InvalidInput("params: must be one contiguous vector of float numbers")
@@ -122,7 +143,8 @@ class CoreTrainer:
         return total, plan
 
     def close(self) -> None:
-        """Ends coordinator and channels; the members serve rollouts again by themselves."""
+        """Closes the coordinator and the channels; members then serve rollouts again by themselves.
+        """
         self.channel.close()
         if self.coordinator is not None:
             self.coordinator.close()
@@ -141,7 +163,7 @@ class CoreTrainer:
         return unpack_plan(bytes(buffer))
 
     def _agree(self, missing: list[int]) -> np.ndarray:
-        """Of each replica, how many ranks miss its payload."""
+        """For each replica, on how many ranks its payload is missing."""
         mine = np.zeros(self._replicas, dtype=np.int64)
         mine[missing] = 1
         everyone = np.zeros_like(mine)
@@ -149,13 +171,13 @@ class CoreTrainer:
         return everyone
 
     def _wait(self, request: Any) -> None:
-        """Without spinning a CPU that rollouts could use."""
+        """Polls with short sleeps, so as not to spin on a CPU that rollouts could use."""
         while not request.Test():
             time.sleep(_PAUSE_S)
 
 
 def _gathered(comm: Any, text: str) -> list[str]:
-    """Every rank's word, in their order."""
+    """The text of every rank, in rank order."""
     mine = text.encode().ljust(_SLOT, b"\0")
     told = bytearray(_SLOT * comm.size)
     comm.Allgather(bytearray(mine), told)

@@ -1,9 +1,12 @@
-"""One core rank's channel: gives work to the members whose gradients are added here, takes them in.
+"""The gradient channel of one core rank: sends work to its replicas' members, receives gradients.
 
-Law: the trainer's thread only ever waits in `collect`, and there no longer than it says. What
-comes is held until `collect` hands it over; `libra/hybrid/gradient_filter.py` says what is
-believed, and all else is counted by its reason. A member that is connected and does not count is
-sent each step's parameters, and zeros are expected of it.
+One member of each replica that helps this core connects here. With every step each connected member
+is sent the parameters. Members of replicas that count are sent samples as well; the others are
+expected to answer with zeros.
+
+Invariants: the trainer's thread waits only in `collect`, and no longer than it was told to. Arrived
+gradients are kept until `collect` returns them. `libra/hybrid/gradient_filter.py` decides what is
+added; everything else is counted by the reason of its refusal.
 """
 
 from __future__ import annotations
@@ -32,8 +35,16 @@ _LOOK_S = 0.1  # between two looks at the clock of who collects; a longer gap wa
 
 
 class _MemberLink:
-    """A member's conversation; a thread of its own sends, so that a slow one delays nobody. Only
-    the newest work waits. `zeros`: work that was sent without samples and is not answered yet."""
+    """The connection to one member. A thread of its own sends, so that a slow member delays nobody.
+
+    Only the newest work waits to be sent: older work of a member that is behind is dropped.
+
+    Attributes:
+        link: The connection.
+        id: The replica, its generation and its core.
+        zeros: Headers of work that was sent without samples and is not answered yet; values are
+            unused.
+    """
 
     def __init__(self, link: BulkLink, contributor: ContributorId) -> None:
         self.link, self.id = link, contributor
@@ -71,7 +82,14 @@ class _MemberLink:
 
 @dataclass
 class _Step:
-    """What is given out and taken in between two calls of `begin`."""
+    """What was sent and received since the last call of `begin`.
+
+    Attributes:
+        plan: The plan of the running step.
+        params: Its parameters.
+        filter: Decides which payloads are added.
+        taken: The gradients that were accepted, by replica.
+    """
 
     plan: StepPlan
     params: Vector
@@ -80,11 +98,17 @@ class _Step:
 
 
 class Lane:
-    """The channel of the core rank that is number `core` in its group.
+    """The gradient channel of one rank of core number `core`.
+
+    Args:
+        core: The core's number in its group.
+        host: The address of the interface to listen on.
+        key, job: The secret and the job name that members must prove.
 
     Attributes:
-        ignored: how many payloads were not added, by the reason.
-        added: how many were taken.
+        ignored: How many payloads were refused, by reason.
+        added: How many payloads were accepted.
+        address: Where members dial.
     """
 
     def __init__(self, core: int, host: str, key: bytes, job: str) -> None:
@@ -98,7 +122,7 @@ class Lane:
         self.address = self._listener.address
 
     def close(self) -> None:
-        """Ends every conversation."""
+        """Ends every connection."""
         self._listener.close()
         with self._lock:
             for member in self._members.values():
@@ -108,9 +132,15 @@ class Lane:
 
     def begin(self, plan: StepPlan, params: Vector, samples: list[Any]
               ) -> tuple[tuple[int, int], dict[int, tuple[int, int]]]:
-        """Gives out a step's work; returns the range of samples that is this core's own, and those
-        of the replicas that count here. When `params` change before all have been sent, only such
-        gradients are spoilt as come too late to be added."""
+        """Sends out the work of a step.
+
+        `params` may change before all members have been sent it: that spoils only gradients that
+        arrive too late to be added.
+
+        Returns:
+            The range of samples that this core computes itself, and the range of each replica that
+                counts here.
+        """
         counting = contributors(plan, self._core)
         own, *others = split(len(samples), 1 + len(counting))
         given = dict(zip(counting, others, strict=True))
@@ -128,9 +158,14 @@ class Lane:
         return own, {contributor.replica: range_ for contributor, range_ in given.items()}
 
     def collect(self, wait_s: float) -> dict[int, Vector]:
-        """Waits for the gradients that were given out, `wait_s` at most; those that came, by
-        replica. Nothing is taken after this. Time in which this process was stopped does not count:
-        what came meanwhile lies unread in its sockets."""
+        """Waits for the gradients of this step, and returns those that arrived, by replica.
+
+        Nothing is accepted for this step afterwards. Time in which this process was stopped does
+        not count, because what arrived meanwhile lies unread in its sockets.
+
+        Args:
+            wait_s: The longest time to wait, in seconds.
+        """
         patience = Patience(time.monotonic(), wait_s, _LOOK_S)
         with self._lock:
             step = self._step
@@ -211,5 +246,5 @@ class Lane:
 
 
 def _is_float(dtype: str) -> bool:
-    """Whether it is numpy's name of a type that gradients have."""
+    """Whether `dtype` is numpy's name of a type that gradients may have."""
     return dtype in ("<f2", "<f4", "<f8", ">f2", ">f4", ">f8")

@@ -1,9 +1,10 @@
-"""Hybrid replicas whose GPUs the broker lends: joining is an action that asks for GPUs, and its
-process is the member.
+"""Members whose GPUs are leased from the broker: each join is an action that asks for GPUs.
 
-Law: the broker's ledger is what says whose a GPU is. Lending one parks the rollout service that
-stood there; when the action ends, however it ends, the GPU serves rollouts again. A member's number
-names a loan, not a device: which device it is, the broker decides each time.
+The process of that action is the member. Leasing a GPU parks the rollout service that was loaded on
+it; when the action ends, for whatever reason, the GPU serves rollouts again. So the broker's ledger
+says who holds a GPU, and `kill -9` of the process gives it back like any other action's.
+
+A leased member's number names the lease and not a device: the broker chooses a device each time.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ Start = Callable[[int, int], "Future[Any]"]
 
 
 class LeasedMember:
-    """One member (fills `coordinator.Port`); lives for one incarnation of it, and is then
-    succeeded.
+    """One incarnation of a leased member; it fills `coordinator.Port`. A successor follows when it
+    ends.
 
     Args:
-        start: submits the action that runs member `number`'s incarnation `incarnation`
-            (`Member.run`), and returns its Future. Its process ends when its coordinator hangs up.
+        coordinator: Where the member is registered.
+        number: The member's number.
+        incarnation: The number of this incarnation.
+        start: Submits the action that runs `Member.run` for (number, incarnation), and returns its
+            Future. The action's process ends when the coordinator hangs up.
     """
 
     def __init__(self, coordinator: Coordinator, number: int, incarnation: int, start: Start
@@ -44,7 +48,7 @@ class LeasedMember:
         self._over = False  # the pool has given this incarnation up
 
     def tell(self, order: Ask, channel: tuple[str, ...]) -> None:
-        """See `Port.tell`. The coordinator's lock is held: what has to be answered is by another.
+        """See `Port.tell`. The coordinator's lock is held, so answers are sent from another thread.
         """
         with self._lock:
             if order.stage is R.RETURNING:
@@ -64,7 +68,7 @@ class LeasedMember:
             return None
 
     def attach(self, link: BulkLink) -> bool:
-        """Its process has dialled in."""
+        """The action's process has dialled in."""
         with self._lock:
             if self._action is None or self._going:
                 return False
@@ -73,7 +77,7 @@ class LeasedMember:
             return True
 
     def detached(self) -> None:
-        """Its process has hung up or died: the action's end says which."""
+        """The process has hung up or died; the end of the action says which."""
         with self._lock:
             self._link = None
 
@@ -92,7 +96,8 @@ class LeasedMember:
                 self._link = None
 
     def _hang_up(self) -> None:
-        """The process goes by itself; one that has not even begun is not to begin."""
+        """Hangs up on the process, which then ends by itself, or cancels an action that has not
+        begun."""
         self._waiting.clear()
         if self._link is not None:
             self._link.close()
@@ -103,7 +108,8 @@ class LeasedMember:
             self._later(MemberDone(self._number, self.incarnation, self._going, R.RETURNING))
 
     def _ended(self, action: Future[Any]) -> None:
-        """The action is over and its GPU lent back. From the client's thread, or from `cancel`."""
+        """The action has ended and its GPU is free. Called from the client's thread, or from
+        `cancel`."""
         threading.Thread(target=self._settle, args=(action,), daemon=True).start()
 
     def _settle(self, action: Future[Any]) -> None:
@@ -123,5 +129,12 @@ class LeasedMember:
 
 def add_leased_member(coordinator: Coordinator, number: int, incarnation: int, start: Start
                       ) -> None:
-    """From here on this member can be asked to join."""
+    """Registers a member that joins by an action; from now on the pool can ask it to join.
+
+    Args:
+        coordinator: Rank 0's coordinator.
+        number: The member's number, as in the pool's replicas.
+        incarnation: The number of the first incarnation; each later one counts one up.
+        start: See `LeasedMember`.
+    """
     coordinator.adopt(number, incarnation, LeasedMember(coordinator, number, incarnation, start))

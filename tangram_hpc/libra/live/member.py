@@ -1,8 +1,10 @@
-"""A member of a hybrid replica: a process that serves rollouts and, when asked, computes gradients.
+"""A member of a hybrid replica: a process that serves rollouts and computes gradients when asked.
 
-Law: it does what the coordinator asks, in that order, and says when it is done. It serves rollouts
-or belongs to training, never both: its server is told to stop before its channel is opened and
-starts again after that is closed. Without a coordinator it is a rollout worker.
+It carries out the coordinator's orders one after the other and reports each as done.
+
+Invariants: the process serves rollouts or belongs to training, never both. Its server is told to
+stop before the gradient channel is opened, and starts again after the channel is closed. When the
+coordinator is gone, the process is a rollout worker again.
 """
 
 from __future__ import annotations
@@ -35,19 +37,22 @@ _ALIVE_S = 2.0
 
 
 class ReplicaCallbacks(Protocol):
-    """What a trainer's author fills in. A TangramError from any of them brings the replica back to
-    rollout; another exception ends the process."""
+    """What a trainer's author implements for a member.
+
+    A TangramError from any of the methods brings the replica back to rollout; any other exception
+    ends the process.
+    """
 
     def stop_rollouts(self) -> None:
-        """Ends or hands on what is being generated; returns when the GPU is free for training."""
+        """Finishes or hands on running generations; returns when the GPU is free for training."""
         ...
 
     def start_rollouts(self) -> None:
-        """Serves again; also if it never stopped."""
+        """Serves rollouts again. It is also called when they never stopped."""
         ...
 
     def gradient(self, params: NDArray[Any], samples: list[Any]) -> NDArray[Any]:
-        """The sum of the samples' gradients at these parameters; same shape and dtype."""
+        """Returns the sum of the samples' gradients at `params`, with the same shape and dtype."""
         ...
 
 
@@ -55,12 +60,18 @@ Skills = ReplicaCallbacks  # the old name, kept for one release
 
 
 class Member:
-    """Runs in the member's process.
+    """A member of a replica, in its own process.
 
     Args:
-        access: where the coordinator listens (`CoreTrainer` writes the file).
-        member: its GPU's number, as in the pool's replicas.
-        incarnation: above that of every earlier incarnation of it; the time of its start will do.
+        access: Where the coordinator listens; `CoreTrainer` writes the file.
+        member: The number of its GPU, as in the pool's replicas.
+        incarnation: A number above that of every earlier incarnation; the time of the start will
+            do.
+        callbacks: What the trainer's author implements.
+        life, skills: Old names of `incarnation` and `callbacks`, kept for one release.
+
+    Example:
+        Member(read_access(Path("run/hybrid.json")), 6, time.time_ns(), MyCallbacks()).run()
     """
 
     def __init__(self, access: Access, member: int, incarnation: int | None = None,
@@ -76,10 +87,10 @@ class Member:
         self._channel: _ChannelThread | None = None
 
     def run(self) -> None:
-        """Serves until the coordinator is gone; a rollout worker when it returns.
+        """Obeys the coordinator until it is gone; the process serves rollouts when this returns.
 
         Raises:
-            TangramError: there is no coordinator there, or it does not hold the key.
+            TangramError: No coordinator answers at that address, or it does not hold the key.
         """
         access = self._access
         coordinator = self._coordinator = dial_bulk(access.addresses, access.key, access.job)
@@ -123,11 +134,11 @@ class Member:
         self.done(order, order.stage)
 
     def done(self, order: Ask, stage: R) -> None:
-        """Says so to the coordinator."""
+        """Reports to the coordinator that a stage is done."""
         self._report(MemberDone(self._member, self._incarnation, order.generation, stage))
 
     def failed(self, order: Ask, reason: str) -> None:
-        """Says so to the coordinator."""
+        """Reports to the coordinator that this join cannot go on."""
         self._report(MemberFailed(self._member, self._incarnation, order.generation, reason))
 
     def _report(self, event: MemberDone | MemberFailed) -> None:
@@ -139,7 +150,7 @@ class Member:
         return self._callbacks.gradient(params, samples)
 
     def access_key(self) -> tuple[bytes, str]:
-        """What channels are dialled with."""
+        """The secret and the job name that a gradient channel asks for."""
         return self._access.key, self._access.job
 
     def _leave_channel(self) -> None:
@@ -149,8 +160,11 @@ class Member:
 
 
 class _ChannelThread:
-    """The conversation with the core; computes. Parameters that came before it may follow are
-    answered with zeros once it may, as is everything that gives it no samples."""
+    """The connection to the core's gradient channel; a thread of its own computes.
+
+    Work without samples is answered with zeros, but only after the coordinator has told the member
+    to follow (ZERO_SYNC). Until then the last such work is kept in `_unanswered`.
+    """
 
     def __init__(self, member: Member, channel: tuple[str, ...], order: Ask) -> None:
         self._member, self._order = member, order
@@ -165,7 +179,7 @@ class _ChannelThread:
         self._thread.start()
 
     def follow(self) -> None:
-        """Contributes zero from here on."""
+        """From now on answers work without samples with zeros."""
         with self._lock:
             self._follows = True
             work, self._unanswered = self._unanswered, None
@@ -231,7 +245,7 @@ class _ChannelThread:
 
 
 def _breathe(coordinator: BulkLink, stop: threading.Event) -> None:
-    """Says that the process lives, while it may be busy."""
+    """Sends `Alive` every `_ALIVE_S` seconds, also while the process computes."""
     while not stop.wait(_ALIVE_S):
         try:
             coordinator.send(Alive())

@@ -1,9 +1,11 @@
-"""Pure. A planner beside a running trainer: told each step, it says when to switch to which split.
+"""Pure. The planner beside a running trainer: it is told each step and says when to switch.
 
-Law: the plan in force changes by `preflight` and by an `Advice` that says so, by nothing else.
-Measured times correct the model before it is asked again; old and new plan are priced for the same
-batch with the same factors. Rollouts that had begun when a plan was taken teach nothing of it, and
-a plan that can run is measured before another is looked for.
+After each step it corrects the cost model by the measured times, asks the trigger whether a plan is
+due, and compares the new plan with the one in force.
+
+Invariants: the plan in force changes only in `preflight` and with an `Advice` that says so. Old and
+new plan are priced for the same batch with the same factors. Rollouts that had begun before a plan
+was taken teach nothing about it, and a plan that can run is measured before another is searched.
 """
 
 from __future__ import annotations
@@ -25,8 +27,13 @@ Priced = Callable[[Sequence[Request], Factors], Costs]  # costs of a history wit
 
 @dataclass(frozen=True)
 class Advice:
-    """A plan that was made: why, whether to
-    switch. `plan` is None where none can run."""
+    """A plan that was made.
+
+    Attributes:
+        reason: Why a plan was due.
+        verdict: Whether to switch to it, and why or why not.
+        plan: The new plan; None where no split can run.
+    """
 
     reason: str
     verdict: Verdict
@@ -34,11 +41,20 @@ class Advice:
 
 
 class OnlinePlanner:
-    """One trainer's planner."""
+    """The planner of one trainer."""
 
     def __init__(self, priced: Priced, gpus: int, search: Search, triggers: Triggers,
                  learning: Learning, slack: float = 0.0) -> None:
-        """`slack`: see `Plan.roomy`."""
+        """Prepares a planner without a plan; call `preflight` next.
+
+        Args:
+            priced: Makes the costs of a history with learned factors.
+            gpus: GPUs to divide.
+            search: Bounds of the search.
+            triggers: When to plan, and what a switch must gain.
+            learning: How factors follow measurements.
+            slack: See `Plan.roomy`.
+        """
         self._priced, self._gpus, self._search = priced, gpus, search
         self._slack = slack
         self.trigger, self.calibrator = Trigger(triggers), Calibrator(learning)
@@ -50,7 +66,7 @@ class OnlinePlanner:
 
     @property
     def now(self) -> Split | None:
-        """The split in force."""
+        """The split in force; None before `preflight`."""
         return self._now
 
     @property
@@ -64,10 +80,10 @@ class OnlinePlanner:
         return self._since >= self._lag
 
     def preflight(self, history: Sequence[Request]) -> Plan:
-        """The first plan, before anything runs: switching costs nothing.
+        """Makes and takes the first plan, before anything runs, so switching costs nothing.
 
         Raises:
-            InvalidInput: no split can run.
+            InvalidInput: No split can run.
         """
         self.trigger.add(history)
         costs, search = self._believed(history)
@@ -78,8 +94,16 @@ class OnlinePlanner:
 
     def step(self, facts: StepFacts, requests: Sequence[Request],
              rollouts: Mapping[int, int]) -> Advice | None:
-        """A step has ended with these requests; `rollouts`: ns that the slowest instance of each
-        degree took. A plan is made if one is due, and taken if it is worth it."""
+        """Learns from a step that has ended, and plans if a plan is due.
+
+        Args:
+            facts: What was measured in the step.
+            requests: The requests that ended in it.
+            rollouts: For each degree, the ns that its slowest instance took.
+
+        Returns:
+            The advice, which is already taken if it says to switch; None if no plan was due.
+        """
         assert self._now is not None, "preflight comes first"
         self.trigger.add(requests)
         self._learn(facts, requests, rollouts)
@@ -103,15 +127,17 @@ class OnlinePlanner:
         return Advice(reason, verdict, found)
 
     def saved(self) -> dict[str, Any]:
-        """All that it knows, for a file; what it knows of the plan in force too."""
+        """The whole state, for a file, with what is known of the plan in force."""
         now = self._now
         return {"calibrator": self.calibrator.saved(), "trigger": self.trigger.saved(),
                 "layout": [*astuple(now.layout)] if now else None,
                 "degrees": list(self._degrees), "since": self._since, "sums": list(self._sums)}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from what `saved` gave. A plan that cannot run any more is forgotten: then
-        `now` is None and `preflight` is due."""
+        """Restores the state that `saved` returned.
+
+        If the plan in force cannot run any more, `now` is None and `preflight` is due.
+        """
         self.calibrator.load(saved["calibrator"])
         self.trigger.load(saved["trigger"])
         history = list(self.trigger.history)
@@ -136,7 +162,8 @@ class OnlinePlanner:
 
     def _learn(self, facts: StepFacts, requests: Sequence[Request],
                rollouts: Mapping[int, int]) -> None:
-        """Against what the bare model says of the very requests of this step."""
+        """Compares the measured times with what the bare model says for the requests of this very
+        step."""
         if not requests or self._now is None:
             return
         bare = self._priced(requests, Factors())
@@ -154,7 +181,10 @@ class OnlinePlanner:
             self.calibrator.observe(degree, round(said * longer), measured, mean)
 
     def _learn_plan(self, said_ns: int, took_ns: int, mean: float) -> None:
-        """Of batches that mix so many steps together as mix: one that began early ended late."""
+        """Compares a plan's rollout time; where batches mix, over as many steps as mix.
+
+        A batch that began early ended late, so single steps of mixing batches would mislead.
+        """
         said, took, steps = self._sums
         said, took, steps = said + said_ns, took + took_ns, steps + 1
         if steps == self._lag and self._search.loss:  # without, the router knows all lengths

@@ -1,7 +1,9 @@
-"""Pure. What the planner is told: a model, hardware, a training job, how to search; and requests.
+"""Pure. The planner's inputs: a model, hardware, a training job, bounds of the search, and
+requests.
 
-Law: values only. Whole numbers where a thing is counted (tokens, bytes, GPUs, ns); rates are per
-second, shares lie between 0 and 1. Bounds are checked where a person writes them, not here.
+The module holds values only. What is counted (tokens, bytes, GPUs, ns) is a whole number, rates are
+per second, and shares lie between 0 and 1. Bounds are checked where a person writes them
+(`config/planner`), not here.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ SECOND = 10**9
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of `layers` equal layers; dense (`experts` 0) or a mixture of experts."""
+    """A decoder of `layers` equal layers, dense (`experts` is 0) or a mixture of experts."""
 
     name: str
     layers: int
@@ -63,11 +65,12 @@ class ModelShape:
 
     @cached_property
     def kv_bytes(self) -> int:
-        """Cached keys and values of one token."""
+        """Bytes of the cached keys and values of one token."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.value_bytes
 
     def fits(self, degree: int) -> bool:
-        """Whether `degree` GPUs can share its heads (key heads may be copied, as engines do)."""
+        """Whether `degree` GPUs can share its heads and its width; key heads may be copied, as
+        engines do."""
         wide = (self.ffn or self.expert_ffn) % degree == 0
         keys = self.kv_heads % degree == 0 or degree % self.kv_heads == 0
         return self.heads % degree == 0 and keys and wide
@@ -75,7 +78,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Nodes of one kind. Rates are of one GPU, bytes or operations a second."""
+    """Nodes of one kind. Rates are of one GPU, in bytes or operations per second."""
 
     name: str
     gpus_per_node: int
@@ -101,8 +104,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Training:
-    """One training step: `batch` sequences in `steps` optimizer steps of equal size, and how their
-    states are kept."""
+    """One training step: `batch` sequences in `steps` optimizer steps of equal size."""
 
     batch: int
     micro_batches: tuple[int, ...] = (1, 2, 4, 8)
@@ -127,7 +129,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Search:
-    """Bounds of the search: prunes, and which splits are looked at."""
+    """Bounds of the search: which layouts are pruned, and which splits are examined."""
 
     tp_share: float = 0.50  # prune: TP communication over compute
     bubble: float = 0.30  # prune: idle share of a pipeline
@@ -142,7 +144,8 @@ class Search:
 
 @dataclass(frozen=True, order=True)
 class Request:
-    """One trajectory: `prompt` tokens are read (tools' returns too), `generated` ones written."""
+    """One trajectory: `prompt` tokens are read (tools' returns too), `generated` tokens are
+    written."""
 
     prompt: int
     generated: int
@@ -151,7 +154,7 @@ class Request:
 
     @property
     def total(self) -> int:
-        """Its length at the end."""
+        """Its length at the end, in tokens."""
         return self.prompt + self.generated
 
 
@@ -167,7 +170,7 @@ class Layout:
 
     @property
     def gpus(self) -> int:
-        """GPUs that it takes."""
+        """How many GPUs it takes."""
         return self.tp * self.pp * self.dp
 
 
@@ -176,8 +179,13 @@ PARTS = ("compute", "tp", "ep", "pp", "bubble", "dp", "contention", "update")
 
 @dataclass(frozen=True)
 class Price:
-    """What a layout costs: a step, and the memory of its fullest GPU. `parts`: ns, as `PARTS`
-    names them; empty where nobody knows."""
+    """What a layout costs: the time of a step, and the memory of its fullest GPU.
+
+    Attributes:
+        ns: The time of a step.
+        mem_bytes: The memory that its fullest GPU needs.
+        parts: The time in parts, in ns, in the order of `PARTS`; empty where they are not known.
+    """
 
     ns: int
     mem_bytes: int
@@ -189,8 +197,13 @@ class Price:
 
 
 class Prices:
-    """Prices of layouts in order, `ns` and `mem_bytes` of each; a whole one is made of them, and of
-    its row of `parts`, when it is asked for: most are only compared."""
+    """Prices of layouts, in order.
+
+    A whole `Price` is made only when it is asked for, as most layouts are only compared.
+
+    Attributes:
+        ns, mem_bytes: See `Price`; one entry for each layout.
+    """
 
     def __init__(self, ns: Sequence[int], mem_bytes: Sequence[int], parts: Any = None) -> None:
         self.ns, self.mem_bytes, self._parts = ns, mem_bytes, parts
@@ -205,14 +218,22 @@ class Prices:
 
 @dataclass(frozen=True)
 class Factors:
-    """What was measured over what the model says, as learned; 1 where nothing is known."""
+    """Measured time over modelled time, as learned; 1 where nothing is known.
+
+    Attributes:
+        train: The factor of training.
+        rollout: Pairs of rollout degree and factor, by degree.
+    """
 
     train: float = 1.0
     rollout: tuple[tuple[int, float], ...] = ()  # (degree, factor)
 
     def of(self, degree: int) -> float:
-        """The factor of rollout instances of this degree; of one that was never measured, that of
-        the nearest that was, the smaller of two: what is unknown must not look better."""
+        """The factor of rollout instances of this degree.
+
+        A degree that was never measured gets the factor of the nearest degree that was, and of two
+        that are equally near the smaller one's, as what is unknown must not look better.
+        """
         if not self.rollout:
             return 1.0
         return min(self.rollout, key=lambda one: (max(one[0], degree) / min(one[0], degree),

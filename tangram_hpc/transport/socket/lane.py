@@ -1,10 +1,10 @@
-"""Blocking, authenticated sockets for few and large messages: the hybrid pool's coordinator and
-channels.
+"""Blocking, authenticated sockets for few and large messages, as the hybrid pool's connections
+carry.
 
-Law: as everywhere, no frame before both sides have proven the key (`protocol/auth.py`); a peer that
-has not within `HANDSHAKE_S` is dropped without a word, and of too many that have not yet the
-oldest. A payload is read straight into an array of its size, and only after its message said whose
-it is.
+Invariants: no frame is accepted before both sides have proven the key (`protocol/auth.py`). A peer
+that has not done so within `HANDSHAKE_S` is dropped without an answer; when too many unproven peers
+are connected, the oldest of them is dropped. A payload is read straight into an array of its size,
+after the message in front of it was decoded.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _CHUNK = 16 << 20  # bytes that one system call reads at most
 
 
 class BulkLink:
-    """One conversation. One thread receives; any thread sends.
+    """One connection. One thread receives; any thread may send.
 
     Attributes:
-        most: bytes of the longest payload that is taken.
+        most: Length of the longest payload that is accepted, in bytes; 0 at first.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -40,10 +40,10 @@ class BulkLink:
         self._closed = False
 
     def send(self, message: MemberMessage, *payload: Buffer) -> None:
-        """Sends a message and the payload that these pieces make.
+        """Sends a message and a payload that consists of these pieces.
 
         Raises:
-            OSError: the peer is gone.
+            OSError: The peer is gone.
         """
         views = [memoryview(piece).cast("B") for piece in payload]
         with self._sending:
@@ -55,7 +55,7 @@ class BulkLink:
         """The next message and its payload; None when the peer is gone.
 
         Raises:
-            ProtocolError: it sent what is not in the protocol, or a payload beyond `most`.
+            ProtocolError: The bytes are not in the protocol, or the payload is longer than `most`.
         """
         head = self._exactly(HEAD.size)
         if head is None:
@@ -71,7 +71,7 @@ class BulkLink:
         return None if payload is None else (message, payload)
 
     def close(self) -> None:
-        """Ends the conversation; wakes whoever receives. Twice is harmless."""
+        """Closes the connection and wakes the receiving thread. A second call does nothing."""
         if not self._closed:
             self._closed = True
             hang_up(self._sock)
@@ -92,11 +92,15 @@ class BulkLink:
 
 
 class BulkListener:
-    """Accepts members; a thread of its own greets each, then runs `serve` for as long as its
-    conversation lasts.
+    """Accepts connections. Each gets a thread, which authenticates the peer and then runs `serve`.
 
     Args:
-        host: the address of the interface to listen on, with a port of the kernel's choice.
+        host: The address of the interface to listen on; the kernel chooses the port.
+        key, job: The secret and the job name that a peer must prove.
+        serve: Runs for as long as the connection lasts.
+
+    Attributes:
+        address: Where peers dial, such as `tcp:10.0.0.1:40321`.
     """
 
     def __init__(self, host: str, key: bytes, job: str, serve: Callable[[BulkLink], None]) -> None:
@@ -113,7 +117,7 @@ class BulkListener:
         threading.Thread(target=self._accept, name="bulk-accept", daemon=True).start()
 
     def close(self) -> None:
-        """Stops accepting and ends every conversation."""
+        """Stops accepting and closes every connection."""
         with self._lock:
             self._closed = True
             links = list(self._links.values())
@@ -165,7 +169,7 @@ class BulkListener:
 
 
 def hang_up(sock: socket.socket) -> None:
-    """Ends a conversation; wakes whoever receives."""
+    """Shuts a connection down, which wakes the receiving thread."""
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
@@ -173,11 +177,11 @@ def hang_up(sock: socket.socket) -> None:
 
 
 def welcome(sock: socket.socket, key: bytes, job: str) -> None:
-    """The listener's half of the handshake (`protocol/auth.py`), `HANDSHAKE_S` at most in all.
+    """The listener's half of the handshake (`protocol/auth.py`), within `HANDSHAKE_S` in all.
 
     Raises:
-        AccessError: the peer does not hold the key.
-        OSError: the connection broke or timed out.
+        AccessError: The peer does not hold the key.
+        OSError: The connection broke or timed out.
     """
     deadline = time.monotonic() + HANDSHAKE_S
     sock.settimeout(HANDSHAKE_S)
@@ -197,5 +201,5 @@ def welcome(sock: socket.socket, key: bytes, job: str) -> None:
 
 
 def dial_bulk(addresses: tuple[str, ...], key: bytes, job: str) -> BulkLink:
-    """A conversation with the first of these addresses that answers; errors as of `dial`."""
+    """Connects to the first of these addresses that answers; raises as `dial` does."""
     return BulkLink(dial(addresses, key, job))
