@@ -1,13 +1,16 @@
-"""Lending rollout nodes to training on paper: drives the core's `HybridPool` as coordinator and
-members would. A member is a node here, so a replica has one; a core is as much of the trainer as a
-node is.
+"""Simulated lending of rollout nodes to training, decided by the real `HybridPool`.
 
-Law: a node's engines close when it is asked to join and open again when it has come back; what is
-asked takes the scenario's times, and who follows says so when the step that it followed is over.
-Nobody counts or ceases to but between two optimizer steps; what a node that died had in a step is
-not used. As many nodes are wanted in training as rollout can spare: those that are left hold all
-trajectories under way, and that wait to start, and idle nearly. No new ones come before a batch has
-been trained, so what is spare stays so.
+This module plays the coordinator and the members. A member is a whole node here, so a replica has
+one member, and a core is as much of the trainer as one node is. What a member is asked to do takes
+the scenario's times; a member that follows reports when the step that it followed has ended.
+
+As many nodes are wanted in training as rollout can spare: the nodes that are left must hold all
+trajectories that run or wait, and idle nearly. No new trajectories come before a batch has been
+trained, so what is spare stays spare.
+
+Invariants: a node's engines close when it is asked to join and open again when it has come back. A
+node begins and stops counting only between two optimizer steps. What a node that died had computed
+in a step is not used.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ _SECOND = 10**9
 
 
 class Lending:
-    """The pool of one split after the other."""
+    """The hybrid pool of each split in turn."""
 
     def __init__(self, scenario: Scenario, after: After) -> None:
         self._s, self._after = scenario, after
@@ -53,8 +56,10 @@ class Lending:
 
     def begin(self, now: int, shares: Shares, rollouts: Rollouts, engines: dict[int, list[int]],
               back: Callable[[int], None]) -> None:
-        """Another split: its rollout nodes may be lent, those of small degrees first. `engines`:
-        those of each node that lives."""
+        """Begins with another split; its rollout nodes may be lent, those with small degrees first.
+
+        `engines` holds the engines of each node that lives.
+        """
         self._era += 1
         self._rollouts, self._back = rollouts, back
         self._places: dict[int, list[Place]] = {}
@@ -78,18 +83,18 @@ class Lending:
                 self._rises(now, node)
 
     def owns(self, node: int) -> bool:
-        """Whether it is one that may be lent."""
+        """Whether a node is one that may be lent."""
         return node in self._engines
 
     def dies(self, now: int, node: int) -> None:
-        """A node that may be lent is gone, wherever it is."""
+        """A node that may be lent has died, in whichever role it was."""
         closed, self._engines[node] = self._engines[node], []
         self._rollouts.close(now, closed)
         self._follow = [other for other in self._follow if other.member != node]
         self._tell(now, MemberLost(node, self._incarnation.pop(node), "died"))
 
     def returns(self, now: int, node: int) -> None:
-        """It is back, and serves, unless it is asked to join at once."""
+        """A node is back and serves rollouts, unless it is asked to join at once."""
         self._engines[node] = [self._rollouts.open(now, p) for p in self._places[node]]
         self._rises(now, node)
 
@@ -105,7 +110,8 @@ class Lending:
                 engines.remove(engine)
 
     def reopen(self, now: int, place: Place) -> None:
-        """It is back, unless its node is not with rollout, or has come back itself meanwhile."""
+        """Opens an engine again, unless its node is not in rollout or has come back itself
+        meanwhile."""
         assert self._pool is not None
         there = [self._rollouts.place(e) for e in self._engines[place.node]]
         with_rollout = self._pool.roles()[place.node] is Role.HYBRID_ROLLOUT
@@ -113,7 +119,8 @@ class Lending:
             self._engines[place.node].append(self._rollouts.open(now, place))
 
     def check(self) -> None:
-        """The laws: who is not with rollout has no engine, and who counts lives."""
+        """Asserts that nodes outside of rollout have no engine, and that a node is LOST or lives.
+        """
         assert self._pool is not None
         roles = self._pool.roles()
         for node, engines in self._engines.items():
@@ -121,21 +128,24 @@ class Lending:
             assert (node in self._incarnation) is (roles[node] is not Role.LOST)
 
     def used(self) -> int:
-        """The GPUs whose gradients are used in the step that ends: of those that counted from its
-        beginning and still live."""
+        """GPUs whose gradients are used in the step that ends: of nodes that counted and still
+        live."""
         return self._unit * sum(self._incarnation.get(node) == incarnation
                                 for node, incarnation in self._counting.items())
 
     @property
     def out(self) -> bool:
-        """Whether a node is not with rollout."""
+        """Whether any node is joining or in training."""
         return self._pool is not None and any(
             role in (Role.HYBRID_JOINING, Role.HYBRID_TRAINING)
             for role in self._pool.roles().values())
 
     def boundary(self, now: int, demand: int) -> int:
-        """An optimizer step begins, with so many trajectories under way or waiting to start;
-        carries out the pool's orders; the GPUs that help in this step."""
+        """Begins an optimizer step and carries out the pool's orders; returns the GPUs that help in
+        it.
+
+        `demand` is the number of trajectories that run or wait to start.
+        """
         assert self._pool is not None, "a split comes first"
         followed, self._follow = self._follow, []
         for ask in followed:
@@ -145,7 +155,7 @@ class Lending:
         return len(self._counting) * self._unit
 
     def trained(self, train_ns: int, rollout_ns: int) -> None:
-        """What both stages took for a batch, training without help."""
+        """What both stages took for a batch, in ns; the training time is without help."""
         # half of what was and half of what is: a batch is sometimes whole by chance when wanted
         self._train_ns = (self._train_ns + train_ns) // 2
         self._rollout_ns = (self._rollout_ns + rollout_ns) // 2
@@ -153,19 +163,21 @@ class Lending:
             self._train_ns * 1000 <= self._s.pool.leave_permille * self._rollout_ns)
 
     def demand(self, now: int, demand: int) -> None:
-        """So many trajectories are under way or wait to start."""
+        """The number of trajectories that run or wait to start has changed."""
         self._signal(now, 0 if self._waits else self._spare(demand))
 
     def home(self, now: int) -> None:
-        """Everybody goes back, as between two steps."""
+        """Calls all nodes back, as between two steps."""
         if self.out:
             self._signal(now, 0)
             self._next_step(now)
 
     def _spare(self, demand: int) -> int:
-        """How many nodes rollout can spare, in the order in which they are lent; who is dead, on
-        the way home or not asked again yet is none of them, as another one would be lent in its
-        place."""
+        """How many nodes rollout can spare, in the order in which they are lent.
+
+        Nodes that are dead, on their way home or not asked again yet are not counted, as another
+        node would be lent in their place.
+        """
         assert self._pool is not None
         room = {i.id: self._rollouts.router.easy(i.id)
                 for i in self._rollouts.router.instances}
@@ -184,7 +196,7 @@ class Lending:
         return min(spare, self._most)
 
     def _signal(self, now: int, planned: int) -> None:
-        """`planned` nodes are wanted in training, or none at all."""
+        """Tells the pool that `planned` nodes are wanted in training; 0 calls all back."""
         self._version += 1
         self._tell(now, Signal(self._version, self._step, 0, 0 if planned else 1, 0, planned))
 

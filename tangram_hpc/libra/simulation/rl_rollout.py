@@ -1,9 +1,9 @@
-"""The rollout stage on paper: batches of trajectories over engines, by the router of the core.
+"""The simulated rollout stage: batches of trajectories on engines, by the real router.
 
-Law: every turn is asked for at the router and decoded by the engine that it names; what a tool
-returns is told to the bucketing when it returns and not before; lengths are told when a trajectory
-ends. A turn that loses its engine is asked for again with its context to be read anew. Batches may
-mix: which trajectory starts when is the caller's.
+Invariants: every turn is routed by the router and decoded by the engine that it names. The
+bucketing is told what a tool returned when it returns, and the length of a trajectory when it ends.
+A turn that loses its engine is routed again, and its context is read anew. Batches may mix: the
+caller decides which trajectory starts when.
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ After = Callable[[int, Callable[[int], None]], None]  # at a time, do this
 
 @dataclass(frozen=True)
 class Place:
-    """An engine to be: its degree, its bucket, its node and how many requests it is meant for."""
+    """An engine to be opened.
+
+    Attributes:
+        degree: Number of its GPUs.
+        bucket: The bucket that it serves.
+        node: Number of its node.
+        meant: For how many requests it is meant.
+    """
 
     degree: int
     bucket: int
@@ -42,7 +49,20 @@ class Place:
 
 @dataclass
 class _Live:
-    """A trajectory under way."""
+    """A trajectory that has not ended.
+
+    Attributes:
+        one: What it does.
+        batch: Its batch.
+        turn: Index of its current turn.
+        done: Tokens generated so far.
+        context: Tokens in the cache when the turn before ended.
+        unread: Tokens that must still be read.
+        left: Tokens of this turn that are not generated.
+        asked: How often it was routed; an arrival with an older count is ignored.
+        bucket: Its current bucket.
+        engine: Its engine; -1 for none.
+    """
 
     one: Trajectory
     batch: int
@@ -58,7 +78,7 @@ class _Live:
 
 @dataclass
 class Totals:
-    """What was counted; of engines when they closed."""
+    """Counters of a run; those of an engine are added when it closes."""
 
     moved: int = 0  # tokens of context that went to another engine
     moves: int = 0
@@ -76,8 +96,16 @@ class Totals:
 
 
 class Rollouts:
-    """Engines, router and trajectories. `after` sets an alarm; `ended` is told each end: when, and
-    of which batch."""
+    """Engines, router and trajectories.
+
+    Args:
+        cost: Times of the engines.
+        kv: Costs of moving keys.
+        shape: Limits of C-MLFQ's tree.
+        bucketing: Chooses buckets.
+        after: Sets an alarm.
+        ended: Called with the time and the batch when a trajectory ends.
+    """
 
     def __init__(self, cost: RolloutCost, kv: KvCost, shape: Shape, bucketing: Bucketing,
                  after: After, ended: Callable[[int, int], None]) -> None:
@@ -93,22 +121,22 @@ class Rollouts:
 
     @property
     def under_way(self) -> int:
-        """Trajectories that have not ended."""
+        """Number of trajectories that have not ended."""
         return len(self._live)
 
     @property
     def places(self) -> int:
-        """Trajectories that all engines together decode at once, by their mean context."""
+        """How many trajectories all engines decode at once, by the mean context."""
         return sum(min(self._cost.rollout.max_batch, i.context_max // self.mean_context)
                    for i in self.router.instances)
 
     def place(self, engine: int) -> Place:
-        """Where an engine that serves was put."""
+        """The place of an engine that serves."""
         return self._place[engine]
 
     def check(self) -> None:
-        """The laws: the router's, and every turn that it has placed is in that engine, on its way
-        there, or over."""
+        """Asserts the router's invariants, and that each placed turn is on its engine or on its way
+        there."""
         self.router.check()
         assert sum(e.load for e in self._engines.values()) == sum(
             live.engine >= 0 for live in self._live.values())
@@ -116,7 +144,7 @@ class Rollouts:
     # ---- engines -----------------------------------------------------------------------------
 
     def open(self, now: int, place: Place) -> int:
-        """One more engine serves; its id."""
+        """Opens one more engine; returns its id."""
         engine = Engine(self._cost, place.degree, self._cost.rollout.max_batch)
         self._next_engine += 1
         id_ = self._next_engine
@@ -132,7 +160,7 @@ class Rollouts:
         return id_
 
     def close(self, now: int, engines: Sequence[int]) -> None:
-        """They serve no more; what ran there goes elsewhere, or waits until there is room."""
+        """Closes engines; what ran there goes elsewhere, or waits until there is a place."""
         stranded: list[int] = []
         for engine in engines:
             one = self._engines.pop(engine)
@@ -155,7 +183,7 @@ class Rollouts:
         self.totals.preempted += engine.preempted
 
     def pause(self, now: int, ns: int) -> None:
-        """All engines stop for so long, as when they take up new weights."""
+        """Stops all engines for `ns`, as when they take new weights."""
         for id_, engine in self._engines.items():
             engine.pause(now, ns)
             self._alarm(id_)
@@ -163,7 +191,7 @@ class Rollouts:
     # ---- trajectories ------------------------------------------------------------------------
 
     def start(self, now: int, batch: int, trajectories: Sequence[Trajectory]) -> None:
-        """These of a batch begin."""
+        """Starts these trajectories of a batch."""
         begun = []
         for one in trajectories:
             self._next_request += 1

@@ -1,8 +1,9 @@
-"""The systems that are compared, and how each splits the GPUs.
+"""The systems that are compared, and how each of them splits the GPUs.
 
-Law: every system plays the same trajectories on the same hardware by the same cost model; it is
-told lengths only after they ended, except the first batch's lengths, which all are told before the
-run. What a system does not have is left out of it and nothing is made worse on purpose.
+Invariants: every system plays the same trajectories on the same hardware by the same cost model. It
+is told lengths only after trajectories have ended, except the first batch's lengths, which all
+systems are told before the run. What a system does not have is left out, and nothing is made worse
+on purpose.
 """
 
 from __future__ import annotations
@@ -27,7 +28,18 @@ LEAST, MLFQ, CMLFQ = "least connections", "MLFQ", "C-MLFQ"
 
 @dataclass(frozen=True)
 class System:
-    """A system's parts. `splits`: who decides the split. Keys move with C-MLFQ alone."""
+    """The parts of one system. Keys move with C-MLFQ only.
+
+    Attributes:
+        name: What reports call it.
+        splits: Who decides the split.
+        uniform: Whether all instances have one degree.
+        routing: How turns are routed.
+        elastic: Whether the hybrid pool is used.
+        about: One line for reports.
+        best_degree: Whether the degree is the best one for the first batch instead of the
+            scenario's.
+    """
 
     name: str
     splits: str  # colocated | uniform | greedy | initial | planner
@@ -61,8 +73,14 @@ LIBRA = SYSTEMS[-1]
 
 @dataclass(frozen=True)
 class Shares:
-    """A split as the stages take it: a training layout, and engines. `edges`: the most remaining
-    tokens of each bucket but the last."""
+    """A split as the stages use it.
+
+    Attributes:
+        layout: The training layout.
+        places: The engines.
+        rollout_gpus: GPUs of the rollout side.
+        edges: The most remaining tokens of each bucket but the last.
+    """
 
     layout: Layout
     places: tuple[Place, ...]
@@ -71,7 +89,7 @@ class Shares:
 
 
 class Splitter:
-    """Decides a system's splits."""
+    """Decides the splits of one system."""
 
     def __init__(self, scenario: Scenario, system: System, first: Sequence[Request]) -> None:
         self._s, self._system = scenario, system
@@ -84,7 +102,7 @@ class Splitter:
 
     def after(self, step: int, train_ns: int, rollout_ns: int, requests: Sequence[Request]
               ) -> Shares | None:
-        """A step has ended; the shares to change to, or None."""
+        """A step has ended; returns the shares to change to, or None."""
         if self._system.splits == "planner":
             self._calibrate(rollout_ns, requests)
             advice = self._online.step(StepFacts(step, train_ns, rollout_ns), requests, {})
@@ -96,9 +114,12 @@ class Splitter:
         return None
 
     def _calibrate(self, rollout_ns: int, requests: Sequence[Request]) -> None:
-        """One factor for all degrees: engines are as fast as the model says, what differs is how
-        well requests were dealt, which says nothing about a degree. What mixtures lose by it the
-        planner learns itself."""
+        """Learns one factor for all degrees.
+
+        Simulated engines are as fast as the model says. What differs is how well requests were
+        dealt, which says nothing about a degree. What mixed plans lose by it is learned by the
+        planner itself.
+        """
         split, degrees = self._online.now, self._s.rollout.degrees
         if split is None or self._search.ahead or not self._online.settled:
             return  # a batch's own time says little where they mix, or on two plans
@@ -138,7 +159,7 @@ class Splitter:
                              replace(s.rollout, degrees=tuple(degrees)), history, factors)
 
     def _colocated(self, first: list[Request]) -> Shares:
-        """All GPUs in both roles, the degree that is best for the first batch."""
+        """All GPUs in both roles, with the degree that is best for the first batch."""
         gpus = self._s.run.gpus
         costs = self._costs(first, self._s.rollout.degrees)
         found = LayoutTree(costs, self._search).best(gpus)
@@ -148,12 +169,12 @@ class Splitter:
         return Shares(found[0], self._alike(gpus, best), gpus)
 
     def _degrees(self) -> tuple[int, ...]:
-        """The degrees that a baseline may choose from."""
+        """The degrees from which a baseline may choose."""
         s = self._s
         return s.rollout.degrees if self._system.best_degree else (s.baselines.uniform_degree,)
 
     def _uniform(self, train: int, degree: int, history: Sequence[Request]) -> Shares:
-        """So many GPUs train in their best layout, the others roll out at one degree."""
+        """`train` GPUs train in their best layout; the others roll out at one degree."""
         gpus = self._s.run.gpus
         only = replace(self._search, min_train=train, min_rollout=gpus - train)
         best = plan(self._costs(history, (degree,)), gpus, only).best
@@ -183,8 +204,11 @@ class Splitter:
     # ---- later ones --------------------------------------------------------------------------
 
     def _planned(self, split: Split) -> Shares:
-        """What a plan means for the engines: the largest degrees first, node after node; buckets
-        by degree, their edges where the plan's instances divide the batch."""
+        """The engines and buckets of a plan.
+
+        Engines are placed with the largest degrees first, node after node. Buckets are by degree,
+        with their edges where the plan's instances divide the batch.
+        """
         if self._system.uniform:  # dealt plans have one degree
             return Shares(split.layout, self._alike(
                 split.rollout_gpus, split.instances[0].degree), split.rollout_gpus)
@@ -204,10 +228,12 @@ class Splitter:
                       self._edges(split, degrees))
 
     def _edges(self, split: Split, degrees: list[int]) -> tuple[int, ...]:
-        """Remaining tokens at which the buckets end. The plan gives each request to one degree for
-        all of its life; a queue by what is left serves the last tokens of everybody in its
-        smallest bucket. So the edges are those at which each degree has the share of all tokens
-        that the plan gives it."""
+        """Remaining tokens at which the buckets end.
+
+        The plan gives each request to one degree for its whole time, but a queue by remaining
+        tokens serves the last tokens of every request in its smallest bucket. So the edges are
+        those at which each degree gets the share of all tokens that the plan gives it.
+        """
         recent = sorted(r.generated for r in self._recent)
         n = len(recent)
         prefix = [0, *accumulate(recent)]
@@ -227,7 +253,7 @@ class Splitter:
         return list(self._online.trigger.history)
 
     def _moved(self, train_ns: int, rollout_ns: int, requests: Sequence[Request]) -> Shares | None:
-        """Greedy: one node to the slower stage."""
+        """Greedy: moves one node to the slower stage."""
         ratio, node = self._s.baselines.greedy_ratio, self._s.hardware.gpus_per_node
         gpus, train = self._s.run.gpus, self.now.layout.gpus
         if train_ns >= ratio * rollout_ns:
@@ -244,7 +270,7 @@ class Splitter:
             return None
 
     def _taken(self, shares: Shares) -> Shares | None:
-        """These from now on, or None if they are what there is."""
+        """Takes these shares from now on; returns None if they are what there is."""
         if shares == self.now:
             return None
         self.now = shares

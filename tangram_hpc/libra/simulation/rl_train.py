@@ -1,9 +1,11 @@
-"""The training stage on paper: a batch in optimizer steps, by the planner's own cost model.
+"""The simulated training stage: a batch in optimizer steps, timed by the planner's own cost model.
 
-Law: one batch at a time; an optimizer step takes `TrainCost.price` of its own trajectories in the
-core layout with as many more data-parallel replicas as have joined for that step; the samples of
-one that died meanwhile are computed by the core, and a step that failed is done again. A
-micro-batch that does not divide an optimizer step is cut down to one that does.
+An optimizer step takes `TrainCost.price` of its own trajectories, in the core layout with as many
+more data-parallel replicas as have joined for that step. The core computes the samples of a replica
+that died meanwhile, and a step that failed is repeated. A micro-batch that does not divide an
+optimizer step is reduced to one that does.
+
+Invariant: one batch at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ Trained = Callable[[int, int, int, list[Request]], None]  # now, batch, ns witho
 
 
 class Trainer:
-    """The core trainer. `layout` may be changed while it is not busy."""
+    """The simulated core trainer. `layout` may be changed while it is not busy."""
 
     layout: Layout
 
