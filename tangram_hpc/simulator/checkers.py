@@ -1,7 +1,8 @@
-"""The laws of a simulated run, proved from its records alone, in whole nanoseconds.
+"""Checks the invariants of a simulated run from its records alone, in whole nanoseconds.
 
-Law: every checker reads records, workload and cluster and nothing of the scheduler; it returns one
-line a fault. Ends count before starts of the same instant; what takes no time holds nothing.
+Every checker reads records, workload and cluster and nothing of the scheduler, so it cannot share a
+fault with it. It returns one line for each fault. Ends count before starts at the same instant, and
+what takes no time holds nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ _Spans = dict[Hashable, list[tuple[int, int, int]]]  # what -> (from, to, amount
 
 
 def faults(run: Run, work: Workload, cluster: Cluster) -> list[str]:
-    """All of them; empty for a run that broke no law."""
+    """All faults of a run; empty if it kept every invariant."""
     return [*complete(run, work), *run_times(run), *amounts(run, work, cluster),
             *residents(run, cluster), *quotas(run, cluster)]
 
 
 def complete(run: Run, work: Workload) -> list[str]:
-    """Every action ends once, was submitted when its turn was ready, and stays on its node."""
+    """Every action ends once, was submitted when its turn was ready, and stays on its session's
+    node."""
     tries: dict[tuple[int, ...], list[Record]] = defaultdict(list)
     for r in run.records:
         tries[r.order[:3]].append(r)
@@ -59,7 +61,8 @@ def complete(run: Run, work: Workload) -> list[str]:
 
 
 def run_times(run: Run) -> list[str]:
-    """A size that stays takes its run time; sizes that change add up to the whole work."""
+    """An attempt of one size takes its run time; attempts that were resized add up to the whole
+    work."""
     found = []
     for r in (r for r in run.records if r.state == "COMPLETED"):
         if not r.resized:
@@ -83,7 +86,8 @@ def run_times(run: Run) -> list[str]:
 
 
 def amounts(run: Run, work: Workload, cluster: Cluster) -> list[str]:
-    """No core, GPU or node's memory is lent twice, and none that is not there."""
+    """No core, GPU or memory is granted twice at a time, and none that the cluster does not have.
+    """
     spans: _Spans = defaultdict(list)
     nodes = {n.name: n for n in cluster.node_specs()}
     stay: dict[tuple[str, int], list[int]] = {}
@@ -112,7 +116,8 @@ def amounts(run: Run, work: Workload, cluster: Cluster) -> list[str]:
 
 
 def residents(run: Run, cluster: Cluster) -> list[str]:
-    """Blocks are aligned, and a restore is paid exactly where the block holds something else."""
+    """GPU blocks are aligned, and a restore is paid exactly where the block holds something else.
+    """
     cost = {s.name: to_ns(s.restore_s) for s in cluster.services}
     lent = {n.name: set(n.gpus) for n in cluster.node_specs()}
     warm, found = run.head.get("services_warm", False), []
@@ -135,7 +140,8 @@ def residents(run: Run, cluster: Cluster) -> list[str]:
 
 
 def quotas(run: Run, cluster: Cluster) -> list[str]:
-    """No endpoint has too many inside, nor gives a token that it does not have."""
+    """No endpoint serves more calls at once than its quota, nor grants a token that it does not
+    have."""
     found, calls = [], defaultdict(list)
     for r in run.records:
         if name := endpoint_of(r.action.resource):
@@ -162,14 +168,14 @@ def _sizes(r: Record) -> list[tuple[int, int, int]]:
 
 
 def _rate(action: WorkAction, units: int) -> Fraction:
-    """Part of the work done in a nanosecond."""
+    """The part of the work that is done in a nanosecond."""
     serial = Fraction(action.serial)
     time = Fraction(action.work_s) * 10**9 * (serial + (1 - serial) / units)
     return 1 / max(time, Fraction(1, 1 << 20))
 
 
 def _peak(spans: list[tuple[int, int, int]]) -> int:
-    """The most that is held at once; ends come before starts of the same instant."""
+    """The largest amount that is held at once; ends come before starts at the same instant."""
     kept = [(s, e, a) for s, e, a in spans if e > s]
     steps = sorted([(e, 0, -a) for s, e, a in kept] + [(s, 1, a) for s, e, a in kept])
     level = most = 0

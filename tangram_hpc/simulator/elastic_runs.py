@@ -1,8 +1,11 @@
-"""One workload three ways: all nodes held from start to end with a reservation for each trajectory,
-the job's own nodes alone, and those with satellites that come and go.
+"""One workload in three ways: with all nodes held throughout, without satellites, and with them.
 
-Law: the same scheduler, drivers and accounting in each; core-hours held are those of nodes while
-their workers are there, used are those lent to actions, both folded from the run's events.
+`static` holds all nodes from start to end with a reservation for each trajectory, `alone` has the
+job's own nodes only, and `elastic` adds satellites that come and go.
+
+Scheduler, drivers and accounting are the same in each. Core-hours held are those of nodes while
+their workers are there, core-hours used are those granted to actions; both are computed from the
+run's events.
 """
 
 from __future__ import annotations
@@ -32,10 +35,10 @@ class ModelledQueue(BaseModel):
 
 
 def read_scenario(path: Path) -> Growth:
-    """A scenario: `[elastic]` as in tangram.toml, and `[slurm]`.
+    """Reads a scenario: `[elastic]` as in tangram.toml, and `[slurm]`.
 
     Raises:
-        InvalidInput: it cannot be read, or a field is wrong; one line.
+        InvalidInput: The file cannot be read or has a wrong field; one line.
     """
     told = read_toml(path)
     if unknown := next((key for key in told if key not in ("elastic", "slurm")), None):
@@ -55,10 +58,11 @@ def read_scenario(path: Path) -> Growth:
 
 def three_ways(work: Workload, cluster: Cluster, placer: str, static: str, growth: Growth,
                durations: str, seed: int = 0, check: bool = False) -> dict[str, dict[str, Any]]:
-    """Figures of `static`, `alone` and `elastic`, and what was decided in the last.
+    """Metrics of `static`, `alone` and `elastic`; for the last one also the decisions about
+    satellites.
 
     Raises:
-        InvalidInput: workload, cluster and policy do not go together.
+        InvalidInput: Workload, cluster and policy do not go together.
     """
     ways = {"static": (_largest(cluster, growth), static, None),
             "alone": (cluster, placer, None), "elastic": (cluster, placer, growth)}
@@ -87,7 +91,7 @@ def _one(work: Workload, cluster: Cluster, placer: str, durations: str, seed: in
 
 
 def _largest(cluster: Cluster, growth: Growth) -> Cluster:
-    """The cluster with all the nodes that satellites may ever be, held from start to end."""
+    """The cluster with all nodes that satellites may ever be, held from start to end."""
     shape = growth.policy.shapes[0]
     mem = shape.mem_mib or max(n.mem_mib for n in cluster.nodes)
     more = ClusterNode(name="more", count=growth.policy.max_nodes, cpus=shape.cpus, mem_mib=mem,

@@ -1,4 +1,4 @@
-"""The scheduler's events as records of attempts: a fold that both kinds of simulated run share."""
+"""Turns the scheduler's events into records of attempts; both kinds of simulation use it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .workload_client import WorkloadClient
 
 
 class Log:
-    """Takes events in order, before the ledger does."""
+    """Collects records. It takes each event before the ledger does."""
 
     def __init__(self, client: WorkloadClient, ledger: Ledger) -> None:
         self._client, self._ledger = client, ledger
@@ -17,7 +17,7 @@ class Log:
         self.records: list[Record] = []
 
     def note(self, event: ev.Event) -> None:
-        """One event."""
+        """Takes one event."""
         if isinstance(event, ev.LeaseGranted):
             s = self._client.submission(event.action)
             node = self._ledger.nodes[event.node].spec.name
@@ -37,5 +37,5 @@ class Log:
             self.records.append(record)
 
     def ordered(self) -> list[Record]:
-        """All that ended, in the order of the workload."""
+        """The records of all attempts that have ended, in the order of the workload."""
         return sorted(self.records, key=lambda r: r.order)

@@ -1,6 +1,6 @@
-"""A modelled machine: fills `ports.Executor` under the real worker driver.
+"""A modelled machine: fills `ports.Executor` beneath the real worker driver.
 
-Law: it knows how long work takes and nothing of scheduling; sandboxes open and close in no time.
+It knows how long actions take and nothing of scheduling. Sandboxes open and close in no time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .workload import WorkAction
 
 
 class Machine:
-    """One node's executor. `work_of` tells what an action really is."""
+    """The executor of one node. `work_of` returns the workload's action for an action id."""
 
     def __init__(self, event_queue: EventQueue, reports: Reports,
                  work_of: Callable[[int], WorkAction]) -> None:

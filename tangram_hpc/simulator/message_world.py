@@ -1,8 +1,9 @@
-"""A simulated step through everything: the real broker and worker drivers, the real frames.
+"""A simulation with messages: the real broker and worker drivers with real frames.
 
-Law: what is modelled is what lies behind the ports: clock, links, journal, machines, and one client
-that plays the workload. Times are the broker's, so a record's run holds two ways of the network.
-Where `World` asks "what does the policy do", this asks "do the parts do it together".
+Only what lies behind the ports is modelled: clock, links, journal, machines, Slurm, and one client
+that plays the workload. Times are the broker's, so the run time in a record includes the time of
+two messages. `World` answers what the policy decides; this simulation also answers whether the
+drivers work together.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ JOB = "1"  # a job id, as workers name their allocation by it
 
 
 class Failure(NamedTuple):
-    """A node dies, and joins again as a new one `back_ns` later (0: never)."""
+    """A node dies, and joins again as a new one `back_ns` later (0 for never)."""
 
     node: str
     at_ns: int
@@ -45,14 +46,29 @@ class Failure(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """Satellites may be asked for by this policy, of a Slurm that does so."""
+    """The policy by which satellites are asked for, and how the modelled Slurm treats the requests.
+    """
 
     policy: AllocPolicy
     queue: Queue
 
 
 class MessageWorld:
-    """One run over modelled links whose one way takes `latency_ns` to twice that."""
+    """One run over simulated links.
+
+    Args:
+        work, cluster: What is simulated.
+        placer: The placer under test.
+        oracle: Whether actions carry their profile.
+        latency_ns: Each message takes this to twice this; 0 for no time.
+        seed: From which latencies and Slurm's waiting times are drawn.
+        failures: Nodes that die.
+        check: Whether the ledger's invariants are checked after every event (slow).
+        growth: How satellites come; None for no satellites.
+
+    Raises:
+        InvalidInput: Workload and cluster do not go together, or a failure names an unknown node.
+    """
 
     def __init__(self, work: Workload, cluster: Cluster, placer: Placer, oracle: bool,
                  latency_ns: int = 0, seed: int = 0, failures: Sequence[Failure] = (),
@@ -99,10 +115,10 @@ class MessageWorld:
         self._to_broker.flush()
 
     def run(self) -> Run:
-        """Plays the workload to its end.
+        """Simulates the workload to its end.
 
         Raises:
-            InvalidInput: the policy or the cluster can never finish this workload.
+            InvalidInput: The policy or the cluster can never finish this workload.
         """
         while self.client is None or self.client.left:
             at = self.event_queue.next_at()
@@ -130,7 +146,8 @@ class MessageWorld:
         return Run(head, self._log.ordered(), self.client.step_ns)
 
     def _stuck(self) -> bool:
-        """Nothing runs and nothing has happened for longer than anybody thinks."""
+        """Whether nothing runs and nothing has happened for longer than any pause of the workload.
+        """
         assert self.client is not None
         if self.scheduler.ledger.leases:
             self._busy_at = self.event_queue.now
@@ -162,7 +179,7 @@ class MessageWorld:
         self._alive[spec.name] = die
 
     def _ended(self, name: str, why: str) -> None:
-        """A worker ended because it was told to: nothing of it is heard any more."""
+        """A worker ended because it was told to: none of its messages arrive any more."""
         if self.slurm is not None:
             self._kill(name, why)
             self.slurm.worker_ended(name)

@@ -1,9 +1,9 @@
 """A modelled Slurm: fills `ports.Slurm` for brokers that ask for satellites in a simulation.
 
-Law: a request waits as long as the scenario's seed says, at least until there is room among the
-nodes that the scenario spares; nothing is refused but partitions that do not exist. Jobs end by
-themselves when their workers have, when they are cancelled, or at their time limit. Queries are
-answered at once and cost nothing: what they may cost is the real port's to bound.
+A request waits for a time that is drawn from the scenario's seed, and then until enough nodes are
+free for it. Nothing is refused except partitions that do not exist. A job ends when its last worker
+has ended, when it is cancelled, or at its time limit. Queries are answered at once and cost
+nothing: limiting them is the task of the real port.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ _FIRST_JOB = 1001
 
 @dataclass(frozen=True)
 class Queue:
-    """What the modelled Slurm does: a request waits between `wait_ns` and twice that, and then
-    until fewer than `nodes` of satellites run. `partitions`: those there are; empty for any."""
+    """How the modelled Slurm treats requests.
+
+    Attributes:
+        wait_ns: A request waits for this to twice this.
+        nodes: After that it waits until its nodes fit among so many nodes of satellites.
+        partitions: The partitions that exist; empty for any.
+    """
 
     wait_ns: int = 0
     nodes: int = 1 << 20
@@ -45,18 +50,25 @@ class _Job:
 
     @property
     def ends_at(self) -> int:
-        """When it ended, or when its time limit ends it; 0 while it waits."""
+        """When the job ended or its time limit ends it, in ns; 0 while it waits."""
         return self.end or (self.start + self.limit if self.start else 0)
 
     @property
     def nodes(self) -> int:
-        """How many it asks for."""
+        """How many nodes it asks for."""
         return int(self.order["nodes"])
 
 
 class ModelSlurm:
-    """See `ports.Slurm`. `join` brings a worker of this spec, `leave` kills the worker of that
-    name (told why)."""
+    """See `ports.Slurm`.
+
+    Args:
+        event_queue: Time.
+        queue: How requests are treated.
+        seed: From which waiting times are drawn.
+        join: Starts a worker on a node with this spec.
+        leave: Kills the worker on the node of this name; the second argument says why.
+    """
 
     def __init__(self, event_queue: EventQueue, queue: Queue, seed: int,
                  join: Callable[[NodeSpec], None], leave: Callable[[str, str], None]) -> None:
@@ -115,11 +127,11 @@ class ModelSlurm:
         """See `ports.Slurm`."""
 
     def change_limit(self, job: int, limit_ns: int) -> None:
-        """What `scontrol update TimeLimit` does to a running job: nobody is told."""
+        """Does what `scontrol update TimeLimit` does to a running job: nobody is notified."""
         self._limit(self._jobs[job], limit_ns)
 
     def worker_ended(self, host: str) -> None:
-        """A worker has ended by itself: so does its job, with its last one."""
+        """A worker has ended by itself; with its last worker the job ends."""
         for job in self._jobs.values():
             if host in job.hosts:
                 job.hosts.remove(host)
@@ -127,11 +139,11 @@ class ModelSlurm:
                     self._end(job, "COMPLETED")
 
     def held_ns(self) -> int:
-        """Core-ns that all jobs held, those that run until now."""
+        """Core-ns that all jobs have held until now."""
         return sum(self.jobs_run().values())
 
     def jobs_run(self) -> dict[int, int]:
-        """The same of each job that ran, by its number."""
+        """Core-ns that each started job has held until now, by its number."""
         now = self._event_queue.now
         return {j.number: j.nodes * int(j.order["cpus-per-task"]) * ((j.end or now) - j.start)
                 for j in self._jobs.values() if j.start}

@@ -1,7 +1,8 @@
-"""Modelled links, timers and a journal in memory: the ports of the drivers, filled with models.
+"""Simulated links and timers and a journal in memory: adapters of the drivers' ports.
 
-Law: every message really becomes bytes (`protocol/frame.py`) and is decoded again at the other end;
-a link keeps its order; one way takes `latency_ns` and, with jitter, up to twice that, by the seed.
+Every message is really encoded into bytes (`protocol/frame.py`) and decoded at the other end. A
+link keeps the order of its messages. A message takes `latency_ns` to twice that, drawn from the
+seed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ Receive = Callable[[AnyMessage, memoryview | None], None]
 
 
 class SimulatedLink:
-    """One direction of a conversation; fills `ports.Link`."""
+    """One direction of a connection; fills `ports.Link`.
+
+    Attributes:
+        receive: Called with each message that arrives.
+        frames, bytes: How many flushes carried data, and how many bytes.
+        unsent: Always 0: a simulated link takes everything at once.
+    """
 
     def __init__(self, event_queue: EventQueue, latency_ns: int, rng: random.Random) -> None:
         self._event_queue, self._latency_ns, self._rng = event_queue, latency_ns, rng
@@ -57,7 +64,7 @@ class SimulatedLink:
 
 
 class SimulatedTimer:
-    """Fills `ports.Timer`; calls without delay come at the end of the instant, by priority."""
+    """Fills `ports.Timer`; calls without delay come later in the same instant, by priority."""
 
     def __init__(self, event_queue: EventQueue, priority: int) -> None:
         self._event_queue, self._priority = event_queue, priority
@@ -69,7 +76,7 @@ class SimulatedTimer:
 
 
 class MemoryJournal:
-    """Fills `ports.Journal`: hands each event on, and is safe at once."""
+    """Fills `ports.Journal`: passes each event on, and is durable at once."""
 
     mode = "none"
 

@@ -1,10 +1,10 @@
-"""The client's side of a simulated step: trajectories that think, act and wait for their actions.
+"""The client of a simulated step: trajectories that wait for the policy, act, and wait for results.
 
-Law: it knows the workload and tells the scheduler no more than a client may: with `oracle`
-durations an action carries its profile, with `learned` ones only its name, resource and degrees.
-A sandbox is asked for with a trajectory's first CPU action and closed with its last one; where
-sessions reserve CPUs (`static:K`) it is asked for when the trajectory starts, and thinking begins
-with its admission.
+It knows the workload and tells the scheduler no more than a client may: with `oracle` durations an
+action carries its profile, with `learned` ones only its name, resource and degrees. A session is
+requested with a trajectory's first CPU action and closed with its last one. Where sessions reserve
+CPUs (`static:K`) it is requested when the trajectory starts, and the first turn begins when it is
+admitted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,21 @@ CLIENT = 1
 
 @dataclass(slots=True)
 class TrajectoryState:
-    """One trajectory under way."""
+    """One trajectory that has not ended.
+
+    Attributes:
+        index: Its place in the workload.
+        spec: What it does.
+        cpu_left: CPU actions that have not ended.
+        early: Whether its session is requested at its start and its actions count as submitted as
+            if the session had been admitted at once (sessions that reserve CPUs).
+        turn: Index of its current turn; -1 before the first.
+        open: Actions of this turn that have not ended.
+        session: Id of its session; 0 for none.
+        late_ns: How long the admission of its session took.
+        submitted: Whether any action was submitted.
+        moved: Whether its sandbox was lost and nothing has run in the next one yet.
+    """
 
     index: int
     spec: Trajectory
@@ -38,7 +52,8 @@ class TrajectoryState:
 
 @dataclass(slots=True)
 class Submission:
-    """An action of the workload on its way; `ready` is when its record says it was submitted."""
+    """An action of the workload that was submitted; `ready` is its time of submission in the
+    records."""
 
     state: TrajectoryState
     turn: int
@@ -50,7 +65,13 @@ class Submission:
 
 
 class WorkloadClient:
-    """All trajectories: what each asks for at an instant, and what follows for it from an end."""
+    """All trajectories: what each asks for at an instant, and what follows from an end.
+
+    Attributes:
+        left: Trajectories that have not ended.
+        step_ns: When the last trajectory ended so far, in ns.
+        moved_at: When something of the workload last happened, in ns.
+    """
 
     def __init__(self, work: Workload, event_queue: EventQueue, oracle: bool, reserved: bool
                  ) -> None:
@@ -71,7 +92,7 @@ class WorkloadClient:
                 self._next_turn(state, to_ns(spec.start_s))
 
     def submission(self, action: int) -> Submission:
-        """Which action of the workload an id stands for."""
+        """The action of the workload behind an action id."""
         return self._of_action[action]
 
     def due(self, state: TrajectoryState) -> tuple[SessionSpec | None, list[Action]]:
@@ -95,14 +116,14 @@ class WorkloadClient:
         return spec, actions
 
     def admitted(self, session: int) -> None:
-        """A session stands."""
+        """A session was admitted and its sandbox is ready."""
         state = self._of_session[session]
         if state.early and state.turn < 0:
             state.late_ns = self._event_queue.now - to_ns(state.spec.start_s)
             self._next_turn(state, self._event_queue.now)
 
     def ended(self, action: int) -> int:
-        """An action ended; the session to close with it, 0 for none."""
+        """An action ended; returns the session to close with it, 0 for none."""
         was = self._of_action.pop(action)
         state, now = was.state, self._event_queue.now
         self.moved_at = now
@@ -113,7 +134,8 @@ class WorkloadClient:
         return self._closes(state)
 
     def failed(self, action: int, leases: int) -> tuple[SessionSpec | None, Action]:
-        """An action was lost with its node, after so many leases: what to ask for instead."""
+        """An action was lost with its node after `leases` leases; returns what to ask for instead.
+        """
         was, spec = self._of_action.pop(action), None
         if was.session and was.state.session == was.session:
             self.lost(was.session)
@@ -124,7 +146,7 @@ class WorkloadClient:
         return spec, again
 
     def lost(self, session: int) -> None:
-        """A sandbox is gone; the next CPU action asks for another."""
+        """A session's sandbox is lost; the next CPU action requests another session."""
         state = self._of_session.pop(session, None)
         if state is not None and state.session == session:
             state.session, state.moved = 0, True

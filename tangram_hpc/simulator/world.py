@@ -1,8 +1,9 @@
-"""A simulated step: the real scheduler, modelled machines, and a clock that jumps.
+"""A simulated step: the real scheduler, modelled machines, and a simulated clock.
 
-Law: all events of one instant are applied before anything starts, ends before all else; what starts
-is decided by `Scheduler.plan` alone. Sandboxes open and close in no time, orders travel in no time.
-The same input gives the same events, whatever the machine.
+Sandboxes open and close in no time, and orders travel in no time.
+
+Invariants: all events of one instant are applied before anything starts, ends before all others.
+Only `Scheduler.plan` decides what starts. The same input gives the same events on every machine.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _IDLE_MAX = 100_000
 
 
 class World:
-    """One run. `check` proves the ledger's laws after every event (slow)."""
+    """One run. With `check` the ledger's invariants are checked after every event (slow)."""
 
     def __init__(self, work: Workload, cluster: Cluster, placer: Placer, oracle: bool,
                  check: bool = False) -> None:
@@ -47,10 +48,10 @@ class World:
     # ---- the loop ----------------------------------------------------------------------------
 
     def run(self) -> Run:
-        """Plays the workload to its end.
+        """Simulates the workload to its end.
 
         Raises:
-            InvalidInput: the policy or the cluster can never finish this workload.
+            InvalidInput: The policy or the cluster can never finish this workload.
         """
         warm = self._set_up()
         while (at := self._next_instant()) is not None and self._idle < _IDLE_MAX:
@@ -73,7 +74,7 @@ class World:
         return at
 
     def _instant(self) -> None:
-        """Everything of this instant, then whatever may start."""
+        """Applies all events of this instant, then lets the scheduler start what may start."""
         while True:
             due: list[TrajectoryState] = []
             while (item := self.event_queue.take()) is not None:
@@ -166,7 +167,8 @@ class World:
     # ---- the beginning -----------------------------------------------------------------------
 
     def _set_up(self) -> bool:
-        """Nodes, services and endpoints join; says whether services stand from the start."""
+        """Nodes, services and endpoints join; returns whether services are loaded from the start.
+        """
         self._happen(ev.ClientJoined(0, CLIENT, "step", "step", 0, 1, "sim"))
         specs = self._cluster.node_specs()
         for number, node in enumerate(specs, 1):

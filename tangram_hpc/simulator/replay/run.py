@@ -1,7 +1,7 @@
 """One live replay: a `LocalCluster` with virtual CPUs, the driver, and records from its journal.
 
-Law: what the records say of grants, starts and ends is the broker's journal; when an action was
-submitted is the client's word. All in workload time: wall time divided by `scale`.
+Grants, starts and ends in the records come from the broker's journal; the time of submission comes
+from the client. All times are in workload time: wall time divided by `scale`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .drive import Driver, Sent
 
 @dataclass(slots=True)
 class Replay:
-    """A workload as it ran, and as the simulator says that it should."""
+    """A workload as it ran, and as the simulator predicts it."""
 
     live: Run
     simulated: Run
 
     def comparison(self) -> dict[str, Any]:
-        """Both means and their ratio, live over simulated."""
+        """Both mean action completion times, and their ratio live over simulated."""
         live, simulated = (run.figures()["mean_act_s"] for run in (self.live, self.simulated))
         return {"live_mean_act_s": live, "sim_mean_act_s": simulated,
                 "ratio": live / simulated if simulated else None}
@@ -48,7 +48,7 @@ def replay(work: Workload, cluster: Cluster, policy: str, scale: float, seed: in
     """Runs a workload live and simulated.
 
     Raises:
-        InvalidInput: it cannot be replayed here; one line says why.
+        InvalidInput: The workload cannot be replayed here; one line says why.
     """
     nodes, placer = cluster.node_specs(), make_placer(policy)
     _check(work, cluster, scale)
