@@ -80,7 +80,7 @@ def run_times(run: Run) -> list[str]:
         left = Fraction(1)
         for since, end, units in _sizes(r):
             left -= (end - since) * _rate(r.action, units) if units else 0
-        if abs(left) > _rate(r.action, r.action.degrees[-1]):  # a nanosecond's worth
+        if abs(left) > _rate(r.action, r.action.degrees[-1]):  # more than one ns of work
             found.append(f"{r.trajectory} {r.order}: {float(left):.2e} of its work is left")
     return found
 
@@ -99,7 +99,7 @@ def amounts(run: Run, work: Workload, cluster: Cluster) -> list[str]:
                     return [f"{r.trajectory} {r.order}: {units} units, cores {cores}"]
                 for core in cores:
                     spans["core", r.node, core].append((since, end, 1))
-            held = stay.setdefault((r.node, r.order[0]), [r.start, r.end])  # the last stay there
+            held = stay.setdefault((r.node, r.order[0]), [r.start, r.end])  # its last stay there
             if r.migrated:
                 held[:] = [r.start, r.end]
             held[:] = [min(held[0], r.start), max(held[1], r.end)]

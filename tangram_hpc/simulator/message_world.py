@@ -34,7 +34,7 @@ from .records import FORMAT, Run
 from .workload import Cluster, WorkAction, Workload, check_match, to_ns
 from .workload_client import CLIENT, TrajectoryState, WorkloadClient
 
-JOB = "1"  # a job id, as workers name their allocation by it
+JOB = "1"  # the job id by which workers name their allocation
 
 
 class Failure(NamedTuple):
@@ -89,7 +89,7 @@ class MessageWorld:
         if growth is not None:
             self.slurm = ModelSlurm(self.event_queue, growth.queue, seed, self._join_worker,
                                     self._kill)
-            # the modelled Slurm takes the script for the component of the workers in it
+            # the modelled Slurm reads the script as the component of its workers
             scripts = SatelliteScripts({s.name: s.component for s in growth.policy.shapes})
         self.broker = Broker(self.scheduler, MemoryJournal(self._note), self.event_queue,
                              SimulatedTimer(self.event_queue, BEAT), settings, lambda: None,
@@ -101,7 +101,7 @@ class MessageWorld:
         self._busy_at = 0
         self._patience_ns = 3600 * 10**9 + 2 * max(waits, default=0)
         self.links: list[SimulatedLink] = []
-        self._alive: dict[str, Callable[[str], None]] = {}  # how to kill each node
+        self._alive: dict[str, Callable[[str], None]] = {}  # how to kill the worker of each node
         self.broker.start()
         for spec in specs:
             self._join_worker(spec)

@@ -42,9 +42,9 @@ class _Job:
     order: dict[str, str]
     component: str
     state: str = "PENDING"
-    ready: bool = False  # it has waited
+    ready: bool = False  # its waiting time is over
     start: int = 0
-    limit: int = 0  # how long it may run, once it runs
+    limit: int = 0  # time limit in ns, once it runs
     end: int = 0
     hosts: list[str] = field(default_factory=list)
 

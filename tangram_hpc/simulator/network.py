@@ -15,7 +15,7 @@ from ..protocol.frame import Buffer, Inbox, Outbox
 from ..protocol.message import AnyMessage, Message
 from .clock import EventQueue
 
-DELIVERY, FLUSH, BEAT = 1, 2, 3  # priorities within an instant; what ends comes at 0
+DELIVERY, FLUSH, BEAT = 1, 2, 3  # priorities within an instant; ends have priority 0
 Receive = Callable[[AnyMessage, memoryview | None], None]
 
 
@@ -34,7 +34,7 @@ class SimulatedLink:
         self._arrives = event_queue.now
         self.receive: Receive = lambda message, payload: None
         self.frames = self.bytes = 0
-        self.unsent = 0  # a modelled link takes everything at once
+        self.unsent = 0
 
     def send(self, message: Message, payload: Buffer | None = None) -> None:
         """See `ports.Link`."""

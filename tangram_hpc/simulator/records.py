@@ -22,7 +22,7 @@ _SECOND = 10**9
 class Record:
     """One attempt of one action. Times are in ns from the beginning of the step."""
 
-    order: tuple[int, int, int, int]  # trajectory's place in the file, turn, index, attempt
+    order: tuple[int, int, int, int]  # place of the trajectory in the file, turn, index, attempt
     trajectory: str
     action: WorkAction
     submit: int
@@ -33,7 +33,7 @@ class Record:
     restore: int = 0
     end: int = -1
     state: str = ""
-    migrated: bool = False  # the first in a new sandbox after the old one was lost
+    migrated: bool = False  # the first attempt in a new sandbox, after the old one was lost
 
     @property
     def resized(self) -> bool:

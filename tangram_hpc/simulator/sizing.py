@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ..domain.service import service_of
 from .workload import Cluster, ClusterNode, Turn, WorkAction, Workload, all_actions
 
-LEVELS = 1000  # a finer answer than one part in 1000 of the cluster is not looked for
+LEVELS = 1000  # no finer answer than one part in 1000 of the cluster is searched
 GRID = tuple(2 ** (-k / 2) for k in range(6, -1, -1))  # shares of the cluster that a curve shows
 _NEAR = 2  # sizes above an answer that must reach the target too
 _UNDER = (0.95, 0.98)  # shares of an answer that are tried again
@@ -47,7 +47,7 @@ class Point(NamedTuple):
     figures: Figures | None
 
 
-Measure = Callable[[str, Holding], Figures | None]  # policy and what it holds
+Measure = Callable[[str, Holding], Figures | None]  # of a policy and its holding
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Answer:
     held: Holding | None
     at: Holding
     figures: Figures
-    level: int  # on the curve, before either of two amounts was trimmed
+    level: int
 
 
 @dataclass
@@ -255,7 +255,7 @@ def scale_of(work: Workload, cluster: Cluster, reserve: int = 0) -> Scale:
     cpus = full.cpus > 0 and any(a.resource == "cpu" for a in actions)
     gpus = full.gpus > 0 and any(service_of(a.resource) for a in actions)
     levels = min(LEVELS, max(full.cpus if cpus else 0, full.gpus if gpus else 0, 1))
-    spread = 1 if sum(n.count for n in cluster.nodes) == 1 else 2  # sessions are not dealt evenly
+    spread = 1 if sum(n.count for n in cluster.nodes) == 1 else 2  # sessions do not spread evenly
     wanted = _most(work, reserve)
     times = max([1, *(math.ceil(spread * most / there) for on, most, there in
                       ((cpus, wanted.cpus, full.cpus), (gpus, wanted.gpus, full.gpus)) if on)])

@@ -40,14 +40,14 @@ class TrajectoryState:
 
     index: int
     spec: Trajectory
-    cpu_left: int  # CPU actions that have not ended
-    early: bool  # it submits as if it had been admitted at once (reserved sessions)
+    cpu_left: int
+    early: bool
     turn: int = -1
-    open: int = 0  # actions of this turn that have not ended
+    open: int = 0
     session: int = 0
-    late_ns: int = 0  # how long admission took
+    late_ns: int = 0
     submitted: bool = False
-    moved: bool = False  # its sandbox was lost and nothing has run in the next one yet
+    moved: bool = False
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Submission:
     work: WorkAction
     ready: int
     session: int = 0
-    attempt: int = 0  # leases that ended badly under earlier ids
+    attempt: int = 0  # failed leases under earlier action ids
 
 
 class WorkloadClient:
@@ -81,7 +81,7 @@ class WorkloadClient:
         self._of_session: dict[int, TrajectoryState] = {}
         self.left = 0
         self.step_ns = 0
-        self.moved_at = event_queue.now  # when something of the workload last happened
+        self.moved_at = event_queue.now
         for index, spec in enumerate(work.trajectories):
             cpus = sum(a.resource == "cpu" for t in spec.turns for a in t.actions)
             state = TrajectoryState(index, spec, cpus, reserved and cpus > 0)

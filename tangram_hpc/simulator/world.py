@@ -38,7 +38,7 @@ class World:
         self.scheduler = Scheduler(placer)
         self.event_queue = EventQueue()
         self.client = WorkloadClient(work, self.event_queue, oracle, placer.reserve > 0)
-        self._idle = 0  # instants since anything happened but that the placer was asked
+        self._idle = 0  # instants in a row in which only the placer was asked
         self.events: list[ev.Event] | None = None  # set to a list to keep them all
         self._runs: dict[int, progress.Run] = {}  # by lease
         self._log = Log(self.client, self.scheduler.ledger)
@@ -136,7 +136,7 @@ class World:
     def _finish(self, lease: int, end_at: int) -> None:
         run = self._runs.get(lease)
         if run is None or run.end_at != end_at:
-            return  # it was resized since
+            return  # it was resized meanwhile
         del self._runs[lease]
         now = self.event_queue.now
         outcome = Outcome(ActionState.COMPLETED, exec_ns=now - run.start)

@@ -43,7 +43,7 @@ from ...errors import InvalidInput
 from ...scheduler.state.transitions import REPLICA_MOVES, move
 from .hybrid_signal import PoolRules, ReplicaTarget
 
-# what members are asked to do, and what follows when all have done it
+# each stage of a join that members carry out, and the stage after it
 _NEXT = {R.REQUESTED: R.FETCHING_STATE, R.FETCHING_STATE: R.ZERO_SYNC, R.ZERO_SYNC: R.ACTIVATING}
 _JOINING = frozenset({*_NEXT, R.ACTIVATING})
 _COUNTS = frozenset({R.ACTIVE, R.LEAVING})
@@ -83,8 +83,8 @@ class _Replica:
     core: int = 0
     joined: bool = False
     reason: str = ""
-    deadline: int = 0  # 0: none
-    not_before: int = 0  # the step from which it may be asked again
+    deadline: int = 0
+    not_before: int = 0
     waits_for: dict[int, None] = field(default_factory=dict)
 
     @property
@@ -203,7 +203,7 @@ class HybridPool:
         member = self._members.get(number)
         if member is None or incarnation <= member.incarnation:
             return False
-        if member.alive:  # the news of its death is still on its way
+        if member.alive:  # the report of its death has not arrived yet
             self._lose(number, "began a new incarnation", now)
         member.incarnation, member.alive = incarnation, True
         replica = self._home[number]
@@ -243,7 +243,7 @@ class HybridPool:
                 or event.generation != replica.generation):
             return False
         if replica.state not in _JOINING | _COUNTS:
-            return False  # said before it heard that it may go
+            return False  # it failed before it received the order to return
         self._roll_back(replica, f"member {event.member}: {event.reason}", now)
         return True
 
@@ -315,11 +315,11 @@ class HybridPool:
     def _begin(self, step: int, version: int, now: int) -> None:
         self._step = step
         for replica in self._replicas:
-            if replica.state is R.LEAVING:  # whatever is wanted from here on
+            if replica.state is R.LEAVING:  # it goes back, whatever is wanted now
                 self._return(replica, replica.reason, now)
         self._follow_target(now)
         for replica in self._replicas:
-            if replica.state is R.LEAVING:  # it counted until here, and no longer
+            if replica.state is R.LEAVING:  # it was told to leave just now, at this boundary
                 self._return(replica, replica.reason, now)
             elif replica.state is R.ACTIVATING:
                 self._to(replica, R.ACTIVE, 0)
@@ -336,7 +336,7 @@ class HybridPool:
         """
         wanted = self._target.settle(self._step, self._spare())
         inside = [r for r in self._replicas if r.state in _JOINING or r.state is R.ACTIVE]
-        for replica in self._replicas:  # those who were about to leave cost nothing to keep
+        for replica in self._replicas:  # keeping a replica that was about to leave costs nothing
             if (len(inside) < wanted and replica.state is R.LEAVING
                     and self._step >= replica.not_before):
                 self._to(replica, R.ACTIVE, 0)
@@ -347,7 +347,7 @@ class HybridPool:
                     and self._step >= replica.not_before):
                 self._request(replica, now)
                 inside.append(replica)
-        # those on their way go first, and of each the last one
+        # joining replicas go before active ones, the highest number first
         leaving = sorted(inside, key=lambda r: (r.state is R.ACTIVE, -r.number))
         for replica in leaving[: max(0, len(inside) - wanted)]:
             if replica.state is R.ACTIVE:

@@ -42,7 +42,7 @@ from ...transport.socket.lane import BulkLink, BulkListener
 from ..hybrid.hybrid_pool import HybridPool
 
 _TICK_S = 0.5
-_STALLED_S = 4 * _TICK_S  # nobody looked at the clock for longer: the process was not running
+_STALLED_S = 4 * _TICK_S  # a longer gap between two looks at the clock is a stall
 
 
 class Port(Protocol):
@@ -75,7 +75,7 @@ class _LinkPort:
         try:
             self._link.send(Told(order, channel))
         except OSError:
-            pass  # its reader sees the end and says so
+            pass  # the thread that reads this link reports the member as lost
 
     def attach(self, link: BulkLink) -> bool:
         return False
@@ -117,7 +117,7 @@ class Coordinator:
         self._ports: dict[int, tuple[int, Port]] = {}
         self._liveness = Liveness(round(silence_s * 1e9))
         self._stalls = Stalls(clock.now_ns(), _STALLED_S * 1e9)
-        self._judges_from = 0  # by `_now`: until then what has arrived is read first
+        self._judges_from = 0  # by `_now`: before this time nobody is judged
         self._place = {gpu: (n, at) for n, gpus in enumerate(pool.replicas)
                        for at, gpu in enumerate(gpus)}
         self._stop = threading.Event()
@@ -169,7 +169,7 @@ class Coordinator:
         opens."""
         with self._lock:
             self._ports[member] = (incarnation, port)
-            self._liveness.forget(member)  # what was heard was another incarnation
+            self._liveness.forget(member)  # what was received came from another incarnation
             self.handle(MemberUp(member, incarnation))
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class Coordinator:
                 case JoinEnded():
                     self.ended_joins.append(order)
                 case EvictReplica() | StepPlan():
-                    pass  # its core sees its channel close; the plan goes to who asked for it
+                    pass  # the core sees its channel close; `begin` returns the plan
 
     def _serve(self, link: BulkLink) -> None:
         first = link.receive()
@@ -216,7 +216,7 @@ class Coordinator:
             known = self._ports.get(member)
             attached = known is not None and known[0] == incarnation and known[1].attach(link)
             if known is not None and known[0] >= incarnation and not attached:
-                return  # another incarnation of it is at the coordinator
+                return  # a newer incarnation, or this one, is registered already
             if not attached:
                 self.adopt(member, incarnation, _LinkPort(link))
                 if known is not None:
@@ -239,7 +239,7 @@ class Coordinator:
         while (got := link.receive()) is not None:
             with self._lock:
                 if member not in self._ports or self._ports[member][0] != incarnation:
-                    return  # given up: hearing it would make its next incarnation silent
+                    return  # given up: noting it would make the next incarnation look silent
                 self._liveness.hear(member, self._now())
             message = got[0]
             if isinstance(message, Alive):

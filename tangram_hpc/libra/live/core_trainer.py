@@ -32,7 +32,7 @@ from .coordinator import Coordinator
 from .lane import Lane, Vector
 
 _PAUSE_S = 0.0005
-_SLOT = 128  # bytes of an address
+_SLOT = 128  # bytes reserved for an address
 _KEY = 32
 Compute = Callable[[Vector, list[Any]], Vector]
 
@@ -121,7 +121,7 @@ class CoreTrainer:
         """
         if not params.flags.c_contiguous or params.ndim != 1 or params.dtype.kind != "f":
             raise InvalidInput("params: must be one contiguous vector of float numbers")
-        if step <= self._step:  # on each rank, or the others would wait for ever
+        if step <= self._step:  # checked on each rank, or the others would wait for ever
             raise InvalidInput(f"step: {step} must be above the last one ({self._step})")
         self._step = step
         plan = self._plan(step, version)

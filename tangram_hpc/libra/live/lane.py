@@ -31,7 +31,7 @@ from ..hybrid.gradient_filter import GradientFilter, contributors, split
 
 Vector = NDArray[Any]
 
-_LOOK_S = 0.1  # between two looks at the clock of who collects; a longer gap was a stall
+_LOOK_S = 0.1  # seconds between two checks of the clock in `collect`; a longer gap is a stall
 
 
 class _MemberLink:
@@ -76,7 +76,7 @@ class _MemberLink:
             try:
                 self.link.send(work, *payload)
             except OSError:
-                self.link.close()  # its reader sees that
+                self.link.close()  # the thread that reads it ends the link
                 return
 
 
@@ -226,7 +226,7 @@ class Lane:
         with self._lock:
             step = self._step
             if header in member.zeros and len(payload) == size:
-                del member.zeros[header]  # adds nothing, in its step or after; the channel works
+                del member.zeros[header]  # zeros add nothing, but prove that the channel works
                 return ""
             if (header.replica, header.generation) != (member.id.replica, member.id.generation):
                 refusal = "seat"

@@ -44,8 +44,8 @@ class LeasedMember:
         self._action: Future[Any] | None = None
         self._link: BulkLink | None = None
         self._waiting: list[Told] = []
-        self._going = 0  # the generation that it goes home from
-        self._over = False  # the pool has given this incarnation up
+        self._going = 0  # the generation that it was told to return from; 0 for none
+        self._over = False  # whether the pool has given up this incarnation
 
     def tell(self, order: Ask, channel: tuple[str, ...]) -> None:
         """See `Port.tell`. The coordinator's lock is held, so answers are sent from another thread.
@@ -104,7 +104,7 @@ class LeasedMember:
             self._link = None
         elif self._action is not None:
             self._action.cancel()
-        if self._action is None:  # it is at home
+        if self._action is None:  # no action runs: its GPU serves rollouts
             self._later(MemberDone(self._number, self.incarnation, self._going, R.RETURNING))
 
     def _ended(self, action: Future[Any]) -> None:

@@ -118,7 +118,7 @@ class Member:
                 case R.FETCHING_STATE:
                     self._leave_channel()
                     self._channel = _ChannelThread(self, channel, order)
-                    return  # it says itself when it has the parameters
+                    return  # the channel's thread reports when it has the parameters
                 case R.ZERO_SYNC:
                     if self._channel is not None:
                         self._channel.follow()
@@ -187,7 +187,7 @@ class _ChannelThread:
             try:
                 self._answer_zero(work)
             except OSError:
-                pass  # its own thread sees that and says so
+                pass  # the channel's thread notices and reports it
 
     def close(self) -> None:
         """Leaves the core; returns when nothing is computed any more."""

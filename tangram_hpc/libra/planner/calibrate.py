@@ -20,11 +20,11 @@ from typing import Any
 
 from .shapes import Factors
 
-TRAIN = 0  # the key of training among rollout degrees
-UNIFORM, MIXED = -1, -2  # the keys of whole plans: instances of one degree, of several
-_PRIOR = 1  # measured mixtures that weigh as much as what was believed of them before
-_LEAST_LOSS = 0.001  # alike instances are looked at as long as there is some
-_LEAST_SHARE = 0.01  # a deviation is taken for at least so much, relative
+TRAIN = 0  # key of training; rollout degrees are their own keys
+UNIFORM, MIXED = -1, -2  # keys of whole plans: of one degree, of several degrees
+_PRIOR = 1  # so many mixed samples weigh as much as the prior belief
+_LEAST_LOSS = 0.001  # alike instances are examined only while the loss is not 0
+_LEAST_SHARE = 0.01  # least relative deviation, so that a still past has one
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Learning:
     slow: float = 0.1
     fast: float = 0.8
     sigma: float = 3.0
-    least: int = 8  # samples before a change point can be told
-    window: int = 64  # samples that are the recent past
+    least: int = 8
+    window: int = 64
 
 
 @dataclass
@@ -80,7 +80,7 @@ class _Track:
     errors: _Past
     lengths: _Past
     changes: int = field(default=0)
-    age: int = field(default=0)  # of mixtures: uniform plans measured since the last one
+    age: int = field(default=0)
 
 
 class Calibrator:

@@ -24,7 +24,7 @@ from .lengths import Ints, Strata
 from .rollout_cost import RolloutCost, spans, tops
 from .shapes import NEVER, SECOND
 
-_HALVINGS = 44  # of the steps between which the answer lies: to a nanosecond of a day
+_HALVINGS = 44  # bisections, which resolve a nanosecond of a day
 
 
 class FlowCost:

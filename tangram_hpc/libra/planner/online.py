@@ -22,7 +22,7 @@ from .shapes import Factors, Layout, Request, Search
 from .split import Plan, Split, plan
 from .trigger import StepFacts, Trigger, Triggers, Verdict, worth
 
-Priced = Callable[[Sequence[Request], Factors], Costs]  # costs of a history with learned factors
+Priced = Callable[[Sequence[Request], Factors], Costs]  # the costs of a history, with these factors
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class OnlinePlanner:
         self._slack = slack
         self.trigger, self.calibrator = Trigger(triggers), Calibrator(learning)
         self._now: Split | None = None
-        self._degrees: tuple[int, ...] = ()  # of its instances; some may idle in `_now`
-        self._lag = 1 + search.ahead  # steps whose rollouts had begun when a plan was taken
-        self._since = 2 * self._lag  # steps with it; the first plan has nobody's rollouts
-        self._sums = (0, 0, 0)  # of late, `_lag` at most: modelled ns, measured ns, steps
+        self._degrees: tuple[int, ...] = ()  # of all its instances; some may idle in `_now`
+        self._lag = 1 + search.ahead  # steps whose rollouts had begun before a plan was taken
+        self._since = 2 * self._lag  # steps on this plan; no rollouts had begun before the first
+        self._sums = (0, 0, 0)  # over at most `_lag` steps: modelled ns, measured ns, steps
 
     @property
     def now(self) -> Split | None:
@@ -187,6 +187,6 @@ class OnlinePlanner:
         """
         said, took, steps = self._sums
         said, took, steps = said + said_ns, took + took_ns, steps + 1
-        if steps == self._lag and self._search.loss:  # without, the router knows all lengths
+        if steps == self._lag and self._search.loss:  # without loss the router knows all lengths
             self.calibrator.observe_plan(self.mixed, said, took, mean)
         self._sums = (said, took, steps) if steps < self._lag else (0, 0, 0)

@@ -22,8 +22,8 @@ import numpy as np
 from .lengths import Ints, Strata
 from .shapes import NEVER, SECOND, Hardware, ModelShape, Rollout
 
-_LEAST = 5e-324  # has a logarithm
-PIECES = 64  # of time, in which a mixture's sequences are counted
+_LEAST = 5e-324  # the smallest number with a logarithm, for models whose tokens pass all experts
+PIECES = 64  # pieces of time in which the sequences of a mixture are counted
 
 
 class RolloutCost:
@@ -48,7 +48,7 @@ class RolloutCost:
             return 0
         weights = self.model.params * self.model.value_bytes
         free = degree * (self.hardware.mem_bytes - self.hardware.workspace_bytes) - weights
-        copies = max(1, degree // self.model.kv_heads)  # fewer key heads than GPUs: copied
+        copies = max(1, degree // self.model.kv_heads)  # copies of each key head
         return max(0, int(free / (self.model.kv_bytes * copies) * (1 - self.rollout.kv_loss)))
 
     def common_s(self, degree: int) -> float:
@@ -128,7 +128,7 @@ class RolloutCost:
         n, room = len(strata), self.kv_tokens(degree)
         found = np.full((n + 1, n + 1), NEVER, np.int64)
         np.fill_diagonal(found, 0)
-        most = int(np.searchsorted(strata.totals, room, "right"))  # none after these fits
+        most = int(np.searchsorted(strata.totals, room, "right"))  # longer strata do not fit
         if not room or not most:
             return found
         seconds = self._seconds(degree, strata, most, room) * factor
@@ -152,7 +152,7 @@ class RolloutCost:
         read = self._again(degree, strata, most, room) + self.prefill_s(
             degree, spans(strata.prompts, most), spans(strata.squares, most))
         crowd = read + self.decode_s(degree, np.maximum(longest, packed), tokens, areas, experts)
-        # the longest waits for its tools and has its steps among the others
+        # the longest request also waits for its tools; its steps are shared with the others
         last = read + self.decode_s(degree, longest, tokens, areas, together) + alone - bare
         return np.maximum(np.maximum(crowd, last), alone)
 

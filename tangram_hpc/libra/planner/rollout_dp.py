@@ -69,7 +69,7 @@ class RolloutTable:
         at, g = self._least.shape[1] - 1, gpus
         while at:
             wanted = self._least[g, at]
-            g = int(np.flatnonzero(self._least[:, at] == wanted)[0])  # the others idle
+            g = int(np.flatnonzero(self._least[:, at] == wanted)[0])  # the other GPUs idle
             piece = next(self._ways(g, at, int(wanted)))
             found.append(piece)
             at, g = piece.first, g - piece.degree

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-NEVER = 1 << 60  # ns of what cannot run at all
+NEVER = 1 << 60  # the ns of what cannot run at all
 SECOND = 10**9
 
 
@@ -27,13 +27,13 @@ class ModelShape:
     heads: int
     kv_heads: int
     head_dim: int
-    ffn: int  # width of the gated MLP that every token passes; of a mixture often 0
+    ffn: int  # width of the gated MLP that every token passes; often 0 in a mixture
     vocab: int
     tied: bool = False  # input and output embedding are one matrix
-    experts: int = 0  # a layer
+    experts: int = 0  # experts in each layer
     top_k: int = 0  # experts that a token passes
     expert_ffn: int = 0
-    value_bytes: int = 2  # of a weight, an activation, a cached key
+    value_bytes: int = 2  # bytes of a weight, an activation or a cached key
 
     @cached_property
     def dense_params(self) -> int:
@@ -85,21 +85,21 @@ class Hardware:
     mem_bytes: int
     flops: float
     mem_bw: float
-    link_bw: float  # to the other GPUs of its node
-    net_bw: float  # its share of the network
-    link_latency_s: float = 4e-6  # of one hop of a collective inside a node
+    link_bw: float  # between GPUs of one node
+    net_bw: float  # one GPU's share of the network
+    link_latency_s: float = 4e-6  # one hop of a collective inside a node
     net_latency_s: float = 15e-6
     mfu_train: float = 0.45
     mfu_prefill: float = 0.55
-    mem_share: float = 0.85  # of mem_bw that decoding reaches
-    comm_share: float = 0.80  # of link_bw and net_bw that collectives reach
-    overlap: float = 0.80  # of a backward pass under which gradients may travel
-    rho: float = 0.15  # a backward pass under which they travel is 1 + rho * use ** theta longer
+    mem_share: float = 0.85  # share of mem_bw that decoding reaches
+    comm_share: float = 0.80  # share of link_bw and net_bw that collectives reach
+    overlap: float = 0.80  # share of a backward pass during which gradients may travel
+    rho: float = 0.15  # they slow that share by rho * use ** theta
     theta: float = 1.0
-    step_s: float = 2e-3  # of a decode step, whatever it does: the engine's scheduler and launches
-    workspace_bytes: int = 4 << 30  # of a GPU, not for weights, states or keys
-    sequence_s: float = 0.0  # of a decode step, for each of its sequences: scheduling, sampling
-    update_s: float = 0.0  # of an optimizer step, whatever it trains: the trainer's own time
+    step_s: float = 2e-3  # constant part of a decode step: scheduler and kernel launches
+    workspace_bytes: int = 4 << 30  # memory of a GPU that holds no weights, states or keys
+    sequence_s: float = 0.0  # part of a decode step per sequence: scheduling, sampling
+    update_s: float = 0.0  # constant part of an optimizer step
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,14 @@ class Training:
 
     batch: int
     micro_batches: tuple[int, ...] = (1, 2, 4, 8)
-    degrees: tuple[int, ...] = (1, 2, 4, 8)  # of tensor parallelism
-    zero: int = 1  # 1: optimizer, 2: and gradients, 3: and weights are divided over replicas
-    recompute: bool = True  # activations are computed again in the backward pass
-    forward_passes: int = 1  # besides the step's own: log-probabilities of the old policy
+    degrees: tuple[int, ...] = (1, 2, 4, 8)  # degrees of tensor parallelism
+    zero: int = 1  # ZeRO stage: 1 divides optimizer states, 2 gradients too, 3 weights too
+    recompute: bool = True  # whether the backward pass recomputes activations
+    forward_passes: int = 1  # extra forward passes, such as the old policy's log-probabilities
     grad_bytes: int = 4
     optimizer_bytes: int = 12
     logit_chunk: int = 4096  # tokens whose logits are in memory at once
-    steps: int = 1  # optimizer steps; each waits for its own pipeline, gradients and update
+    steps: int = 1  # optimizer steps, each with its own pipeline, gradients and update
 
 
 @dataclass(frozen=True)
@@ -124,22 +124,22 @@ class Rollout:
 
     degrees: tuple[int, ...] = (1, 2, 4, 8)
     max_batch: int = 256  # sequences that decode at once
-    kv_loss: float = 0.04  # of the cache, to fragmentation
+    kv_loss: float = 0.04  # share of the cache that fragmentation wastes
 
 
 @dataclass(frozen=True)
 class Search:
     """Bounds of the search: which layouts are pruned, and which splits are examined."""
 
-    tp_share: float = 0.50  # prune: TP communication over compute
-    bubble: float = 0.30  # prune: idle share of a pipeline
-    granularity: int = 1  # training gets a multiple of so many GPUs
+    tp_share: float = 0.50  # layouts with more TP communication over compute are pruned
+    bubble: float = 0.30  # layouts whose pipeline idles for a larger share are pruned
+    granularity: int = 1  # training gets a multiple of this many GPUs
     min_train: int = 1
     min_rollout: int = 1
     strata: int = 0  # groups of requests that are assigned whole; 0: see `groups_for`
-    dealt: bool = False  # only alike instances, dealt requests whatever their length
-    loss: float = 0.0  # by which cuts take longer as the router knows lengths roughly; see `plan`
-    ahead: int = 0  # batches that roll out beside an older one, mixed; 0: one after the other
+    dealt: bool = False  # only alike instances, which are dealt requests of all lengths
+    loss: float = 0.0  # how much longer cuts take as the router knows lengths roughly
+    ahead: int = 0  # batches that may roll out beside an older one; 0: one after the other
 
 
 @dataclass(frozen=True, order=True)
@@ -149,8 +149,8 @@ class Request:
 
     prompt: int
     generated: int
-    tool_ns: int = 0  # it waits so long for its tools, all together
-    turns: int = 1  # it comes to the engine so often: once, and after each tool
+    tool_ns: int = 0  # time of all its tools together
+    turns: int = 1  # how often it comes to the engine: once, and after each tool
 
     @property
     def total(self) -> int:
@@ -226,7 +226,7 @@ class Factors:
     """
 
     train: float = 1.0
-    rollout: tuple[tuple[int, float], ...] = ()  # (degree, factor)
+    rollout: tuple[tuple[int, float], ...] = ()
 
     def of(self, degree: int) -> float:
         """The factor of rollout instances of this degree.

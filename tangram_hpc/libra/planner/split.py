@@ -25,7 +25,7 @@ from .rollout_dp import RolloutTable
 from .shapes import NEVER, Layout, Price, Search
 from .tree import LayoutTree, Node, Note
 
-STRATA, STRATA_MOST = 64, 256  # groups of requests that are assigned whole (Libra: 64)
+STRATA, STRATA_MOST = 64, 256  # least and most groups of requests (Libra: always 64)
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Instance:
     """
 
     degree: int
-    first: int  # the index of its shortest
+    first: int
     requests: int
-    shortest: int  # tokens
+    shortest: int
     longest: int
     ns: int
 
@@ -62,10 +62,10 @@ class Split:
 
     gpus: int
     layout: Layout
-    price: Price  # of training
+    price: Price
     instances: tuple[Instance, ...]
     rollout_ns: int
-    spare: int  # rollout GPUs that the step would not miss; where requests are dealt, the idle ones
+    spare: int
 
     @property
     def train_gpus(self) -> int:
@@ -194,7 +194,7 @@ class _Rollouts:
         step."""
         strata = self._strata
         if not (self._memo and self._ahead):
-            strata = replace(strata)  # of this plan alone: nothing was summed for it before
+            strata = replace(strata)  # a copy without cached sums, so that each plan is made anew
         segments = segments_of(self._costs, self._costs.rollout.degrees, strata, self._ahead,
                                train_ns)
         return segments, RolloutTable(segments, most)
@@ -214,7 +214,7 @@ class _Rollouts:
         ns = table.ns(left)
         instances = tuple(instance_of(*piece, self._strata, segments[piece.degree])
                           for piece in table.pieces(left)) if ns < NEVER else ()
-        within = int(price.ns / (1 + self._search.loss))  # without loss, as the table is
+        within = int(price.ns / (1 + self._search.loss))  # the table is without loss
         spare = left - table.least_gpus(max(ns, within))
         return Split(self._gpus, layout, price, instances, lossy(ns, self._search), spare)
 
@@ -269,7 +269,7 @@ def _hopeless(costs: Costs, gpus: int, sizes: list[int], search: Search, trains:
                 "fit into the cache of any degree; more GPUs, or shorter requests")
     cut: list[Node] = []
     _trained(costs, sizes, search, cut.append, True)
-    deepest = max(len(node.path) for node in cut)  # the nearest to a layout that can run
+    deepest = max(len(node.path) for node in cut)  # the nodes that came nearest to a layout
     cut = [node for node in cut if node.cut and len(node.path) == deepest]
     full = [node for node in cut if node.price is not None and node.price.ns < NEVER]
     if full:

@@ -63,8 +63,8 @@ class TrainCost:
         self._lengths = np.array([r.total for r in sorted_requests(batch)][::-1], np.int64)
         self._dealt: dict[tuple[int, int], tuple[int, int, int, int, int]] = {}
         self.mean_tokens = int(self._lengths.mean())
-        self.passes = 3 + training.recompute + training.forward_passes  # a backward one is two
-        self._rounds = 2 * (self.passes - 1)  # collectives of a layer: two a pass
+        self.passes = 3 + training.recompute + training.forward_passes  # forward 1, backward 2
+        self._rounds = 2 * (self.passes - 1)  # all-reduces of a layer: two in each pass
 
     def _deal(self, dp: int, micro: int) -> tuple[int, int, int, int, int]:
         """Sums of the first replica, and of its first (longest) micro-batch. O(batch) the first
@@ -129,10 +129,10 @@ class TrainCost:
         for params, replicas in self._held(of):
             for size, divided in ((m.value_bytes, 3), (t.grad_bytes, 2), (t.optimizer_bytes, 1)):
                 held += -(-params * size // (replicas if t.zero >= divided else 1))
-        tokens = top.tokens.astype(float)  # exact as far as any memory goes, and no overflow
+        tokens = top.tokens.astype(float)  # exact up to any real memory size, without overflow
         flying = tokens * np.minimum(of.pp, load.micros // t.steps)
         width = 6 * m.hidden + 2 * (m.heads + m.kv_heads) * m.head_dim + 3 * (
-            m.ffn + m.top_k * m.expert_ffn)  # values of a token kept by a layer
+            m.ffn + m.top_k * m.expert_ffn)  # values that a layer keeps for each token
         layers = m.layers // of.pp
         if t.recompute:
             kept = flying * m.hidden * layers + tokens * width
@@ -166,7 +166,7 @@ class TrainCost:
         m, tp, ep = self.model, of.tp, of.ep
         layers = m.layers // of.pp
         active = m.dense_params + m.top_k * m.expert_params
-        attention = float(m.heads * m.head_dim)  # floats: squares may be large
+        attention = float(m.heads * m.head_dim)  # a float, as squares of lengths may be large
         once = layers * 2.0 * (float(active) * load.tokens + attention * load.squares)
         values = load.tokens * float(m.hidden * m.value_bytes)
         link, hop = self._wire(tp)

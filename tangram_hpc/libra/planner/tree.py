@@ -26,8 +26,8 @@ class Node(NamedTuple):
         price: The price of a leaf that was priced.
     """
 
-    gpus: int  # of training
-    path: tuple[tuple[str, int], ...]  # such as (("tp", 2), ("ep", 1))
+    gpus: int
+    path: tuple[tuple[str, int], ...]
     cut: str = ""
     price: Price | None = None
 

@@ -19,17 +19,17 @@ from .shapes import SECOND, Request
 class Triggers:
     """When to plan, and what a switch must gain. Steps are train_steps."""
 
-    interval: int = 10  # steps between two plans when nothing else happens
-    warmup: int = 1  # steps before the first
+    interval: int = 10  # steps between two plans without any other reason
+    warmup: int = 1  # steps before the first plan
     queue_pressure: float = 0.75  # share of the rollout queues in use
     rollout_pressure: float = 0.85  # share of the rollout slots in use
     rejected: int = 8  # rollouts refused since the last plan
     time_ratio: float = 1.25  # the longer of training and rollouts over the shorter
-    min_history: int = 8  # requests seen
-    history: int = 4096  # requests remembered
-    cooldown: int = 1  # steps after a plan without another
+    min_history: int = 8  # requests that must have been seen
+    history: int = 4096  # requests that are remembered
+    cooldown: int = 1  # steps after a plan in which none is made
     switch_cost_ns: int = 15 * SECOND
-    min_gain: float = 0.05  # of the step
+    min_gain: float = 0.05  # share of the step that a switch must gain
     horizon: int = 10  # steps over which a gain is counted
 
 
@@ -41,7 +41,7 @@ class StepFacts(NamedTuple):
     rollout_ns: int
     queue_pressure: float = 0.0
     rollout_pressure: float = 0.0
-    rejected: int = 0  # in this step
+    rejected: int = 0  # rollouts refused in this step
 
 
 class Verdict(NamedTuple):

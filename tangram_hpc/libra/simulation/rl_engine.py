@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from ..planner.rollout_cost import RolloutCost
 
-BLOCK = 16  # tokens of the cache that are handed out at once
-_PART = 1 << 20  # of a token
+BLOCK = 16  # tokens of a cache block
+_PART = 1 << 20  # parts of a token
 _SECOND = 10**9
 
 
@@ -44,7 +44,7 @@ class Work:
     context: int
     tokens: int
     brought: int = 0
-    start: int = 0  # the engine's progress when it was admitted
+    start: int = 0
 
 
 class Engine:
@@ -54,15 +54,15 @@ class Engine:
         self._cost, self.degree, self._max = cost, degree, max_batch
         self.room = cost.kv_tokens(degree)
         self._line: deque[Work] = deque()
-        self._runs: dict[int, Work] = {}  # by request, in order of admission
-        self._ends: list[tuple[int, int]] = []  # (progress at the end, request), old ones too
-        self._kept: OrderedDict[int, int] = OrderedDict()  # request -> tokens, least recent first
+        self._runs: dict[int, Work] = {}  # running turns by request, in order of admission
+        self._ends: list[tuple[int, int]] = []  # heap of (progress at end, request)
+        self._kept: OrderedDict[int, int] = OrderedDict()  # request -> tokens, LRU first
         self._kept_sum = 0
         self._at = self._progress = self._stalled = 0
-        self._base = 0  # of the contexts at admission, less progress then; in parts
-        self._step_ns = 0  # mean until the next change
+        self._base = 0  # sum of (context - progress at admission), in parts of a token
+        self._step_ns = 0  # mean time of a step until the next change
         self.busy_ns = 0
-        self.read = self.preempted = 0  # tokens read, turns set back
+        self.read = self.preempted = 0  # tokens read, turns preempted
         self.version = 0
 
     @property
@@ -195,7 +195,7 @@ class Engine:
             work = self._runs.get(request)
             if work is not None and end == work.start + work.tokens * _PART:
                 break
-            heapq.heappop(self._ends)  # of a turn that was set back or taken off
+            heapq.heappop(self._ends)  # the entry of a turn that was preempted or removed
         if len(self._runs) == 1:
             return end
         return min(end, max(self._progress, (self.room * _PART - self._base) // len(self._runs)))

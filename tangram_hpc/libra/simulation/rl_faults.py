@@ -19,7 +19,7 @@ from ...scheduler.routing.cmlfq import TIMEOUT
 from .rl_lengths import Trajectory
 
 _SECOND = 10**9
-FAULTS_MAX = 10_000  # between two batches that are trained, of all kinds but tools
+FAULTS_MAX = 10_000  # most faults (tools excepted) between two trained batches
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Fate:
     def __init__(self, faults: Faults, seed: int) -> None:
         self.faults = faults
         self._seed = seed
-        # one each: when one dies does not depend on how many could, which systems differ in
+        # one generator each, so that fault times do not depend on the system
         self._nodes = random.Random(f"nodes/{seed}")
         self._engines = random.Random(f"engines/{seed}")
         self._choices = random.Random(f"choices/{seed}")
         self._steps = random.Random(f"steps/{seed}")
-        self.nodes = self.engines = self.steps = self.tools = 0  # how many came
-        self._since = Counter[str]()  # by field, since a batch was trained
+        self.nodes = self.engines = self.steps = self.tools = 0  # how many faults happened
+        self._since = Counter[str]()  # faults since a batch was trained, by field
 
     def next_node_ns(self) -> int | None:
         """Time until the next node dies, in ns; None if none does. Raises as `_happens` does."""

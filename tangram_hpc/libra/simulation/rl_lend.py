@@ -50,9 +50,9 @@ class Lending:
         self._unit = scenario.hardware.gpus_per_node
         self._counting: dict[int, int] = {}  # node -> incarnation, of those that help in this step
         self._incarnations = 0
-        self._follow: list[Ask] = []  # who follows the running step, with zero
-        self._train_ns = self._rollout_ns = 0  # of a batch, of late
-        self._waits = False  # training waits for rollouts, which then spare nobody
+        self._follow: list[Ask] = []  # members that follow the running step with zeros
+        self._train_ns = self._rollout_ns = 0  # smoothed times of a batch
+        self._waits = False  # whether training waits for rollouts, which then spare no node
 
     def begin(self, now: int, shares: Shares, rollouts: Rollouts, engines: dict[int, list[int]],
               back: Callable[[int], None]) -> None:
@@ -74,7 +74,7 @@ class Lending:
             [[node] for node in others], [n for n in nodes if n not in lendable],
             [[node] for node in lendable])
         self._counting, self._follow = {}, []
-        # by node, in the order of lending; of one that cannot be lent the pipeline takes care
+        # engines by node, in the order of lending; the pipeline owns those of other nodes
         self._engines = {node: list(engines.get(node, ())) for node in lendable}
         self._most = len(nodes) - 1 if lendable else 0
         self._incarnation: dict[int, int] = {}
@@ -156,7 +156,7 @@ class Lending:
 
     def trained(self, train_ns: int, rollout_ns: int) -> None:
         """What both stages took for a batch, in ns; the training time is without help."""
-        # half of what was and half of what is: a batch is sometimes whole by chance when wanted
+        # averaged, as a batch is sometimes complete in time by chance
         self._train_ns = (self._train_ns + train_ns) // 2
         self._rollout_ns = (self._rollout_ns + rollout_ns) // 2
         self._waits = (
@@ -188,7 +188,7 @@ class Lending:
                     or self._pool.state(number) is ReplicaState.RETURNING)
             if away or self._pool.rests(number):
                 continue
-            # of those that are lent already none serves
+            # engines of nodes that are lent already are not among them
             left -= sum(room[e] for e in engines)
             if left < demand:
                 break
@@ -224,7 +224,7 @@ class Lending:
             self._later(now, self._s.pauses.to_rollout_s, ask)
         elif ask.stage is ReplicaState.ZERO_SYNC:
             self._follow.append(ask)
-        else:  # its time was counted when it was asked to join
+        else:  # its time was counted when the node was asked to join
             self._later(now, 0.0, ask)
 
     def _later(self, now: int, seconds: float, ask: Ask) -> None:
@@ -232,7 +232,7 @@ class Lending:
 
     def _did(self, era: int, ask: Ask, now: int) -> None:
         if era != self._era or self._incarnation.get(ask.member) != ask.incarnation:
-            return  # of a split, or of an incarnation, that is over
+            return  # the order was for a split or an incarnation that is over
         self._tell(now, _done(ask))
         assert self._pool is not None
         if (ask.stage is ReplicaState.RETURNING

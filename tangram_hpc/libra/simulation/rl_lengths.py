@@ -96,13 +96,13 @@ class Causes:
     """How trajectories are drawn. Means are those of log-normal draws; shares lie between 0 and 1.
     """
 
-    phases: tuple[Phase, ...]  # the shortest, which is the last of every trajectory, first
+    phases: tuple[Phase, ...]  # the shortest first, which ends every trajectory
     prompts: int
     prompt_tokens: int = 1200
-    first_tokens: int = 200  # before the first return
-    tilt: float = 0.7  # how far prompts differ: of the log odds of the next larger phase
-    setback: float = 0.01  # a turn after which the largest phase begins again
-    misled: float = 0.02  # beginnings that look like another phase's
+    first_tokens: int = 200  # tokens before the first tool return
+    tilt: float = 0.7  # how far prompts differ, in log odds of the next larger phase
+    setback: float = 0.01  # share of turns after which the largest phase begins again
+    misled: float = 0.02  # share of phases that begin with another phase's return
     tool_s: float = 1.5
     tool_spread: float = 0.8
     generated_max: int = 40_000

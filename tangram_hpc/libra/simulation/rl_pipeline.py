@@ -47,7 +47,7 @@ class Step:
     degrees: str
     rollout_s: float = 0.0  # from its first trajectory's start to its last one's end
     stage_s: float = 0.0  # what its rollout took of the pipeline, see `Pipeline._stage_ns`
-    p90_share: float = 0.0  # of the rollout time, after which 90 % of the trajectories had ended
+    p90_share: float = 0.0  # share of rollout_s after which 90 % of trajectories had ended
     train_s: float = 0.0
     trained_at_s: float = 0.0
     lent_gpu_s: float = 0.0
@@ -63,7 +63,7 @@ class Played:
     warmup: int = 0
     moved_share: float = 0.0  # tokens of context that changed their engine, over tokens generated
     again_share: float = 0.0  # tokens of context that were read again, over tokens generated
-    gpu_busy: float = 0.0  # of rollout engines and training, over all GPU time
+    gpu_busy: float = 0.0  # busy GPU time of rollout and training over all GPU time
 
     @property
     def tokens_per_s(self) -> float:
@@ -86,7 +86,7 @@ class Pipeline:
         self._source = Source(scenario.lengths, scenario.run.seed)
         self._events: list[tuple[int, int, Callable[[int], None]]] = []
         self._made = 0
-        before = self._batch(0, -1)  # what is known before the run
+        before = self._batch(0, -1)  # trajectories that are known before the run
         first = [request_of(t) for t in before]
         self._splitter = Splitter(scenario, system, first)
         self._cost = RolloutCost(scenario.model, scenario.hardware, scenario.rollout)
@@ -94,21 +94,21 @@ class Pipeline:
                                   self._bucketing(before), self._after, self._trajectory_ended)
         self._rollouts.mean_context = mean_context(first)
         self.fate = Fate(scenario.faults, scenario.run.seed)
-        self._dead: dict[int, None] = {}  # rollout nodes that are away
+        self._dead: dict[int, None] = {}  # rollout nodes that are dead; values are unused
         self._trainer = Trainer(scenario, self._after, self._boundary, self._used, self._trained,
                                 self.fate)
         self._lending = Lending(scenario, self._after) if system.elastic else None
         self._colocated = system.splits == "colocated"
         self._mixed = scenario.run.pipeline == TRAJECTORIES and not self._colocated
-        self._line: deque[tuple[int, Trajectory]] = deque()  # may start, in order
+        self._line: deque[tuple[int, Trajectory]] = deque()  # trajectories that may start, in order
         self._trajectories: dict[int, list[Trajectory]] = {}  # of batches begun and not trained
-        self._ends: dict[int, list[int]] = {}  # of those, when trajectories ended
+        self._ends: dict[int, list[int]] = {}  # when their trajectories ended
         self._steps: dict[int, Step] = {}
         self._began: dict[int, int] = {}
         self._last = -1  # the last batch that may roll out, or is about to
-        self._opening = self._stopped = False  # the next batch, and all of it, wait for a pause
+        self._opening = self._stopped = False  # the next batch, or all, waits for a pause
         self._free = 0  # when the trainer last became free
-        self._trained_upto = 0  # batches
+        self._trained_upto = 0  # batches that are trained
         self._pending: Shares | None = None
         self._shares = self._splitter.now
 
@@ -290,7 +290,7 @@ class Pipeline:
             step.switched, self._pending = True, shares
         self._go_on(now)
         if self._lending is not None and not self._trainer.busy and self._demand:
-            self._lending.home(now)  # till the next batch is whole
+            self._lending.home(now)  # until the next batch is complete
 
     # ---- another split -----------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class Pipeline:
         it."""
         if (self._last + 1 == self._s.run.iterations and not self._line
                 and not self._rollouts.under_way and not self._opening):
-            self._pending = None  # nobody is left to roll out on it
+            self._pending = None  # nothing is left to roll out on it
             return False
         if not self._mixed and (self._rollouts.under_way or self._opening):
             return False
@@ -358,7 +358,7 @@ class Pipeline:
                 self._rollouts.close(now, [i.id for i in self._rollouts.router.instances
                                            if i.node == f"n{node}"])
             self._after(now + self.fate.back_ns, lambda at: self._node_returns(at, node))
-            self._go_on(now)  # it may be the one that was waited for
+            self._go_on(now)  # it may have been waited for
         self._node_alarm(now)
 
     def _node_returns(self, now: int, node: int) -> None:
@@ -393,7 +393,7 @@ class Pipeline:
 
     def _engine_returns(self, now: int, place: Place, shares: Shares) -> None:
         if shares is not self._shares or self._stopped or place.node in self._dead:
-            return  # its node begins all of its engines anew
+            return  # its node opens all of its engines anew
         if self._lending is None or not self._lending.owns(place.node):
             self._rollouts.open(now, place)
         else:

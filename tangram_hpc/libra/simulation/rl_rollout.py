@@ -27,7 +27,7 @@ from .rl_engine import Engine, Work
 from .rl_lengths import Trajectory
 from .rl_routing import Bucketing
 
-After = Callable[[int, Callable[[int], None]], None]  # at a time, do this
+After = Callable[[int, Callable[[int], None]], None]  # at this time (ns), call this
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class _Live:
     one: Trajectory
     batch: int
     turn: int = 0
-    done: int = 0  # tokens generated
-    context: int = 0  # tokens in the cache when the turn before ended
-    unread: int = 0  # of what must still be read
-    left: int = 0  # of this turn
+    done: int = 0
+    context: int = 0
+    unread: int = 0
+    left: int = 0
     asked: int = 0
     bucket: int = 0
     engine: int = -1
@@ -85,8 +85,8 @@ class Totals:
     generated: int = 0
     ended: int = 0
     read: int = 0  # tokens that engines read
-    given: int = 0  # of those, tokens that nobody had read before
-    preempted: int = 0  # turns set back
+    given: int = 0  # of these, tokens that no engine had read before
+    preempted: int = 0  # turns that were preempted
     busy_ns: int = 0  # GPU time in which engines decoded or read
 
     @property
@@ -116,7 +116,7 @@ class Rollouts:
         self._place: dict[int, Place] = {}
         self._live: dict[int, _Live] = {}
         self._next_engine = self._next_request = 0
-        self.mean_context = 1  # tokens, as is known of ended trajectories
+        self.mean_context = 1  # mean tokens in the cache, by trajectories that have ended
         self.totals = Totals()
 
     @property
@@ -167,7 +167,7 @@ class Rollouts:
             del self._place[engine]
             for request in self.router.remove(engine):
                 live = self._live[request]
-                if live.engine == engine:  # else its keys were on their way
+                if live.engine == engine:  # otherwise its keys are still on their way
                     left = one.remove(now, request)
                     live.done += live.left - left
                     live.context += live.left - left + live.unread
@@ -234,7 +234,7 @@ class Rollouts:
     def _arrive(self, route: Route, mark: int, now: int) -> None:
         live = self._live.get(route.request)
         if live is None or live.asked != mark:
-            return  # its engine went away meanwhile
+            return  # its engine was closed meanwhile
         live.engine = route.instance
         engine = self._engines[route.instance]
         brought = live.context if route.how == TRANSFER else 0
@@ -242,7 +242,7 @@ class Rollouts:
         self._alarm(route.instance)
 
     def _alarm(self, id_: int) -> None:
-        engine = self._engines.get(id_)  # the last end of a batch may have closed it
+        engine = self._engines.get(id_)  # the last end of a batch may have closed this engine
         due, version = (engine.due(), engine.version) if engine is not None else (None, 0)
         if due is not None:
             self._after(due, lambda at: self._turn_ends(at, id_, version))
@@ -252,7 +252,7 @@ class Rollouts:
         if engine is None or engine.version != version:
             return
         request = engine.finish(now)
-        if request is None:  # one was set back
+        if request is None:  # a turn was preempted
             self._alarm(id_)
             return
         live = self._live[request]

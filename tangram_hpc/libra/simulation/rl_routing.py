@@ -75,7 +75,7 @@ class LengthPredictor:
         self._tree.learn(self._prompts.pop(request), epoch, (), (), total)
 
     def _bucket(self, request: int, generated: int) -> int:
-        # no returns are told, only how much was generated
+        # the tree gets no tool returns, only how much was generated
         belief = self._tree.belief(self._prompts[request], (), (generated,))
         return bucket_of(self.edges, belief.mean) if belief else 0
 
@@ -84,11 +84,11 @@ class LengthPredictor:
 class Accuracy:
     """How good a policy's decisions were. Shares lie between 0 and 1."""
 
-    right: float  # of all decisions
+    right: float  # share of right decisions
     decisions: int
-    base_rate: float  # of always naming the most frequent true bucket
+    base_rate: float  # share that always naming the most frequent bucket would reach
     moved: float  # context tokens that changed their bucket, over all tokens generated
-    by_bucket: tuple[float, ...]  # share of right ones, by the true bucket
+    by_bucket: tuple[float, ...]  # share of right decisions, by the true bucket
 
 
 def play(policy: Bucketing, trajectories: Iterable[Trajectory], epoch: int,

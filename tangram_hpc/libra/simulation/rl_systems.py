@@ -47,7 +47,7 @@ class System:
     routing: str = LEAST
     elastic: bool = False
     about: str = ""
-    best_degree: bool = False  # the best one for the first batch, not the scenario's
+    best_degree: bool = False
 
 
 SYSTEMS = (
@@ -122,7 +122,7 @@ class Splitter:
         """
         split, degrees = self._online.now, self._s.rollout.degrees
         if split is None or self._search.ahead or not self._online.settled:
-            return  # a batch's own time says little where they mix, or on two plans
+            return  # the time of a batch says little if batches mix or it ran on two plans
         said = reprice(self._costs(requests, degrees), self._s.run.gpus, split.layout,
                         [one.degree for one in split.instances], self._search)
         mean = sum(r.total for r in requests) / len(requests)
@@ -209,13 +209,13 @@ class Splitter:
         Engines are placed with the largest degrees first, node after node. Buckets are by degree,
         with their edges where the plan's instances divide the batch.
         """
-        if self._system.uniform:  # dealt plans have one degree
+        if self._system.uniform:  # plans with dealt requests have one degree
             return Shares(split.layout, self._alike(
                 split.rollout_gpus, split.instances[0].degree), split.rollout_gpus)
         wanted = [(one.degree, one.requests) for one in split.instances]
         idle = split.idle
         for degree in sorted(self._s.rollout.degrees, reverse=True):
-            while degree <= idle:  # GPUs that the plan would not miss serve all the same
+            while degree <= idle:  # GPUs that the plan would not miss serve as well
                 wanted.append((degree, 0))
                 idle -= degree
         degrees = sorted({degree for degree, _ in wanted})
@@ -241,8 +241,9 @@ class Splitter:
         upto = 0
         for degree in degrees[:-1]:
             upto += sum(o.requests for o in split.instances if o.degree == degree)
-            wanted = prefix[min(n, upto * n // self._s.batch)]  # tokens of the requests till there
-            # the least edge under which as many lie: all of the k shorter ones, edge of each other
+            wanted = prefix[min(n, upto * n // self._s.batch)]  # tokens of the requests up to there
+            # the least edge below which that many tokens lie: all tokens of the k shorter
+            # requests, and `edge` tokens of each longer one
             k = next((k for k in range(n) if prefix[k] + recent[k] * (n - k) >= wanted), n - 1)
             edge = max(1, -(-(wanted - prefix[k]) // (n - k)))
             edges.append(max(edge, edges[-1] + 1 if edges else 1))

@@ -20,9 +20,9 @@ from .rl_faults import Fate
 from .rl_rollout import After
 from .rl_scenario import Scenario
 
-Boundary = Callable[[int], int]  # now: GPUs that help in the step that begins
-Used = Callable[[], int]  # of those, GPUs whose gradients can be used when it ends
-Trained = Callable[[int, int, int, list[Request]], None]  # now, batch, ns without help, requests
+Boundary = Callable[[int], int]  # from the time, the GPUs that help in the step that begins
+Used = Callable[[], int]  # the GPUs of them whose gradients can be used at its end
+Trained = Callable[[int, int, int, list[Request]], None]  # time, batch, ns without help, requests
 
 
 class Trainer:
@@ -70,7 +70,7 @@ class Trainer:
         used = self._used()
         assert used <= self._helpers, "a gradient of nobody who helped"
         whole = self.layout.gpus + self._helpers
-        again = self._alone * (self._helpers - used) // whole  # by the core, what was lost
+        again = self._alone * (self._helpers - used) // whole  # the core computes what was lost
         self.gpu_busy_ns += again * self.layout.gpus
         if not self._fate.step_fails():
             self._left -= 1

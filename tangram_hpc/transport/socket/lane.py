@@ -133,7 +133,7 @@ class BulkListener:
             except OSError:
                 if self._closed:
                     return
-                time.sleep(0.05)  # that peer gave up before we came, or we have no descriptor left
+                time.sleep(0.05)  # the peer gave up, or no file descriptor is left
                 continue
             with self._lock:
                 self._unproven[id(peer)] = peer
@@ -147,7 +147,7 @@ class BulkListener:
             peer.settimeout(None)
             tune(peer)
         except (OSError, AccessError):
-            peer.close()  # unproven: not a word
+            peer.close()  # an unproven peer gets no answer
             return
         finally:
             with self._lock:
@@ -161,7 +161,7 @@ class BulkListener:
         try:
             self._serve(link)
         except (OSError, ProtocolError):
-            pass  # whoever serves has said what this means; the link ends either way
+            pass  # `serve` has reported it; the link ends in any case
         finally:
             link.close()
             with self._lock:
@@ -173,7 +173,7 @@ def hang_up(sock: socket.socket) -> None:
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
-        pass  # it was gone already
+        pass  # the connection was closed already
 
 
 def welcome(sock: socket.socket, key: bytes, job: str) -> None:
@@ -189,7 +189,8 @@ def welcome(sock: socket.socket, key: bytes, job: str) -> None:
     sock.sendall(auth.MAGIC + nonce)
     answer = b""
     while len(answer) < auth.ANSWER:
-        sock.settimeout(max(0.001, deadline - time.monotonic()))  # a byte now and then is no proof
+        # one deadline for all bytes: a peer that sends one now and then must not stay for ever
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
         more = sock.recv(auth.ANSWER - len(answer))
         if not more:
             raise AccessError("the peer left during the handshake")
