@@ -42,7 +42,8 @@ def read_scenario(path: Path) -> Growth:
     """
     told = read_toml(path)
     if unknown := next((key for key in told if key not in ("elastic", "slurm")), None):
-        raise InvalidInput(f"scenario {path}: {unknown!r} is not known; there is elastic, slurm")
+        raise InvalidInput(f"scenario {path}: {unknown!r} is not a known table; known are "
+                           "elastic and slurm")
     policy = alloc_policy(elastic(told.get("elastic", {})))
     if not policy.max_nodes:
         raise InvalidInput(f"scenario {path}: elastic.max_nodes: say how many nodes may be asked "

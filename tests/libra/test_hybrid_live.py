@@ -183,7 +183,7 @@ def test_one_that_hangs_is_waited_for_once_and_then_ended(tmp_path: Path, mpiexe
     right(told, 2)
     killed(told, ["in-step ACTIVE"])
     assert told["heard"] == [10]  # the pool had it killed
-    assert any("no gradient of it came" in why for _, _, _, why in told["news"])
+    assert any("its gradient did not arrive" in why for _, _, _, why in told["news"])
 
 
 @pytest.mark.mpi
@@ -576,7 +576,8 @@ def test_a_wrong_size_of_the_core_is_named(tmp_path: Path) -> None:
     class World:
         size, rank = 3, 0
 
-    with pytest.raises(InvalidInput, match="2 cores of 1 GPUs are not the communicator's 3 ranks"):
+    text = "2 cores of 1 GPUs do not match the communicator's 3 ranks"
+    with pytest.raises(InvalidInput, match=text):
         CoreTrainer(World(), tmp_path / "a", [[0], [1]], [], [])
 
 

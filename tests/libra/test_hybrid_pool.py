@@ -274,8 +274,8 @@ def test_a_wrong_rule_is_named(told: dict[str, int], why: str) -> None:
 
 @pytest.mark.parametrize(("core", "rollout", "replicas", "why"), [
     (((0,), (0,)), (), (), "GPU 0 is named twice"), (((0,),), (1,), ((1,),), "GPU 1"),
-    (((0, 1),), (), ((2,),), "not a complete replica"), ((), (), (), "at least one core"),
-    (((0, 1), (2,)), (), (), "as many")])
+    (((0, 1),), (), ((2,),), "a complete replica"), ((), (), (), "at least one core"),
+    (((0, 1), (2,)), (), (), "the same number")])
 def test_a_gpu_has_one_place(core: Any, rollout: Any, replicas: Any, why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         HybridPool(PoolRules(), core, rollout, replicas)

@@ -194,9 +194,9 @@ class _Measured(_Model):
     @model_validator(mode="after")
     def _has_degree(self) -> _Measured:
         if (self.stage == "rollout") != (self.degree > 0):
-            raise ValueError("degree: of 1 on with stage rollout, absent with train")
+            raise ValueError("degree: must be at least 1 with stage rollout, and absent with train")
         if self.mixed and self.stage == "train":
-            raise ValueError("mixed: of rollouts alone, leave it out with train")
+            raise ValueError("mixed: only rollouts have it; leave it out with stage train")
         return self
 
 
@@ -287,7 +287,7 @@ def _lines(path: Path, shape: type[_FileT], made: Callable[[Any], Any]) -> list[
         except ValueError as error:
             raise InvalidInput(f"{path} line {number}: {error}") from None
     if not found:
-        raise InvalidInput(f"{path}: it holds no line")
+        raise InvalidInput(f"{path}: the file holds no line")
     return found
 
 

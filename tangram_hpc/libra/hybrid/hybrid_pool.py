@@ -389,13 +389,15 @@ def _check_places(cores: tuple[tuple[int, ...], ...], rollout: tuple[int, ...],
     seen: dict[int, None] = {}
     for gpu in [gpu for group in (*cores, rollout, *replicas) for gpu in group]:
         if gpu in seen:
-            raise InvalidInput(f"hybrid pool: GPU {gpu} is named twice; each has one place")
+            raise InvalidInput(f"hybrid pool: GPU {gpu} is named twice; name each GPU once")
         seen[gpu] = None
     if not cores or not all(cores):
-        raise InvalidInput("hybrid pool: core_training: at least one core with a GPU must train")
+        raise InvalidInput("hybrid pool: core_training: name at least one core, each with at least "
+                           "one GPU")
     for gpus in replicas:
         if len(gpus) != len(cores[0]):
-            raise InvalidInput(f"hybrid pool: a replica of {len(gpus)} GPUs {list(gpus)} is not a "
-                               f"complete replica: a core has {len(cores[0])}")
+            raise InvalidInput(f"hybrid pool: replica {list(gpus)} has {len(gpus)} GPUs; a "
+                               f"complete replica has as many as a core: {len(cores[0])}")
     if any(len(gpus) != len(cores[0]) for gpus in cores):
-        raise InvalidInput("hybrid pool: core_training: all cores must have as many GPUs")
+        raise InvalidInput("hybrid pool: core_training: all cores must have the same number of "
+                           "GPUs")

@@ -224,7 +224,7 @@ class Coordinator:
             self._liveness.hear(member, self._now())
         try:
             self._listen(link, member, incarnation)
-            why = "its conversation ended"
+            why = "its connection ended"
         except ProtocolError as error:
             why = str(error)
         if known is not None and attached:
@@ -247,7 +247,7 @@ class Coordinator:
             if not isinstance(message, MemberReport):
                 raise ProtocolError("not a message that a member may send")
             if (message.event.member, message.event.incarnation) != (member, incarnation):
-                raise ProtocolError(f"member {member} speaks for {message.event.member}")
+                raise ProtocolError(f"member {member} reported about member {message.event.member}")
             self.handle(message.event)
 
     def lost(self, member: int, incarnation: int, why: str) -> None:

@@ -66,8 +66,8 @@ class CoreTrainer:
                  on_news: Callable[[AnyOrder], None] | None = None) -> None:
         width = len(core_training[0]) if core_training else 1
         if comm.size != len(core_training) * width:
-            raise InvalidInput(f"core_training: {len(core_training)} cores of {width} GPUs are not "
-                               f"the communicator's {comm.size} ranks")
+            raise InvalidInput(f"core_training: {len(core_training)} cores of {width} GPUs do not "
+                               f"match the communicator's {comm.size} ranks")
         self._comm, self._width, self._patience_s = comm, width, patience_s
         self._step = -1
         self._replicas = len(replicas)
@@ -139,7 +139,7 @@ class CoreTrainer:
         if self.coordinator is not None:
             for replica in (one.replica for one in plan.counting):
                 if late[replica]:
-                    self.coordinator.missed(replica, f"no gradient of it came in step {step}")
+                    self.coordinator.missed(replica, f"its gradient did not arrive in step {step}")
         return total, plan
 
     def close(self) -> None:

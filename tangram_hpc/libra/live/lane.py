@@ -217,7 +217,7 @@ class Lane:
         while (got := member.link.receive()) is not None:
             message, payload = got
             if not isinstance(message, Gradient):
-                raise ProtocolError("not a gradient")
+                raise ProtocolError("a member sent a message that is not a gradient")
             refusal = self._take(member, message.header, payload)
             member.link.send(GradientReceipt(message.header, refusal))
 

@@ -119,7 +119,8 @@ class LeasedMember:
         if going and not over:
             self._coordinator.handle(MemberDone(self._number, self.incarnation, going, R.RETURNING))
             return
-        why = "was cancelled" if action.cancelled() else str(action.exception() or "left by itself")
+        why = "was cancelled" if action.cancelled() else str(
+            action.exception() or "its process ended by itself")
         self._coordinator.lost(self._number, self.incarnation, why)
         add_leased_member(self._coordinator, self._number, self.incarnation + 1, self._start)
 

@@ -100,7 +100,7 @@ class Member:
             threading.Thread(target=_breathe, args=(coordinator, stop), daemon=True).start()
             while (got := coordinator.receive()) is not None:
                 if not isinstance(got[0], Told):
-                    raise ProtocolError("the coordinator sent no order")
+                    raise ProtocolError("the coordinator sent a message that is not an order")
                 self._obey(got[0].order, got[0].channel)
         except OSError:
             pass  # the coordinator is gone
@@ -127,7 +127,7 @@ class Member:
                     self._leave_channel()
                     self._callbacks.start_rollouts()
                 case _:
-                    raise ProtocolError(f"{order.stage.value} is nothing that a member does")
+                    raise ProtocolError(f"a member has nothing to do at stage {order.stage.value}")
         except TangramError as error:
             self.failed(order, str(error))
             return
@@ -204,7 +204,7 @@ class _ChannelThread:
                 elif isinstance(message, GradientReceipt):
                     self._received(message)
                 else:
-                    raise ProtocolError("the core sent no work")
+                    raise ProtocolError("the core sent a message that is not work")
             why = "its channel ended"
         except OSError as error:
             why = f"its channel broke: {error.strerror or error}"

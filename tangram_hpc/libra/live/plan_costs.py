@@ -86,7 +86,7 @@ class CommandCosts:
         """
         n = len(strata)
         if strata.generated.tolist() != [r.generated for r in self.batch]:
-            raise self._wrong("it is not asked for parts of a batch: leave `routing_loss` at 0")
+            raise self._wrong("it prices whole batches only; set `routing_loss` to 0")
         if (degree, n) not in self._segments:
             spans = [(j, i) for j in range(n) for i in range(j + 1, n + 1)]
             told = self._ask({
@@ -114,7 +114,7 @@ class CommandCosts:
         except UnicodeDecodeError:
             raise self._wrong("its answer is not text") from None
         if told.returncode:
-            last = (told.stderr.strip().splitlines() or ["without a word"])[-1]
+            last = (told.stderr.strip().splitlines() or ["nothing on stderr"])[-1]
             raise self._wrong(f"exit status {told.returncode}: {last[:200]}")
         try:
             answer = json.loads(told.stdout)

@@ -217,14 +217,14 @@ def _numbers(value: Any, where: str, place: str) -> None:
         for under in value:
             _numbers(under, where, place)
     elif isinstance(value, int | float) and not 0 <= value < math.inf:
-        raise InvalidInput(f"{where}: field `{place}`: {value} is not a number from 0")
+        raise InvalidInput(f"{where}: field `{place}`: {value} must be finite and at least 0")
 
 
 def _check_pauses(s: Scenario, where: str) -> None:
     """Checks that a change of stage is shorter than the pool's timeout."""
     for name in ("to_rollout_s", "to_train_s"):
         if getattr(s.pauses, name) * 1e9 >= s.pool.stage_timeout_ns:
-            raise InvalidInput(f"{where}: field `pauses.{name}`: less than "
+            raise InvalidInput(f"{where}: field `pauses.{name}`: must be less than "
                                f"`pool.stage_timeout_ns` ({s.pool.stage_timeout_ns / 1e9:g} s)")
 
 
@@ -232,9 +232,9 @@ def _check_lengths(s: Scenario, where: str) -> None:
     """Checks that trajectories can be drawn."""
     for name in ("prompt_tokens", "first_tokens", "generated_max"):
         if getattr(s.lengths, name) < 1:
-            raise InvalidInput(f"{where}: field `lengths.{name}`: at least 1")
+            raise InvalidInput(f"{where}: field `lengths.{name}`: must be at least 1")
     if not s.lengths.tool_s:
-        raise InvalidInput(f"{where}: field `lengths.tool_s`: above 0")
+        raise InvalidInput(f"{where}: field `lengths.tool_s`: must be above 0")
     for phase in s.lengths.phases:
         if min(*phase.tokens, phase.turns, phase.payload, phase.steady) < 1:
             raise InvalidInput(f"{where}: field `lengths.phases`: {phase.name}: tokens, turns, "
@@ -248,10 +248,10 @@ def _check_faults(s: Scenario, where: str) -> None:
     """Checks that a run can survive the faults."""
     for name in ("step", "tool"):
         if getattr(s.faults, name) >= 1:
-            raise InvalidInput(f"{where}: field `faults.{name}`: a share below 1")
+            raise InvalidInput(f"{where}: field `faults.{name}`: must be a share below 1")
     for name in ("node_s", "engine_s", "back_s", "tool_timeout_s"):
         if 0 < getattr(s.faults, name) < 1:
-            raise InvalidInput(f"{where}: field `faults.{name}`: 0, or at least 1 s")
+            raise InvalidInput(f"{where}: field `faults.{name}`: must be 0 or at least 1 s")
 
 
 def _check(s: Scenario, where: str) -> None:
@@ -260,7 +260,7 @@ def _check(s: Scenario, where: str) -> None:
     _check_faults(s, where)
     for name in ("gpus", "iterations", "prompts", "samples", "train_steps", "staleness"):
         if getattr(s.run, name) < 1:
-            raise InvalidInput(f"{where}: field `run.{name}`: at least 1")
+            raise InvalidInput(f"{where}: field `run.{name}`: must be at least 1")
     if s.run.pipeline not in (BATCHES, TRAJECTORIES):
         raise InvalidInput(f"{where}: field `run.pipeline`: {BATCHES!r} or {TRAJECTORIES!r}")
     if s.run.gpus % s.hardware.gpus_per_node or s.run.gpus < 2 * s.hardware.gpus_per_node:

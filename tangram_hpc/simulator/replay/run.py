@@ -40,7 +40,7 @@ class Replay:
 def first(work: Workload, count: int) -> Workload:
     """The first trajectories of a workload."""
     if count < 1:
-        raise InvalidInput(f"--first {count}: at least one trajectory")
+        raise InvalidInput(f"--first {count}: must be at least 1")
     return Workload(name=work.name, trajectories=work.trajectories[:count])
 
 
@@ -70,14 +70,14 @@ def replay(work: Workload, cluster: Cluster, policy: str, scale: float, seed: in
 
 def _check(work: Workload, cluster: Cluster, scale: float) -> None:
     if not 0 < scale <= 1:
-        raise InvalidInput(f"--scale {scale:g}: more than 0, at most 1")
+        raise InvalidInput(f"--scale {scale:g}: must be above 0 and at most 1")
     others = sorted({a.resource for a in all_actions(work)} - {"cpu"})
     if others:
         raise InvalidInput(f"workload {work.name}: replay runs CPU actions only, it has "
                            f"{', '.join(others)}; `tangram sim` plays them")
     kinds = {(len(n.cores), n.mem_mib) for n in cluster.node_specs()}
     if len(kinds) > 1:
-        raise InvalidInput("cluster: replay pretends nodes of one size only")
+        raise InvalidInput("cluster: a replay needs nodes of one size; this cluster has several")
     most = max((a.degrees[0] for a in all_actions(work)), default=1)
     if most > min(cpus for cpus, _ in kinds):
         raise InfeasibleRequest(f"workload {work.name}: an action needs {most} CPUs and no node "

@@ -62,7 +62,7 @@ class BulkLink:
             return None
         message_size, payload_size = sizes(bytes(head))
         if payload_size > self.most:
-            raise ProtocolError(f"a payload of {payload_size} bytes, and {self.most} are the most")
+            raise ProtocolError(f"a payload of {payload_size} bytes; at most {self.most} are taken")
         body = self._exactly(message_size)
         if body is None:
             return None
