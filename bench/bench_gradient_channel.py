@@ -1,9 +1,8 @@
-"""What a replica's help costs a step: parameters out over the channel, a gradient back, on one
-host.
+"""What the help of a replica costs in a step: parameters out, and a gradient back, on one host.
 
-`lane_over_bare`: the same bytes there and back over a bare socket, in turn, by the same two
-processes; the median of the rounds' ratios. The member computes nothing, so this is transport,
-headers and checks alone. Loopback is no network: only the ratio means anything.
+`lane_over_bare` compares with the same bytes there and back over a bare socket, in turn, between
+the same two processes; it is the median of the rounds' ratios. The member computes nothing, so this
+measures transport, headers and checks only. Loopback is no network: only the ratio means anything.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ JOB = "bench"
 
 
 def member() -> None:
-    """The other process: answers work with what it was sent, and bare bytes with themselves."""
+    """The other process: answers work with the parameters that it was sent, and bare bytes with
+    themselves."""
     key, address, port = sys.stdin.readline().split()
     link = dial_bulk((address,), bytes.fromhex(key), JOB)
     link.most = PAYLOAD_MAX
@@ -45,7 +45,7 @@ def member() -> None:
 
 
 def exactly(sock: socket.socket, size: int) -> bytearray:
-    """So many bytes."""
+    """Receives `size` bytes."""
     data, at = bytearray(size), 0
     while at < size:
         at += sock.recv_into(memoryview(data)[at:])
@@ -54,7 +54,7 @@ def exactly(sock: socket.socket, size: int) -> bytearray:
 
 def measure(channel: Lane, bare: socket.socket, step: int, elements: int, rounds: int
             ) -> dict[str, float]:
-    """The figures of one size."""
+    """The measurements of one size."""
     params = np.ones(elements)
     channels, bares = [], []
     for n in range(step, step + rounds):
@@ -73,7 +73,7 @@ def measure(channel: Lane, bare: socket.socket, step: int, elements: int, rounds
 
 
 def main() -> None:
-    """One JSON line."""
+    """Prints one JSON line."""
     tiny = common.arguments(__doc__).tiny
     sizes = {"small": 1000, "large": 1 << (17 if tiny else 23)}
     rounds = 5 if tiny else 30

@@ -1,4 +1,4 @@
-"""A hybrid pool with its clock, driven by hand, and what it has ordered."""
+"""A hybrid pool that a test drives by hand, with its clock and all its orders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pool_of(up: bool = True, **rules: Any) -> HybridPool:
 
 
 class Rig:
-    """A pool with its clock, and what it has ordered."""
+    """A pool with its clock and all orders that it gave."""
 
     def __init__(self, **rules: Any) -> None:
         self.pool = pool_of(**rules)
@@ -43,7 +43,7 @@ class Rig:
         self._seen = 0
 
     def new(self) -> list[AnyOrder]:
-        """What was ordered since this was asked last."""
+        """The orders since this was called last."""
         new, self._seen = self.orders[self._seen :], len(self.orders)
         return new
 
@@ -74,7 +74,7 @@ class Rig:
                 for order in self.tell(MemberDone(gpu, 0, generation, stage))]
 
     def to(self, replica: int, state: R) -> None:
-        """Brings a replica that was asked to join as far as this."""
+        """Brings a replica that was asked to join to this state."""
         while self.pool.state(replica) in ASKED[:3] and self.pool.state(replica) is not state:
             self.done(replica, self.pool.state(replica))
         if self.pool.state(replica) is not state:
@@ -90,8 +90,8 @@ def picture(pool: HybridPool) -> str:
 
 
 def stale(pool: HybridPool, event: AnyPoolEvent) -> bool:
-    """Whether it speaks of another incarnation, generation, stage, step or version than is going
-    on."""
+    """Whether an event is of another incarnation, generation, stage, step or version than the
+    current."""
     if isinstance(event, StepBegins):
         return event.step <= pool._step
     if isinstance(event, Signal):

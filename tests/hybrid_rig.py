@@ -85,7 +85,7 @@ def plain(steps: int, cores: int, shard: int) -> Vector:
 
 
 class RigCallbacks:
-    """What this trainer's members can do. Serving rollouts is a file that exists meanwhile."""
+    """The callbacks of this trainer's members. Serving rollouts is shown by a file that exists."""
 
     def __init__(self, told: dict[str, Any], number: int) -> None:
         self._shard, self._slow_s = number % told["width"], told["slow_s"]
@@ -120,8 +120,7 @@ def member(told: dict[str, Any], number: int, incarnation: int = -1) -> None:
 
 
 class Director:
-    """On rank 0: decides before each step what the signal says and who is to die when, until it has
-    seen enough."""
+    """On rank 0: decides before each step what the signal says and which member dies when."""
 
     def __init__(self, told: dict[str, Any], core: Any) -> None:
         self._told, self._core, self._dice = told, core, random.Random(told["seed"])
@@ -143,7 +142,7 @@ class Director:
         return sum(news.end.value == end for news in self._core.coordinator.ended_joins)
 
     def over(self, step: int) -> bool:
-        """Before a step; True when enough has been seen."""
+        """Called before a step; returns True when enough has been seen."""
         assert time.monotonic() < self._deadline, (step, self.trace[-20:], self._todo)
         states = [state.value for state in self._core.coordinator.states()]
         self.trace.append(states)
@@ -194,7 +193,7 @@ class Director:
         os.kill(pid, signal.SIGSTOP if self._told["mode"] == "hang" else signal.SIGKILL)
 
     def computing(self) -> None:
-        """The core computes, and so do the members."""
+        """Called while the core computes, and so do the members."""
         if self.in_step == "leave":
             self.say(0, 0 if not self.trace else len(self.trace))
         if self.in_step:
@@ -300,7 +299,7 @@ def borrow(told: dict[str, Any], pool: Any) -> Any:
 
 
 def run(folder: Path, mpiexec: str, ranks: int, **scenario: Any) -> dict[str, Any]:
-    """Runs a scenario; what rank 0 told. Members that die begin a new incarnation."""
+    """Runs a scenario and returns what rank 0 wrote. Members that die are started again."""
     told = {"width": 1, "slow_s": 0.0, "stage_s": 60.0, "patience_s": 60.0, "seed": 1,
             "folder": str(folder), "access": str(folder / "access.json"),
             "out": str(folder / "out.json"), **scenario}

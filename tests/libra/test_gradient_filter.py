@@ -1,4 +1,4 @@
-"""What a core believes of a gradient payload, and whose samples are whose."""
+"""Which gradient payloads a core adds, and who computes which samples."""
 
 from __future__ import annotations
 

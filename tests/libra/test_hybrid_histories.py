@@ -1,8 +1,8 @@
-"""The hybrid pool's laws, on any history that hypothesis can think of.
+"""The hybrid pool's invariants, on any history that hypothesis can generate.
 
-Law: what is drawn is the history itself, so that a failing one shrinks. The laws are proved twice:
-on the pool's own answers after every event, sensible or not, and from outside, by members that are
-actors of their own behind slow, lossless channels, which die at any moment.
+The history itself is drawn, so that a failing one shrinks. The invariants are checked twice: on the
+pool's own answers after every event, sensible or not, and from outside, by members that are actors
+of their own behind slow, lossless channels and die at any moment.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tangram_hpc.libra.hybrid.hybrid_pool import HybridPool
 
 
 class Witness:
-    """Holds every order and state of a pool against the laws."""
+    """Checks every order and state of a pool against the invariants."""
 
     def __init__(self, pool: HybridPool) -> None:
         self.pool = pool
@@ -125,7 +125,7 @@ MOVES = st.one_of(st.just("begin"), st.sampled_from(["train", "back"]), st.integ
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(MOVES, max_size=60), st.integers(0, 6))
-def test_no_history_breaks_a_law(history: list[Any], reserved: int) -> None:
+def test_no_history_violates_an_invariant(history: list[Any], reserved: int) -> None:
     rig = Rig(reserved_gpus=reserved, retry_steps=1)
     witness = Witness(rig.pool)
     for told in history:
@@ -167,8 +167,10 @@ def test_no_history_breaks_a_law(history: list[Any], reserved: int) -> None:
 
 
 class Actor:
-    """A member from outside: what its GPU is really used for. It does what it was asked in the
-    order in which the words arrive, and dies without a word."""
+    """A member from outside: what its GPU is really used for.
+
+    It does what it was asked in the order in which messages arrive, and dies without a message.
+    """
 
     def __init__(self, gpu: int) -> None:
         self.gpu, self.incarnation, self.alive = gpu, 0, True

@@ -1,6 +1,6 @@
-"""The hybrid pool for real: an MPI world, member processes, sockets; and a channel on its own.
+"""The hybrid pool with an MPI world, member processes and sockets; and its parts on their own.
 
-Law: nothing is asserted of how long anything takes; what hangs ends by a generous deadline.
+No test asserts how long anything takes; what hangs is ended by a generous deadline.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def mpiexec() -> str:
 
 
 def right(told: dict[str, Any], ranks: int, width: int = 1) -> None:
-    """Whatever happened, it is what plain accumulation gives, and nobody is left in between."""
+    """Whatever happened, the parameters are those of plain accumulation, and no join is left open.
+    """
     assert rig.worst(told, ranks, width) < 1e-6
     assert rig.worst({**told, "steps": told["steps"] - 1}, ranks, width) > 1e-6  # it can differ
     assert sum(rank["added"] for rank in told["ranks"]) > 0  # some of it came over the channels
@@ -216,7 +217,7 @@ PARAMS = np.arange(6, dtype=np.float64)
 
 
 class MemberEnd:
-    """A member's end of a channel, as a test wants it."""
+    """A member's end of a gradient channel."""
 
     def __init__(self, channel: Lane, replica: int, generation: int) -> None:
         self.link: BulkLink = dial_bulk((channel.address,), KEY, JOB)
@@ -247,7 +248,7 @@ def channel() -> Iterator[Lane]:
 
 
 def entered(channel: Lane, *replicas: int) -> None:
-    """Waits until these are at the channel."""
+    """Waits until these replicas are connected to the channel."""
     done = threading.Event()
     for _ in range(2000):
         if set(replicas) <= set(channel._members):
@@ -350,7 +351,7 @@ def test_what_is_no_message_ends_the_channel_and_its_payload_is_not_read(channel
 
 
 class AtCoordinator:
-    """A member's end of a coordinator conversation."""
+    """A member's end of a connection to the coordinator."""
 
     def __init__(self, coordinator: Coordinator, member: int, incarnation: int) -> None:
         self.member, self.incarnation = member, incarnation
@@ -375,7 +376,7 @@ def coordinator() -> Iterator[Coordinator]:
 
 
 def becomes(coordinator: Coordinator, role: Role, member: int = 6) -> None:
-    """Waits until a member is so."""
+    """Waits until a member has this role."""
     nap = threading.Event()
     for _ in range(3000):
         if coordinator.roles()[member] is role:
@@ -438,7 +439,7 @@ def test_one_that_is_silent_for_too_long_is_lost() -> None:
 
 
 class _Stopped(SystemClock):
-    """A clock whose owner is stopped now and then: to that, time jumps."""
+    """A clock whose owner is stopped now and then: for it, time jumps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -468,7 +469,7 @@ def test_a_coordinator_that_was_stopped_judges_nobody_by_that_time() -> None:
 
 
 class _Elsewhere:
-    """A port without a conversation: nothing is heard from there."""
+    """A port without a connection: nothing is received from it."""
 
     def tell(self, order: Any, channel: tuple[str, ...]) -> None:
         pass
@@ -499,14 +500,14 @@ def test_an_older_incarnation_does_not_make_a_newer_one_silent(coordinator: Coor
 
 
 def leased(coordinator: Coordinator, start: Any) -> None:
-    """Member 6 is a leased member that was just asked to join."""
+    """Registers member 6 as a leased member and asks it to join."""
     add_leased_member(coordinator, 6, 0, start)
     coordinator.begin(0, 0)
     coordinator.signal(Signal(1, 0, 2000, 1000))
 
 
 def ended(coordinator: Coordinator, end: End) -> str:
-    """Waits until the first join has ended so; why."""
+    """Waits until the first join has ended in this way; returns the reason."""
     nap = threading.Event()
     for _ in range(3000):
         if coordinator.ended_joins:
@@ -598,7 +599,8 @@ _HERE = [str(folder) for folder in Path(__file__).parents[:2]]  # this module, a
 
 
 def test_a_core_that_was_stopped_takes_what_came_meanwhile() -> None:
-    """It is stopped for longer than its patience; the gradient lies in its socket when it wakes."""
+    """The core is stopped for longer than it waits; the gradient lies in its socket when it wakes.
+    """
     core = subprocess.Popen([sys.executable, "-c", _STOPPED], stdout=subprocess.PIPE, text=True,
                             env={**os.environ, "PYTHONPATH": os.pathsep.join(_HERE)})
     try:

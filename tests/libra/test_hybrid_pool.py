@@ -1,4 +1,4 @@
-"""The hybrid pool step by step: in and out, what goes wrong, what is stale, the signal."""
+"""The hybrid pool step by step: joining and leaving, failures, stale events, the signal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The global planner against brute force and against its laws.
+"""The global planner against brute force and against its invariants.
 
-The brute force below shares nothing with the planner but the values handed in: it counts the costs
-request by request and micro-batch by micro-batch, and tries every split, layout and assignment.
+The brute force below shares nothing with the planner but the values that are handed in: it counts
+the costs request by request and micro-batch by micro-batch, and tries every split, layout and
+assignment.
 """
 
 from __future__ import annotations
@@ -548,7 +549,7 @@ def test_runs_of_lengths_are_nearly_as_good_as_any_assignment(at_once: int, most
     assert max(lost) < most and sum(lost) / len(lost) < mean, (max(lost), sum(lost) / len(lost))
 
 
-# ---- laws ---------------------------------------------------------------------------------------
+# ---- invariants ---------------------------------------------------------------------------------
 
 def planned(costs: AnalyticCosts, gpus: int, search: Search | None = None) -> Plan | None:
     try:
@@ -559,7 +560,7 @@ def planned(costs: AnalyticCosts, gpus: int, search: Search | None = None) -> Pl
 
 @settings(max_examples=30, deadline=None)
 @given(problems())
-def test_every_split_keeps_the_laws(problem: tuple[AnalyticCosts, int]) -> None:
+def test_every_split_keeps_the_invariants(problem: tuple[AnalyticCosts, int]) -> None:
     costs, gpus = problem
     found = planned(costs, gpus)
     for split in found.splits if found else ():

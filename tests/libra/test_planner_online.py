@@ -1,4 +1,4 @@
-"""The planner beside a trainer: what it learns, when it acts, what a switch must be worth."""
+"""The planner beside a trainer: what it learns, when it plans, and what a switch must gain."""
 
 from __future__ import annotations
 

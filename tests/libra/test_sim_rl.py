@@ -1,4 +1,4 @@
-"""The asynchronous RL pipeline on paper: the engine, the rollouts, the stages, what is printed."""
+"""The simulated asynchronous RL pipeline: the engine, the rollouts, the stages, and the reports."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_who_comes_later_slows_who_is_there_and_neither_is_lost() -> None:
 
 
 class Served:
-    """An engine whose laws are looked at after each change, and what it has served."""
+    """An engine whose invariants are checked after each change, and what it has served."""
 
     def __init__(self, room: int, at_once: int) -> None:
         self.engine, self.at_once = Engine(small_room(room), 1, at_once), at_once
@@ -311,7 +311,7 @@ def test_no_batch_starts_before_so_many_are_trained(small: Scenario, staleness: 
 
 
 class Checked(Pipeline):
-    """Looks at the laws after each event."""
+    """Checks the invariants after each event."""
 
     def _after(self, at: int, do: Callable[[int], None]) -> None:
         def both(now: int) -> None:
@@ -328,11 +328,13 @@ class Checked(Pipeline):
                  back_s=st.sampled_from([1.0, 30.0, 200.0]), step=st.sampled_from([0.0, 0.3]),
                  tool=st.sampled_from([0.0, 0.05])))
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
-def test_laws_hold_whatever_fails(name: str, pipeline: str, seed: int, faults: Faults) -> None:
-    laws_hold(name, pipeline, seed, faults, iterations=3)
+def test_invariants_hold_whatever_fails(name: str, pipeline: str, seed: int, faults: Faults
+                                        ) -> None:
+    invariants_hold(name, pipeline, seed, faults, iterations=3)
 
 
-def laws_hold(name: str, pipeline: str, seed: int, faults: Faults, iterations: int) -> Checked:
+def invariants_hold(name: str, pipeline: str, seed: int, faults: Faults, iterations: int
+                    ) -> Checked:
     run = replace(WHOLE.run, iterations=iterations, prompts=3, samples=8, train_steps=1, seed=seed,
                   pipeline=pipeline, pool_slack=99.0)  # one node trains: others are lent
     scenario = with_run(replace(WHOLE, faults=faults), run)
@@ -347,7 +349,7 @@ def laws_hold(name: str, pipeline: str, seed: int, faults: Faults, iterations: i
 
 def test_faults_come_and_cost_time_and_the_same_seed_has_the_same_ones() -> None:
     faults = Faults(node_s=200, engine_s=150, back_s=20, step=0.3, tool=0.05)
-    calm, hit, again = (laws_hold("+ elastic", "trajectories", 3, f, iterations=3)
+    calm, hit, again = (invariants_hold("+ elastic", "trajectories", 3, f, iterations=3)
                         for f in (Faults(), faults, faults))
     assert min(hit.fate.nodes, hit.fate.engines, hit.fate.steps, hit.fate.tools) > 0
     assert vars(calm.fate)["nodes"] == calm.fate.steps == calm.fate.tools == 0
@@ -455,8 +457,9 @@ def test_other_systems_draw_the_same_faults() -> None:
                  back_s=st.sampled_from([1.0, 15.0, 100.0, 400.0]),
                  step=st.sampled_from([0.0, 0.1, 0.5]), tool=st.sampled_from([0.0, 0.05, 0.5])))
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-def test_laws_hold_in_many_histories(name: str, pipeline: str, seed: int, faults: Faults) -> None:
-    laws_hold(name, pipeline, seed, faults, iterations=5)
+def test_invariants_hold_in_many_histories(name: str, pipeline: str, seed: int, faults: Faults
+                                           ) -> None:
+    invariants_hold(name, pipeline, seed, faults, iterations=5)
 
 
 def test_lengths_drift_as_in_the_measurements() -> None:

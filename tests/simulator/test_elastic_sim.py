@@ -1,5 +1,4 @@
-"""Satellites through the real drivers and the real port's protocol, on a Slurm that is a model; and
-what the accounting makes of it."""
+"""Satellites through the real drivers and a modelled Slurm, and what accounting makes of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Time limits that change while a job runs: Slurm is asked again, and nodes are drained by what it
-says then. The real drivers of broker and worker on the simulator's clock; Slurm itself is in
-test_slurm_site_nodes.py."""
+"""Time limits that change while a job runs: Slurm is asked again, and nodes drain by its answer.
+
+The real drivers of broker and worker run on the simulator's clock; the real Slurm is in
+test_slurm_site_nodes.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator: baselines exactly as the formats define them, laws, one and the same run."""
+"""The simulator: baselines exactly as the formats define them, invariants, reproducible runs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_shared_workloads_break_no_rule(name: str, policy: str, share: str, tmp_
 
 
 class Restless:
-    """A placer that resizes whatever it may, at random, and starts at any size: for the laws."""
+    """A placer that resizes leases at random and starts them at any size: for the invariants."""
 
     reserve, block_max = 0, 8
     name = "restless"
