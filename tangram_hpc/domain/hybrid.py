@@ -135,8 +135,10 @@ class MemberFailed(PoolEvent, frozen=True, tag="member-failed"):
 
 
 class JoinCancelled(PoolEvent, frozen=True, tag="join-cancelled"):
-    """Somebody wants this replica back in rollout. A replica that counts does so to the end of the
-    step."""
+    """Somebody wants this replica back in rollout.
+
+    A replica that counts does so to the end of the step.
+    """
 
     replica: int
     generation: int
@@ -192,8 +194,7 @@ class StepPlan(Order, frozen=True, tag="step-plan"):
 
 
 class EvictReplica(Order, frozen=True, tag="expel"):
-    """Neither wait for this replica nor add anything from it, from now on and in the running step
-    too."""
+    """Neither wait for this replica nor add anything from it, in the running step too."""
 
     replica: int
     generation: int
@@ -201,8 +202,7 @@ class EvictReplica(Order, frozen=True, tag="expel"):
 
 
 class Kill(Order, frozen=True, tag="kill"):
-    """A member did not come back in time: end this incarnation, so that its GPU belongs to nobody.
-    """
+    """A member did not come back in time: end this incarnation, so that its GPU is free."""
 
     member: int
     incarnation: int

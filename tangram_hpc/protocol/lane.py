@@ -71,8 +71,7 @@ class Work(MemberMessage, frozen=True, tag="work"):
 
 
 class Gradient(MemberMessage, frozen=True, tag="gradient"):
-    """Member to gradient channel: the sum over its samples as raw numbers; zeros if it only
-    follows."""
+    """Member to gradient channel: the sum over its samples; zeros if it only follows."""
 
     header: GradientHeader
 

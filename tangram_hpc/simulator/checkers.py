@@ -27,8 +27,7 @@ def faults(run: Run, work: Workload, cluster: Cluster) -> list[str]:
 
 
 def complete(run: Run, work: Workload) -> list[str]:
-    """Every action ends once, was submitted when its turn was ready, and stays on its session's
-    node."""
+    """Every action ends once, was submitted when its turn was ready, and stays on its node."""
     tries: dict[tuple[int, ...], list[Record]] = defaultdict(list)
     for r in run.records:
         tries[r.order[:3]].append(r)
@@ -61,8 +60,7 @@ def complete(run: Run, work: Workload) -> list[str]:
 
 
 def run_times(run: Run) -> list[str]:
-    """An attempt of one size takes its run time; attempts that were resized add up to the whole
-    work."""
+    """Attempts of one size take their run time; resized ones add up to the whole work."""
     found = []
     for r in (r for r in run.records if r.state == "COMPLETED"):
         if not r.resized:
@@ -86,8 +84,7 @@ def run_times(run: Run) -> list[str]:
 
 
 def amounts(run: Run, work: Workload, cluster: Cluster) -> list[str]:
-    """No core, GPU or memory is granted twice at a time, and none that the cluster does not have.
-    """
+    """No core, GPU or memory is granted twice at a time, or is not in the cluster."""
     spans: _Spans = defaultdict(list)
     nodes = {n.name: n for n in cluster.node_specs()}
     stay: dict[tuple[str, int], list[int]] = {}
@@ -116,8 +113,7 @@ def amounts(run: Run, work: Workload, cluster: Cluster) -> list[str]:
 
 
 def residents(run: Run, cluster: Cluster) -> list[str]:
-    """GPU blocks are aligned, and a restore is paid exactly where the block holds something else.
-    """
+    """Blocks are aligned; a restore is paid just where the block holds something else."""
     cost = {s.name: to_ns(s.restore_s) for s in cluster.services}
     lent = {n.name: set(n.gpus) for n in cluster.node_specs()}
     warm, found = run.head.get("services_warm", False), []
@@ -140,8 +136,7 @@ def residents(run: Run, cluster: Cluster) -> list[str]:
 
 
 def quotas(run: Run, cluster: Cluster) -> list[str]:
-    """No endpoint serves more calls at once than its quota, nor grants a token that it does not
-    have."""
+    """No endpoint serves more calls at once, or grants more tokens, than its quota."""
     found, calls = [], defaultdict(list)
     for r in run.records:
         if name := endpoint_of(r.action.resource):

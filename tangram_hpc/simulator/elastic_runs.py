@@ -59,8 +59,7 @@ def read_scenario(path: Path) -> Growth:
 
 def three_ways(work: Workload, cluster: Cluster, placer: str, static: str, growth: Growth,
                durations: str, seed: int = 0, check: bool = False) -> dict[str, dict[str, Any]]:
-    """Metrics of `static`, `alone` and `elastic`; for the last one also the decisions about
-    satellites.
+    """Metrics of `static`, `alone` and `elastic`, and the decisions about satellites.
 
     Raises:
         InvalidInput: Workload, cluster and policy do not go together.

@@ -46,8 +46,7 @@ class Failure(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """The policy by which satellites are asked for, and how the modelled Slurm treats the requests.
-    """
+    """The policy that asks for satellites, and how the modelled Slurm treats requests."""
 
     policy: AllocPolicy
     queue: Queue
@@ -146,8 +145,7 @@ class MessageWorld:
         return Run(head, self._log.ordered(), self.client.step_ns)
 
     def _stuck(self) -> bool:
-        """Whether nothing runs and nothing has happened for longer than any pause of the workload.
-        """
+        """Whether nothing has run or happened for longer than any pause of the workload."""
         assert self.client is not None
         if self.scheduler.ledger.leases:
             self._busy_at = self.event_queue.now

@@ -186,8 +186,7 @@ def grid(scale: Scale) -> list[int]:
 
 
 def search(policy: str, scale: Scale, target: Target, measure: Measure) -> Curve:
-    """A policy's curve and its answer; there is no answer if the workload never runs under the
-    policy."""
+    """A policy's curve and its answer; no answer if the workload never runs under it."""
     curve = Curve(policy, scale, measure)
     for level in grid(scale):
         curve.at(level)
@@ -248,8 +247,7 @@ def full_holding(cluster: Cluster) -> Holding:
 
 
 def scale_of(work: Workload, cluster: Cluster, reserve: int = 0) -> Scale:
-    """What to search for a workload; `reserve` is the most CPUs that a policy reserves for a
-    session."""
+    """What to search for a workload; `reserve` is a session's largest reservation of CPUs."""
     actions = all_actions(work)
     full = full_holding(cluster)
     cpus = full.cpus > 0 and any(a.resource == "cpu" for a in actions)

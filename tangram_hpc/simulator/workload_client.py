@@ -52,8 +52,7 @@ class TrajectoryState:
 
 @dataclass(slots=True)
 class Submission:
-    """An action of the workload that was submitted; `ready` is its time of submission in the
-    records."""
+    """An action that was submitted; `ready` is its time of submission in the records."""
 
     state: TrajectoryState
     turn: int
@@ -134,8 +133,7 @@ class WorkloadClient:
         return self._closes(state)
 
     def failed(self, action: int, leases: int) -> tuple[SessionSpec | None, Action]:
-        """An action was lost with its node after `leases` leases; returns what to ask for instead.
-        """
+        """An action was lost with its node after `leases` leases; returns what to ask for."""
         was, spec = self._of_action.pop(action), None
         if was.session and was.state.session == was.session:
             self.lost(was.session)

@@ -167,8 +167,7 @@ class World:
     # ---- the beginning -----------------------------------------------------------------------
 
     def _set_up(self) -> bool:
-        """Nodes, services and endpoints join; returns whether services are loaded from the start.
-        """
+        """Nodes, services and endpoints join; returns whether services are loaded at once."""
         self._happen(ev.ClientJoined(0, CLIENT, "step", "step", 0, 1, "sim"))
         specs = self._cluster.node_specs()
         for number, node in enumerate(specs, 1):

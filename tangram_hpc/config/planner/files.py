@@ -119,16 +119,16 @@ class ModelFile(_Model):
         return self
 
     def shape(self) -> ModelShape:
-        """For the core."""
+        """The model's shape, as the planner has it."""
         fields = self.model_dump(exclude={"training", "rollout", "lengths", "head_dim"})
         return ModelShape(head_dim=self.head_dim or self.hidden // self.heads, **fields)
 
     def job(self) -> Training:
-        """For the core."""
+        """The training job, as the planner has it."""
         return Training(**self.training.model_dump())
 
     def engine(self) -> Rollout:
-        """For the core."""
+        """What a rollout engine may be, as the planner has it."""
         return Rollout(**self.rollout.model_dump())
 
 
@@ -157,7 +157,7 @@ class HardwareFile(_Model):
     update_s: float = Field(0.0, ge=0, description="an optimizer step, whatever it trains")
 
     def hardware(self) -> Hardware:
-        """For the core."""
+        """The hardware, as the planner has it."""
         return Hardware(
             self.name, self.gpus_per_node, int(self.mem_gib * 2**30), self.tflops * 1e12,
             self.mem_gbs * 1e9, self.link_gbs * 1e9, self.net_gbs * 1e9,
@@ -168,7 +168,7 @@ class HardwareFile(_Model):
 
 
 class _Length(_Model):
-    """A line of a history; other fields are somebody else's."""
+    """A line of a history; fields that are not listed here are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -180,7 +180,7 @@ class _Length(_Model):
 
 
 class _Measured(_Model):
-    """A line of measured steps: times that a plan said, without learned factors, and real ones."""
+    """A line of measured steps: a plan's time without learned factors, and the real time."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

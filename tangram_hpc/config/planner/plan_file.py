@@ -33,8 +33,7 @@ class BlockOf(_Part):
 
 
 class TrainingPart(_Part):
-    """The training side. Each tensor-parallel group has one block, in order of (pipeline, replica).
-    """
+    """The training side; `blocks` has one for each TP group, by (pipeline, replica)."""
 
     gpus: int = Field(ge=1)
     tp: int = Field(ge=1)

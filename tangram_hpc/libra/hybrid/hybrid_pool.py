@@ -146,8 +146,7 @@ class HybridPool:
         return self._replicas[replica].generation
 
     def next_deadline(self) -> int | None:
-        """The next time, in ns, at which `tick` has something to do if no event arrives; None for
-        never."""
+        """When `tick` next has something to do if no event arrives, in ns; None for never."""
         return min((r.deadline for r in self._replicas if r.deadline), default=None)
 
     # ---- events ----
@@ -332,8 +331,7 @@ class HybridPool:
         self._order(StepPlan(step, version, self.epoch, counting, following))
 
     def _follow_target(self, now: int) -> None:
-        """Asks replicas to join, or sends them back, until as many are in training as are wanted.
-        """
+        """Asks replicas to join, or sends them back, until as many are in training as wanted."""
         wanted = self._target.settle(self._step, self._spare())
         inside = [r for r in self._replicas if r.state in _JOINING or r.state is R.ACTIVE]
         for replica in self._replicas:  # keeping a replica that was about to leave costs nothing
@@ -362,8 +360,7 @@ class HybridPool:
         self._stage(replica, R.REQUESTED, now)
 
     def _spare(self) -> int:
-        """How many replicas may be in training at once: (rollout GPUs - reserved) / size of a
-        replica.
+        """How many replicas may be in training at once: (rollout GPUs - reserved) / replica size.
 
         Only replicas all of whose members live are counted. The formula is Libra's.
         """

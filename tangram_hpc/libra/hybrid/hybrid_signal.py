@@ -75,8 +75,7 @@ class ReplicaTarget:
         self.wanted = 0
 
     def update(self, signal: Signal) -> bool:
-        """Takes a newer signal; returns False if it is not newer than the last one, which then
-        stays."""
+        """Takes a signal; returns False, and keeps the last one, if it is not newer."""
         if self._signal is not None and signal.version <= self._signal.version:
             return False
         self._signal = signal

@@ -165,8 +165,7 @@ class Coordinator:
             return [self._pool.state(n) for n in range(len(self._pool.replicas))]
 
     def adopt(self, member: int, incarnation: int, port: Port) -> None:
-        """Registers a member that is reached through `port` and not over a connection that it
-        opens."""
+        """Registers a member that is reached through `port`, not over a connection of its own."""
         with self._lock:
             self._ports[member] = (incarnation, port)
             self._liveness.forget(member)  # what was received came from another incarnation
@@ -267,8 +266,7 @@ class Coordinator:
                     self._judge(now)
 
     def _judge(self, now: int) -> None:
-        """Gives up members that were silent for too long and stages that took too long; lock held.
-        """
+        """Gives up members that were silent, and stages that took, too long; lock held."""
         for member in self._liveness.silent(now):
             self._liveness.forget(member)
             if member in self._ports:

@@ -143,8 +143,7 @@ class CoreTrainer:
         return total, plan
 
     def close(self) -> None:
-        """Closes the coordinator and the channels; members then serve rollouts again by themselves.
-        """
+        """Closes coordinator and channels; members then serve rollouts again by themselves."""
         self.channel.close()
         if self.coordinator is not None:
             self.coordinator.close()

@@ -48,8 +48,7 @@ class LeasedMember:
         self._over = False  # whether the pool has given up this incarnation
 
     def tell(self, order: Ask, channel: tuple[str, ...]) -> None:
-        """See `Port.tell`. The coordinator's lock is held, so answers are sent from another thread.
-        """
+        """See `Port.tell`. The coordinator's lock is held, so another thread sends answers."""
         with self._lock:
             if order.stage is R.RETURNING:
                 self._going = order.generation
@@ -96,8 +95,7 @@ class LeasedMember:
                 self._link = None
 
     def _hang_up(self) -> None:
-        """Hangs up on the process, which then ends by itself, or cancels an action that has not
-        begun."""
+        """Hangs up on the process, which then ends, or cancels an action that has not begun."""
         self._waiting.clear()
         if self._link is not None:
             self._link.close()
@@ -108,8 +106,7 @@ class LeasedMember:
             self._later(MemberDone(self._number, self.incarnation, self._going, R.RETURNING))
 
     def _ended(self, action: Future[Any]) -> None:
-        """The action has ended and its GPU is free. Called from the client's thread, or from
-        `cancel`."""
+        """The action has ended. Called from the client's thread, or from `cancel`."""
         threading.Thread(target=self._settle, args=(action,), daemon=True).start()
 
     def _settle(self, action: Future[Any]) -> None:

@@ -144,12 +144,11 @@ class Calibrator:
                 del self._tracks[MIXED]
 
     def beside(self) -> float:
-        """How many times longer mixed plans took than modelled, relative to uniform plans; 1 if
-        unknown.
+        """How many times longer mixed plans took than modelled, relative to uniform plans.
 
-        While no uniform plan was measured, uniform plans are believed to be no slower than
-        modelled. So one is soon tried, and both are known. What a degree takes beyond this ratio is
-        its own.
+        The result is 1 if no mixed plan was measured. While no uniform plan was measured, uniform
+        plans are believed to be no slower than modelled. So one is soon tried, and both are known.
+        What a degree takes beyond this ratio is its own.
         """
         mixed, uniform = self._tracks.get(MIXED), self._tracks.get(UNIFORM)
         if mixed is None:

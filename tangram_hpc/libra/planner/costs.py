@@ -77,8 +77,7 @@ def matrix_of(strata: int, times: Mapping[tuple[int, int], int]) -> Ints:
 
 
 class AnalyticCosts:
-    """The costs by the models of `train_cost`, `rollout_cost` and `flow_cost`, times learned
-    factors."""
+    """The models of `train_cost`, `rollout_cost` and `flow_cost`, times learned factors."""
 
     def __init__(self, model: ModelShape, hardware: Hardware, training: Training,
                  rollout: Rollout, history: Sequence[Request],

@@ -70,8 +70,7 @@ class FlowCost:
         return found
 
     def _periods(self, within: int, train_s: float, factor: float) -> Any:
-        """The least periods in seconds, by bisection; entries under the diagonal have no meaning.
-        """
+        """The least periods in seconds, by bisection; without meaning under the diagonal."""
         wait = self._beside * factor + train_s
         least = np.maximum(np.maximum(self._packed, self._longest / within), 1e-9)
         step = factor * (self._cost.common_s(self._degree) + self._cost.fixed_s(self._degree))

@@ -22,8 +22,7 @@ Ints = NDArray[np.int64]
 
 
 def sorted_requests(requests: Sequence[Request]) -> list[Request]:
-    """The requests from the shortest to the longest total; ties are ordered by prompt and tool
-    time."""
+    """The requests in order of total length; ties are ordered by prompt and tool time."""
     return sorted(requests, key=lambda r: (r.prompt + r.generated, r.prompt, r.tool_ns))
 
 
@@ -63,8 +62,7 @@ class Strata:
 
     @cached_property
     def totals(self) -> Ints:
-        """The longest total (prompt and generated tokens) of each group; ascends for `strata_of`.
-        """
+        """The longest total (prompt and generated tokens) of each group."""
         return np.maximum.reduceat(self.prompt + self.generated, self.starts)
 
     @cached_property
@@ -120,12 +118,12 @@ class Strata:
         return (self.prompt + self.generated)[:, None], np.maximum(ends[None, :] - places, 0)
 
     def peaks(self, at_once: int) -> Any:
-        """[j, i]: the most tokens that groups j .. i-1 want to hold in a cache at once; 0 for no
-        group.
+        """[j, i]: the most tokens that groups j .. i-1 want to hold in a cache at once.
 
-        All requests are taken to begin together and to grow alike. Only `at_once` of them decode at
-        a time. A request that waits for a place holds nothing, provided that none returns from a
-        tool, so the limit is applied only where every request has one turn. O(requests x groups).
+        It is 0 for no group. All requests are taken to begin together and to grow alike. Only
+        `at_once` of them decode at a time. A request that waits for a place holds nothing, provided
+        that none returns from a tool, so the limit is applied only where every request has one
+        turn. O(requests x groups).
         """
         n, (totals, live) = len(self), self.growth
         if self.turns.max() == 1:

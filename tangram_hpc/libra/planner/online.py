@@ -162,8 +162,7 @@ class OnlinePlanner:
 
     def _learn(self, facts: StepFacts, requests: Sequence[Request],
                rollouts: Mapping[int, int]) -> None:
-        """Compares the measured times with what the bare model says for the requests of this very
-        step."""
+        """Compares the measured times with the bare model's for the requests of this step."""
         if not requests or self._now is None:
             return
         bare = self._priced(requests, Factors())

@@ -42,8 +42,7 @@ class RolloutCost:
         return ""
 
     def kv_tokens(self, degree: int) -> int:
-        """How many tokens' keys an instance holds; 0 if its weights do not fit or the degree cannot
-        exist."""
+        """How many tokens' keys an instance holds; 0 if its weights do not fit or it is `cut`."""
         if self.cut(degree):
             return 0
         weights = self.model.params * self.model.value_bytes
@@ -58,7 +57,9 @@ class RolloutCost:
         return values * m.value_bytes / (degree * self.hardware.mem_bw * self.hardware.mem_share)
 
     def experts_s(self, degree: int, sequences: Any) -> Any:
-        """Seconds to read once the experts that any of `sequences` tokens passes, drawn uniformly.
+        """Seconds to read once the experts that any of `sequences` tokens passes.
+
+        Each token is taken to draw its experts uniformly.
         """
         m, h = self.model, self.hardware
         if not m.experts:
@@ -116,15 +117,18 @@ class RolloutCost:
         return float(self.decode_s(degree, 1, sequences, keys, self.experts_s(degree, sequences)))
 
     def alone_s(self, degree: int, prompt: Any, generated: Any, tool_s: Any = 0.0) -> Any:
-        """A request with the instance to itself, and its tools; numbers or arrays of them."""
+        """Seconds of a request alone on the instance, tools included; for numbers or arrays."""
         area = generated * (2 * prompt + generated) / 2
         experts = generated * self.experts_s(degree, 1)
         return (tool_s + self.prefill_s(degree, prompt, prompt * prompt)
                 + self.decode_s(degree, generated, generated, area, experts))
 
     def matrix(self, degree: int, strata: Strata, factor: float = 1.0) -> Ints:
-        """[j, i]: ns of an instance for strata j .. i-1; 0 for none of them, NEVER where the cache
-        is too small for one of them and for j > i. O(strata ** 2)."""
+        """[j, i]: the time, in ns, of an instance that has strata j .. i-1. O(strata ** 2).
+
+        An entry is 0 where j = i, and NEVER where the cache cannot hold one of the requests and
+        where j > i.
+        """
         n, room = len(strata), self.kv_tokens(degree)
         found = np.full((n + 1, n + 1), NEVER, np.int64)
         np.fill_diagonal(found, 0)
@@ -138,7 +142,7 @@ class RolloutCost:
         return found
 
     def _seconds(self, degree: int, strata: Strata, most: int, room: int) -> Any:
-        """[j, i] in seconds, for the first `most` strata; what lies under the diagonal is junk."""
+        """[j, i] in seconds for the first `most` strata; without meaning under the diagonal."""
         end = strata.begin(most)
         bare = self.alone_s(degree, strata.prompt[:end], strata.generated[:end])
         alone, bare = (tops(np.maximum.reduceat(one, strata.starts[:most]), most)

@@ -28,8 +28,10 @@ class Piece(NamedTuple):
 
 
 class RolloutTable:
-    """least[g][i] = min over degree and j of max(least[g - degree][j], cost(degree, j .. i-1)), in
-    ns."""
+    """The least makespan, in ns, of the first i strata on at most g GPUs.
+
+    least[g][i] = min over degree and j of max(least[g - degree][j], cost(degree, j .. i-1)).
+    """
 
     def __init__(self, segments: Mapping[int, Ints], gpus: int) -> None:
         """Fills the table. O(gpus x degrees x strata ** 2), in numpy.
@@ -57,14 +59,15 @@ class RolloutTable:
         return int(self._least[gpus, -1])
 
     def least_gpus(self, within_ns: int) -> int:
-        """The fewest GPUs on which all requests end within that time; -1 if no number of the table
-        does."""
+        """The fewest GPUs on which all requests end within that time; -1 for none."""
         good = np.flatnonzero(self._least[:, -1] <= within_ns)
         return int(good[0]) if len(good) else -1
 
     def pieces(self, gpus: int) -> list[Piece]:
-        """The instances behind `ns(gpus)`, shortest requests first. O(instances x degrees x
-        strata)."""
+        """The instances behind `ns(gpus)`, shortest requests first.
+
+        O(instances x degrees x strata).
+        """
         found: list[Piece] = []
         at, g = self._least.shape[1] - 1, gpus
         while at:
@@ -76,8 +79,7 @@ class RolloutTable:
         return found[::-1]
 
     def _ways(self, g: int, at: int, ns: int) -> Iterator[Piece]:
-        """Last instances that take all requests before `at` to `ns` on `g` GPUs; the smallest
-        degree first."""
+        """Last instances with which `g` GPUs take all before `at` to `ns`; small degrees first."""
         for degree, ending in self._ending.items():
             if degree <= g:
                 takes = np.maximum(ending[at], self._least[g - degree])

@@ -69,8 +69,10 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.value_bytes
 
     def fits(self, degree: int) -> bool:
-        """Whether `degree` GPUs can share its heads and its width; key heads may be copied, as
-        engines do."""
+        """Whether `degree` GPUs can share its heads and its width.
+
+        Key heads may be copied, as engines do.
+        """
         wide = (self.ffn or self.expert_ffn) % degree == 0
         keys = self.kv_heads % degree == 0 or degree % self.kv_heads == 0
         return self.heads % degree == 0 and keys and wide
@@ -144,8 +146,7 @@ class Search:
 
 @dataclass(frozen=True, order=True)
 class Request:
-    """One trajectory: `prompt` tokens are read (tools' returns too), `generated` tokens are
-    written."""
+    """One trajectory, with the tokens that it reads (tools' returns too) and generates."""
 
     prompt: int
     generated: int

@@ -106,11 +106,10 @@ class Plan:
         return self.splits[0]
 
     def roomy(self, slack: float) -> Split:
-        """The split with the most rollout GPUs whose step is at most a share of `slack` longer than
-        the best.
+        """The split with the most rollout GPUs among those that are nearly as good as the best.
 
-        Lengths are only believed, so GPUs that training would not miss are better used for
-        rollouts.
+        Their step is longer by at most a share of `slack`. Lengths are only believed, so GPUs that
+        training would not miss are better used for rollouts.
         """
         near = [s for s in self.splits if s.step_ns <= self.best.step_ns * (1 + slack)]
         return min(near, key=lambda s: (s.train_gpus, s.rank)) if slack else self.best
@@ -124,8 +123,7 @@ def train_sizes(gpus: int, search: Search) -> list[int]:
 
 
 def groups_for(gpus: int) -> int:
-    """Into how many groups the requests are put: 64, doubled until there is one per GPU, at most
-    256.
+    """Number of groups of requests: 64, doubled until one per GPU, at most 256.
 
     Doubling makes every cut of fewer groups a cut of more, so more GPUs are never worse.
     """
@@ -168,7 +166,9 @@ def plan(costs: Costs, gpus: int, search: Search, note: Note | None = None,
 
 def _trained(costs: Costs, sizes: list[int], search: Search, note: Note | None, memo: bool) -> (
         list[tuple[int, tuple[Layout, Price] | None]]):
-    """The best layout of each size. All are priced in one call, as a command may have to answer it.
+    """The best layout of each size.
+
+    All layouts are priced in one call, as a command may have to answer it.
     """
     if not memo:
         return [(size, LayoutTree(costs, search, note).best(size)) for size in sizes]
@@ -190,8 +190,7 @@ class _Rollouts:
         self._kept = self._planned(most, 0) if memo and not self._ahead else None
 
     def _planned(self, most: int, train_ns: int) -> tuple[dict[int, Ints], RolloutTable]:
-        """Prices and the table of at most `most` GPUs; where batches mix, beside that training
-        step."""
+        """Prices and table of at most `most` GPUs; where batches mix, beside that training."""
         strata = self._strata
         if not (self._memo and self._ahead):
             strata = replace(strata)  # a copy without cached sums, so that each plan is made anew

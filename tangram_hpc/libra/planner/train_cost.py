@@ -67,10 +67,9 @@ class TrainCost:
         self._rounds = 2 * (self.passes - 1)  # all-reduces of a layer: two in each pass
 
     def _deal(self, dp: int, micro: int) -> tuple[int, int, int, int, int]:
-        """Sums of the first replica, and of its first (longest) micro-batch. O(batch) the first
-        time.
+        """Sums of the first replica, and of its first (longest) micro-batch.
 
-        `dp * micro` must divide the batch.
+        O(batch) the first time. `dp * micro` must divide the batch.
 
         Returns:
             Tokens, squares and number of micro-batches of the replica; tokens and squares of the
@@ -99,8 +98,7 @@ class TrainCost:
         return float(one.tp[0] / one.compute[0])
 
     def price(self, layout: Layout, factor: float = 1.0) -> Price:
-        """The price of a step in this layout. Memory is counted in full even where it does not fit.
-        """
+        """The price of a step in this layout; memory is counted in full even if it does not fit."""
         return self.prices([layout], factor)[0]
 
     def prices(self, layouts: Sequence[Layout], factor: float = 1.0) -> Prices:
@@ -143,8 +141,7 @@ class TrainCost:
         return np.asarray(held + buffers + self.hardware.workspace_bytes)
 
     def _held(self, of: _Layouts) -> tuple[tuple[Ints, Ints], ...]:
-        """Pairs of (weights on one GPU, replicas of them): first what every token passes, then the
-        experts."""
+        """(weights on one GPU, replicas of them): what every token passes, then the experts."""
         m, layers = self.model, self.model.layers // of.pp
         ends = m.head_params * np.where(of.pp == 1, 1 if m.tied else 2, 1)
         dense = -(-(layers * m.dense_params + ends) // of.tp)
@@ -179,8 +176,7 @@ class TrainCost:
                      self._rounds * layers * spread, passed)
 
     def _gradients(self, of: _Layouts, backward: Any) -> tuple[Any, Any]:
-        """Seconds in which gradients travel alone, and seconds by which they slow the backward
-        pass."""
+        """Seconds in which gradients travel alone, and by which they slow the backward pass."""
         rounds = 3 if self.training.zero >= 3 else 2
         wire, hop = self._wire(of.gpus)
         comm = np.zeros(len(of.tp))
@@ -193,8 +189,7 @@ class TrainCost:
         return np.maximum(0.0, comm - under), slowed
 
     def _update(self, of: _Layouts) -> Any:
-        """Seconds of an optimizer update: it reads and writes all its states, plus the hardware's
-        constant."""
+        """Seconds in which an optimizer reads and writes its states, plus a constant."""
         t = self.training
         size = self.model.value_bytes + t.grad_bytes + t.optimizer_bytes
         total = sum(params / (replicas if t.zero >= 1 else 1)

@@ -64,8 +64,7 @@ class LayoutTree:
         self._kept: dict[int, list[tuple[int, int, list[int]]]] = {}
 
     def layouts(self, gpus: int) -> list[Layout]:
-        """Every layout on exactly `gpus` GPUs that no structural bound cuts, in the order of the
-        tree."""
+        """Every layout on exactly `gpus` GPUs that no structural bound cuts, in tree order."""
         if self._note is not None:
             return [layout for tp in self._costs.training.degrees
                     for layout in self._under_tp(gpus, tp, self._note)]
@@ -77,8 +76,10 @@ class LayoutTree:
                 for micro in micros]
 
     def _pipes(self, ranks: int) -> list[tuple[int, int, list[int]]]:
-        """PP, DP and its micro-batches of so many groups of TP that no prune cuts, whatever TP and
-        EP are; looked for once."""
+        """PP, DP and its micro-batches for `ranks` TP groups that no bound cuts; computed once.
+
+        They do not depend on TP and EP.
+        """
         found = self._kept.get(ranks)
         if found is None:
             found = self._kept[ranks] = []
@@ -93,8 +94,10 @@ class LayoutTree:
 
     def priced(self, gpus: int, layouts: list[Layout], prices: Prices, first: int = 0) -> (
             tuple[Layout, Price] | None):
-        """The cheapest layout that fits into memory; of equal ones the first in the tree. Their
-        prices begin at `first`."""
+        """The cheapest layout that fits into memory; among equal ones the first in the tree.
+
+        `first` is the index of the first layout's price in `prices`.
+        """
         room, best, least = self._costs.hardware.mem_bytes, -1, NEVER
         for k in range(first, first + len(layouts)):
             if prices.ns[k] < least and prices.mem_bytes[k] <= room:

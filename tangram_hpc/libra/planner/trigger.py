@@ -65,8 +65,7 @@ class Trigger:
         self.history.extend(requests)
 
     def due(self, facts: StepFacts) -> str:
-        """Why to plan after this step; "" if no plan is due. Must be called once for each step.
-        O(1)."""
+        """Why to plan after this step; "" if no plan is due. Call it once for each step. O(1)."""
         rules = self.rules
         self._rejected += facts.rejected
         since = facts.step - self._planned_at
@@ -106,8 +105,7 @@ class Trigger:
 
 
 def worth(rules: Triggers, in_force_ns: int | None, planned_ns: int) -> Verdict:
-    """Whether to switch from a step of `in_force_ns` (None: it cannot run) to one of `planned_ns`.
-    """
+    """Whether to switch from `in_force_ns` a step (None: it cannot run) to `planned_ns`."""
     if in_force_ns is None:
         return Verdict(True, "the plan in force cannot run with these lengths")
     gain = in_force_ns - planned_ns

@@ -97,16 +97,14 @@ class Engine:
         self._admit(now)
 
     def due(self) -> int | None:
-        """When the next turn ends or is preempted if nothing changes, in ns; None if no turn runs.
-        """
+        """When the next turn ends or is preempted, in ns; None if no turn runs."""
         if not self._runs:
             return None
         parts = self._next() - self._progress
         return max(self._at, self._stalled) + -(-parts * self._step_ns // _PART)
 
     def finish(self, now: int) -> int | None:
-        """Lets happen what is due: returns the request whose turn ended, or None if a turn was
-        preempted."""
+        """Lets what is due happen; returns the request that ended, None for a preemption."""
         self._advance(now)
         self._progress = max(self._progress, self._next())
         end, request = self._ends[0]
@@ -140,8 +138,7 @@ class Engine:
         self.version += 1
 
     def _leave(self, request: int) -> Work:
-        """Stops a running turn; its keys stay in the cache. Returns it with its context and tokens
-        as of now."""
+        """Stops a running turn and returns it as of now; its keys stay in the cache."""
         work = self._runs.pop(request)
         self._base -= work.context * _PART - work.start
         done = min((self._progress - work.start) // _PART, work.tokens)
@@ -209,8 +206,7 @@ class Engine:
         self._at = max(self._at, now)
 
     def _rate(self) -> None:
-        """Sets the mean step time until the next change; each turn's keys grow by one token per
-        step."""
+        """Sets the mean step time until the next change; keys grow by a token per turn and step."""
         n = len(self._runs)
         if n:
             ahead = (self._next() - self._progress) // _PART

@@ -110,8 +110,7 @@ class Lending:
                 engines.remove(engine)
 
     def reopen(self, now: int, place: Place) -> None:
-        """Opens an engine again, unless its node is not in rollout or has come back itself
-        meanwhile."""
+        """Opens an engine again if its node is in rollout and has not opened it itself."""
         assert self._pool is not None
         there = [self._rollouts.place(e) for e in self._engines[place.node]]
         with_rollout = self._pool.roles()[place.node] is Role.HYBRID_ROLLOUT
@@ -119,8 +118,7 @@ class Lending:
             self._engines[place.node].append(self._rollouts.open(now, place))
 
     def check(self) -> None:
-        """Asserts that nodes outside of rollout have no engine, and that a node is LOST or lives.
-        """
+        """Asserts that only nodes in rollout have engines, and that a node is LOST or lives."""
         assert self._pool is not None
         roles = self._pool.roles()
         for node, engines in self._engines.items():
@@ -128,8 +126,7 @@ class Lending:
             assert (node in self._incarnation) is (roles[node] is not Role.LOST)
 
     def used(self) -> int:
-        """GPUs whose gradients are used in the step that ends: of nodes that counted and still
-        live."""
+        """GPUs whose gradients are used at the step's end: those that counted and still live."""
         return self._unit * sum(self._incarnation.get(node) == incarnation
                                 for node, incarnation in self._counting.items())
 
@@ -141,8 +138,7 @@ class Lending:
             for role in self._pool.roles().values())
 
     def boundary(self, now: int, demand: int) -> int:
-        """Begins an optimizer step and carries out the pool's orders; returns the GPUs that help in
-        it.
+        """Begins an optimizer step; returns the GPUs that help in it.
 
         `demand` is the number of trajectories that run or wait to start.
         """

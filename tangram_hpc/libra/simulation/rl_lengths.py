@@ -93,7 +93,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class Causes:
-    """How trajectories are drawn. Means are those of log-normal draws; shares lie between 0 and 1.
+    """How trajectories are drawn.
+
+    Means are those of log-normal draws; shares lie between 0 and 1.
     """
 
     phases: tuple[Phase, ...]  # the shortest first, which ends every trajectory
@@ -109,8 +111,7 @@ class Causes:
 
 
 def three_phases(spread: float, prompts: int) -> Causes:
-    """Phases explore, repair and finish, with mean lengths from 2,500 tokens to 11,500 over the
-    run.
+    """Phases explore, repair and finish; mean lengths grow from 2,500 tokens to 11,500.
 
     `spread` says how well a tool's return tells the tokens that follow.
     """

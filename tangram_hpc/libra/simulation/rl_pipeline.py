@@ -115,7 +115,7 @@ class Pipeline:
     # ---- the loop ----------------------------------------------------------------------------
 
     def play(self) -> Played:
-        """Plays all batches."""
+        """Simulates all batches."""
         self._install(0)
         self._go_on(0)
         self._node_alarm(0)
@@ -134,7 +134,7 @@ class Pipeline:
                       totals.again / generated, busy / (now * self._s.run.gpus))
 
     def _go_on(self, now: int) -> None:
-        """Something has changed: does all that may be done now."""
+        """Does everything that has become possible at `now`."""
         if self._stopped:
             return
         hold = self._pending is not None and self._switch(now)
@@ -246,8 +246,7 @@ class Pipeline:
 
     @property
     def _demand(self) -> int:
-        """Number of trajectories that run, and of those that may start before another batch is
-        trained."""
+        """Trajectories that run, and those that may start before another batch is trained."""
         next_one = self._last + 1 <= self._trained_upto + self._s.run.staleness and (
             self._last + 1 < self._s.run.iterations)
         soon = self._s.batch if self._opening or next_one else 0
@@ -295,8 +294,7 @@ class Pipeline:
     # ---- another split -----------------------------------------------------------------------
 
     def _switch(self, now: int) -> bool:
-        """Changes to the pending split if that is possible; returns whether batches must wait for
-        it."""
+        """Changes to the pending split if possible; returns whether batches must wait for it."""
         if (self._last + 1 == self._s.run.iterations and not self._line
                 and not self._rollouts.under_way and not self._opening):
             self._pending = None  # nothing is left to roll out on it

@@ -135,8 +135,7 @@ class Rollouts:
         return self._place[engine]
 
     def check(self) -> None:
-        """Asserts the router's invariants, and that each placed turn is on its engine or on its way
-        there."""
+        """Asserts the router's invariants, and that placed turns are or will be on an engine."""
         self.router.check()
         assert sum(e.load for e in self._engines.values()) == sum(
             live.engine >= 0 for live in self._live.values())

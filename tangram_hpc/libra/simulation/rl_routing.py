@@ -31,14 +31,13 @@ class Bucketing(Protocol):
 
 
 class Mlfq:
-    """Plain multi-level feedback queue: the bucket follows what was generated so far; nothing is
-    learned."""
+    """Plain multi-level feedback queue: the bucket follows what was generated so far."""
 
     def __init__(self, edges: Sequence[int]) -> None:
         self.edges = tuple(edges)
 
     def started(self, request: int, prompt: int) -> int:
-        """The smallest bucket."""
+        """Always the smallest bucket."""
         return 0
 
     def returned(self, request: int, signal: Signal, generated: int) -> int:
@@ -46,7 +45,7 @@ class Mlfq:
         return bucket_of(self.edges, generated)
 
     def ended(self, request: int, total: int, epoch: int) -> None:
-        """Nothing is learned."""
+        """Does nothing: this policy learns nothing."""
 
 
 class LengthPredictor:
@@ -93,8 +92,7 @@ class Accuracy:
 
 def play(policy: Bucketing, trajectories: Iterable[Trajectory], epoch: int,
          learn: bool = True, shape: Shape | None = None) -> Accuracy:
-    """Plays whole trajectories one after another; without `learn` the policy is not told their
-    ends."""
+    """Plays whole trajectories in turn; without `learn` the policy is not told their ends."""
     shape, edges = shape or Shape(), policy.edges
     right: Counter[int] = Counter()
     truth: Counter[int] = Counter()

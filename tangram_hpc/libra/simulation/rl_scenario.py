@@ -175,8 +175,7 @@ def _beside(path: Path, name: str) -> str:
 
 
 def checked(kind: type[_T], values: dict[str, Any], where: str) -> _T:
-    """Makes a dataclass of these values, with no unknown field in it or in the dataclasses that it
-    holds.
+    """Makes a dataclass of these values and refuses unknown fields, nested ones too.
 
     Raises:
         InvalidInput: A field is unknown or wrong; one line.

@@ -64,8 +64,7 @@ class Axis:
         return self._start + share * (self._end - self._start)
 
     def ticks(self) -> list[float]:
-        """Round values in range: as many as there is room for, beginning with the coarsest steps.
-        """
+        """Round values in range: as many as there is room for, the coarsest steps first."""
         found: list[float] = []
         for digits in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0),
                        tuple(i / 10 for i in range(10, 100, 2))):
