@@ -76,7 +76,7 @@ def run_times(run: Run) -> list[str]:
         if any(not 0 <= units <= r.action.degrees[-1] for _, units, _ in r.grants):
             found.append(f"{r.trajectory} {r.order}: {r.grants} of {r.action.degrees}")
         left = Fraction(1)
-        for since, end, units in _sizes(r):
+        for since, end, units, _ in r.spans:
             left -= (end - since) * _rate(r.action, units) if units else 0
         if abs(left) > _rate(r.action, r.action.degrees[-1]):  # more than one ns of work
             found.append(f"{r.trajectory} {r.order}: {float(left):.2e} of its work is left")
@@ -89,9 +89,8 @@ def amounts(run: Run, work: Workload, cluster: Cluster) -> list[str]:
     nodes = {n.name: n for n in cluster.node_specs()}
     stay: dict[tuple[str, int], list[int]] = {}
     for r in run.records:
-        ends = [*(since for since, _, _ in r.grants[1:]), r.end]
         if r.action.resource == "cpu":
-            for (since, units, cores), end in zip(r.grants, ends, strict=True):
+            for since, end, units, cores in r.spans:
                 if len(cores) != units or not set(cores) <= set(nodes[r.node].cores):
                     return [f"{r.trajectory} {r.order}: {units} units, cores {cores}"]
                 for core in cores:
@@ -154,12 +153,6 @@ def quotas(run: Run, cluster: Cluster) -> list[str]:
                 found.append(f"endpoint {spec.name}: no token at {start}")
                 break
     return found
-
-
-def _sizes(r: Record) -> list[tuple[int, int, int]]:
-    ends = [*(since for since, _, _ in r.grants[1:]), r.end]
-    return [(since, end, units)
-            for (since, units, _), end in zip(r.grants, ends, strict=True)]
 
 
 def _rate(action: WorkAction, units: int) -> Fraction:

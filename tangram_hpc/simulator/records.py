@@ -41,11 +41,16 @@ class Record:
         return len(self.grants) > 1 or self.grants[0][1] not in self.action.degrees
 
     @property
+    def spans(self) -> list[tuple[int, int, int, tuple[int, ...]]]:
+        """Each grant with its end: since, end, units, cores."""
+        ends = [*(since for since, _, _ in self.grants[1:]), self.end]
+        return [(since, end, units, cores)
+                for (since, units, cores), end in zip(self.grants, ends, strict=True)]
+
+    @property
     def unit_ns(self) -> int:
         """The sum of units times time."""
-        ends = [*(since for since, _, _ in self.grants[1:]), self.end]
-        return sum(units * (end - since)
-                   for (since, units, _), end in zip(self.grants, ends, strict=True))
+        return sum(units * (end - since) for since, end, units, _ in self.spans)
 
     def line(self) -> dict[str, Any]:
         """The record as the format has it."""

@@ -118,8 +118,8 @@ class Pipeline:
         """Simulates all batches."""
         self._install(0)
         self._go_on(0)
-        self._node_alarm(0)
-        self._engine_alarm(0)
+        self._alarm(0, self.fate.next_node_ns(), self._node_dies)
+        self._alarm(0, self.fate.next_engine_ns(), self._engine_dies)
         now = 0
         while self._trained_upto < self._s.run.iterations:
             assert self._events, "the pipeline stands still"
@@ -338,10 +338,9 @@ class Pipeline:
 
     # ---- faults ------------------------------------------------------------------------------
 
-    def _node_alarm(self, now: int) -> None:
-        wait = self.fate.next_node_ns()
-        if wait is not None:
-            self._after(now + wait, self._node_dies)
+    def _alarm(self, now: int, wait_ns: int | None, dies: Callable[[int], None]) -> None:
+        if wait_ns is not None:
+            self._after(now + wait_ns, dies)
 
     def _node_dies(self, now: int) -> None:
         """A node that rolls out or is lent dies with all that is on it."""
@@ -357,7 +356,7 @@ class Pipeline:
                                            if i.node == f"n{node}"])
             self._after(now + self.fate.back_ns, lambda at: self._node_returns(at, node))
             self._go_on(now)  # it may have been waited for
-        self._node_alarm(now)
+        self._alarm(now, self.fate.next_node_ns(), self._node_dies)
 
     def _node_returns(self, now: int, node: int) -> None:
         del self._dead[node]
@@ -369,11 +368,6 @@ class Pipeline:
                     if place.node == node:
                         self._rollouts.open(now, place)
         self._go_on(now)
-
-    def _engine_alarm(self, now: int) -> None:
-        wait = self.fate.next_engine_ns()
-        if wait is not None:
-            self._after(now + wait, self._engine_dies)
 
     def _engine_dies(self, now: int) -> None:
         """The router loses an instance; its node lives and starts another one later."""
@@ -387,7 +381,7 @@ class Pipeline:
             self._rollouts.close(now, [engine])
             self._after(now + self.fate.back_ns,
                         lambda at: self._engine_returns(at, place, shares))
-        self._engine_alarm(now)
+        self._alarm(now, self.fate.next_engine_ns(), self._engine_dies)
 
     def _engine_returns(self, now: int, place: Place, shares: Shares) -> None:
         if shares is not self._shares or self._stopped or place.node in self._dead:
