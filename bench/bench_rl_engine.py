@@ -22,7 +22,7 @@ import tangram_hpc.libra.simulation
 from tangram_hpc.libra.planner.costs import AnalyticCosts
 from tangram_hpc.libra.planner.rollout_cost import RolloutCost
 from tangram_hpc.libra.planner.shapes import Request
-from tangram_hpc.libra.planner.tree import Tree
+from tangram_hpc.libra.planner.tree import LayoutTree
 from tangram_hpc.libra.simulation.rl_engine import Engine, Work
 from tangram_hpc.libra.simulation.rl_scenario import Scenario, read_scenario
 
@@ -128,7 +128,7 @@ def training(scenario: Scenario, gpus: int) -> float:
     for length in (1_024, 32_768):
         costs = AnalyticCosts(scenario.model, scenario.hardware, scenario.training,
                               scenario.rollout, [Request(0, length)])
-        best = Tree(costs, scenario.planner.search()).best(gpus)
+        best = LayoutTree(costs, scenario.planner.search()).best(gpus)
         assert best is not None
         took.append(best[1].ns)
     return round(took[1] / took[0], 1)

@@ -156,8 +156,8 @@ class BatchWorld(World):
         if self.batch > 1 and isinstance(order, de.StartLease):
             block = self._blocks.setdefault((order.node, order.gpus), _Block())
             block.behind.append(order.lease)
-            work = self.player.submission(order.action).work
-            self._runs[order.lease] = progress.Run(work, len(order.gpus), self.agenda.now, 0)
+            work = self.client.submission(order.action).work
+            self._runs[order.lease] = progress.Run(work, len(order.gpus), self.event_queue.now, 0)
             if not block.running:
                 self._start(order.node, order.gpus, order.restore_ns)
             return
@@ -169,13 +169,13 @@ class BatchWorld(World):
         spans = sorted(run.end_at - run.start for lease in block.running
                        if (run := self._runs[lease]).end_at is not None)
         took = spans[-1] + round(BATCH_REST * sum(spans[:-1]))
-        self.agenda.put(self.agenda.now + restore_ns + took, 0, (block.running[0], -1))
+        self.event_queue.put(self.event_queue.now + restore_ns + took, 0, (block.running[0], -1))
 
     def _finish(self, lease: int, end_at: int) -> None:
         if end_at != -1:
             super()._finish(lease, end_at)
             return
-        where, now = self.scheduler.ledger.leases[lease], self.agenda.now
+        where, now = self.scheduler.ledger.leases[lease], self.event_queue.now
         node, gpus = where.node, where.gpus
         block = self._blocks[node, gpus]
         ran, block.running = block.running, []
@@ -187,7 +187,7 @@ class BatchWorld(World):
                 ActionState.COMPLETED, exec_ns=took, batch=len(ran)), True))
         ended, self._ended = self._ended, []
         for action in ended:
-            self.player.ended(action)
+            self.client.ended(action)
             self._happen(ev.ActionAcknowledged(now, (action,)))
         if block.behind:
             self._start(node, gpus)

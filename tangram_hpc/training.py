@@ -3,8 +3,8 @@
 Together with `tangram_hpc` and `tangram_hpc.errors` this is all that a trainer needs; the reference
 trainer (`hooks/reference`) imports nothing else. It has three parts:
 
-- the hybrid pool: `HybridCore` on the ranks that always train, `Member` in each replica that joins
-  them, `lend` where the broker lends the replica's GPUs;
+- the hybrid pool: `CoreTrainer` on the ranks that always train, `Member` in each replica that joins
+  them, `add_leased_member` where the broker lends the replica's GPUs;
 - the planner: `OnlinePlanner` measures train steps and says how many GPUs should train;
 - weights of a service that is trained while it is served: `publish_weights`.
 
@@ -24,21 +24,21 @@ from .domain.hybrid import End as JoinOutcome
 from .domain.hybrid import ReplicaState
 from .domain.hybrid import Signal as PipelineSignal
 from .libra.hybrid.hybrid_signal import PoolRules
-from .libra.live.core import HybridCore
-from .libra.live.lend import lend
+from .libra.live.core_trainer import CoreTrainer
+from .libra.live.leased_member import add_leased_member
 from .libra.live.member import Member
 from .libra.planner.costs import AnalyticCosts
 from .libra.planner.online import OnlinePlanner
+from .libra.planner.reprice import reprice
 from .libra.planner.shapes import Factors, Layout, Request, Search
-from .libra.planner.standing import standing as reprice
 from .libra.planner.trigger import StepFacts
 from .storage.access import read_access
 from .transport.mpi.launcher import mpiexec
 
 __all__ = [
-    "AnalyticCosts", "Factors", "HybridCore", "JoinOutcome", "Layout", "Member", "OnlinePlanner",
+    "AnalyticCosts", "CoreTrainer", "Factors", "JoinOutcome", "Layout", "Member", "OnlinePlanner",
     "PipelineSignal", "PlannerSettings", "PoolRules", "ReplicaState", "Request", "Search",
-    "StepFacts", "lend", "mpiexec", "publish_weights", "read_access", "read_hardware",
+    "StepFacts", "add_leased_member", "mpiexec", "publish_weights", "read_access", "read_hardware",
     "read_model", "reprice",
 ]
 

@@ -1,12 +1,12 @@
-"""A hybrid pool with its clock, driven by hand, and what it has ordered."""
+"""A hybrid pool that a test drives by hand, with its clock and all its orders."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tangram_hpc.domain.hybrid import (
-    AnyFact,
     AnyOrder,
+    AnyPoolEvent,
     JoinCancelled,
     MemberDone,
     MemberFailed,
@@ -34,7 +34,7 @@ def pool_of(up: bool = True, **rules: Any) -> HybridPool:
 
 
 class Rig:
-    """A pool with its clock, and what it has ordered."""
+    """A pool with its clock and all orders that it gave."""
 
     def __init__(self, **rules: Any) -> None:
         self.pool = pool_of(**rules)
@@ -43,12 +43,12 @@ class Rig:
         self._seen = 0
 
     def new(self) -> list[AnyOrder]:
-        """What was ordered since this was asked last."""
+        """The orders since this was called last."""
         new, self._seen = self.orders[self._seen :], len(self.orders)
         return new
 
-    def tell(self, fact: AnyFact) -> list[AnyOrder]:
-        new = self.pool.handle(fact, self.now)
+    def tell(self, event: AnyPoolEvent) -> list[AnyOrder]:
+        new = self.pool.handle(event, self.now)
         self.orders += new
         return new
 
@@ -74,7 +74,7 @@ class Rig:
                 for order in self.tell(MemberDone(gpu, 0, generation, stage))]
 
     def to(self, replica: int, state: R) -> None:
-        """Brings a replica that was asked to join as far as this."""
+        """Brings a replica that was asked to join to this state."""
         while self.pool.state(replica) in ASKED[:3] and self.pool.state(replica) is not state:
             self.done(replica, self.pool.state(replica))
         if self.pool.state(replica) is not state:
@@ -86,26 +86,27 @@ class Rig:
 
 def picture(pool: HybridPool) -> str:
     return repr((pool._replicas, pool._members, pool._counting, pool._step, pool.epoch,
-                 pool._wish.wanted, pool._wish._signal))
+                 pool._target.wanted, pool._target._signal))
 
 
-def stale(pool: HybridPool, fact: AnyFact) -> bool:
-    """Whether it speaks of another life, generation, stage, step or version than is going on."""
-    if isinstance(fact, StepBegins):
-        return fact.step <= pool._step
-    if isinstance(fact, Signal):
-        last = pool._wish._signal
-        return last is not None and fact.version <= last.version
-    if isinstance(fact, JoinCancelled):
-        return not 0 <= fact.replica < 3 or fact.generation != pool.generation(fact.replica)
-    if fact.member not in HYBRID:
+def stale(pool: HybridPool, event: AnyPoolEvent) -> bool:
+    """Whether an event is of another incarnation, generation, stage, step or version than the
+    current."""
+    if isinstance(event, StepBegins):
+        return event.step <= pool._step
+    if isinstance(event, Signal):
+        last = pool._target._signal
+        return last is not None and event.version <= last.version
+    if isinstance(event, JoinCancelled):
+        return not 0 <= event.replica < 3 or event.generation != pool.generation(event.replica)
+    if event.member not in HYBRID:
         return True
-    member = pool._members[fact.member]
-    if isinstance(fact, MemberUp):
-        return fact.life <= member.life
-    if not member.alive or fact.life != member.life:
+    member = pool._members[event.member]
+    if isinstance(event, MemberUp):
+        return event.incarnation <= member.incarnation
+    if not member.alive or event.incarnation != member.incarnation:
         return True
-    n = next(n for n, gpus in enumerate(REPLICAS) if fact.member in gpus)
-    if isinstance(fact, (MemberDone, MemberFailed)) and fact.generation != pool.generation(n):
+    n = next(n for n, gpus in enumerate(REPLICAS) if event.member in gpus)
+    if isinstance(event, (MemberDone, MemberFailed)) and event.generation != pool.generation(n):
         return True
-    return isinstance(fact, MemberDone) and fact.stage is not pool.state(n)
+    return isinstance(event, MemberDone) and event.stage is not pool.state(n)

@@ -84,8 +84,8 @@ def plain(steps: int, cores: int, shard: int) -> Vector:
 # ---- a member ------------------------------------------------------------------------------------
 
 
-class Skills:
-    """What this trainer's members can do. Serving rollouts is a file that exists meanwhile."""
+class RigCallbacks:
+    """The callbacks of this trainer's members. Serving rollouts is shown by a file that exists."""
 
     def __init__(self, told: dict[str, Any], number: int) -> None:
         self._shard, self._slow_s = number % told["width"], told["slow_s"]
@@ -106,22 +106,21 @@ class Skills:
         return gradient(params, samples, self._shard)
 
 
-def member(told: dict[str, Any], number: int, life: int = -1) -> None:
+def member(told: dict[str, Any], number: int, incarnation: int = -1) -> None:
     """A member's process."""
     from tangram_hpc.libra.live.member import Member
     from tangram_hpc.storage.access import read_access
 
     Path(told["folder"], f"pid-{number}").write_text(str(os.getpid()))
-    life = time.time_ns() if life < 0 else life
-    Member(read_access(Path(told["access"])), number, life, Skills(told, number)).run()
+    incarnation = time.time_ns() if incarnation < 0 else incarnation
+    Member(read_access(Path(told["access"])), number, incarnation, RigCallbacks(told, number)).run()
 
 
 # ---- the core ------------------------------------------------------------------------------------
 
 
 class Director:
-    """On rank 0: decides before each step what the signal says and who is to die when, until it has
-    seen enough."""
+    """On rank 0: decides before each step what the signal says and which member dies when."""
 
     def __init__(self, told: dict[str, Any], core: Any) -> None:
         self._told, self._core, self._dice = told, core, random.Random(told["seed"])
@@ -137,15 +136,15 @@ class Director:
 
         self.version += 1
         ratio = (0, 1000) if planned == 0 else (1000, 1000)
-        self._core.desk.signal(Signal(self.version, step, *ratio, planned=planned))
+        self._core.coordinator.signal(Signal(self.version, step, *ratio, planned=planned))
 
     def count(self, end: str) -> int:
-        return sum(news.end.value == end for news in self._core.desk.news)
+        return sum(news.end.value == end for news in self._core.coordinator.ended_joins)
 
     def over(self, step: int) -> bool:
-        """Before a step; True when enough has been seen."""
+        """Called before a step; returns True when enough has been seen."""
         assert time.monotonic() < self._deadline, (step, self.trace[-20:], self._todo)
-        states = [state.value for state in self._core.desk.states()]
+        states = [state.value for state in self._core.coordinator.states()]
         self.trace.append(states)
         return {"churn": self._churn, "kill": self._kill, "hang": self._kill}[
             self._told["mode"]](step, states)
@@ -194,7 +193,7 @@ class Director:
         os.kill(pid, signal.SIGSTOP if self._told["mode"] == "hang" else signal.SIGKILL)
 
     def computing(self) -> None:
-        """The core computes, and so do the members."""
+        """Called while the core computes, and so do the members."""
         if self.in_step == "leave":
             self.say(0, 0 if not self.trace else len(self.trace))
         if self.in_step:
@@ -215,7 +214,7 @@ def core(told: dict[str, Any]) -> None:
     from mpi4py import MPI
 
     from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules
-    from tangram_hpc.libra.live.core import HybridCore
+    from tangram_hpc.libra.live.core_trainer import CoreTrainer
 
     world = MPI.COMM_WORLD
     width = told["width"]
@@ -230,15 +229,15 @@ def core(told: dict[str, Any]) -> None:
         if director is not None:
             director.news(order)
 
-    def on_kill(number: int, life: int) -> None:
+    def on_kill(number: int, incarnation: int) -> None:
         heard.append(number)
         os.kill(int(Path(told["folder"], f"pid-{number}").read_text()), signal.SIGKILL)
 
     cores = [list(range(n, n + width)) for n in range(0, world.size, width)]
     rules = PoolRules(cooldown_steps=0, retry_steps=0, ttl_steps=10**6,
                       stage_timeout_ns=round(told["stage_s"] * 1e9))
-    pool = HybridCore(world, told["access"], cores, [], told["replicas"], rules=rules,
-                      patience_s=told["patience_s"], on_news=news, on_kill=on_kill)
+    pool = CoreTrainer(world, told["access"], cores, [], told["replicas"], rules=rules,
+                      patience_s=told["patience_s"], on_order=news, on_kill=on_kill)
     if world.rank == 0:
         director = Director(told, pool)
     client = borrow(told, pool) if world.rank == 0 and told.get("cluster") else None
@@ -267,11 +266,12 @@ def core(told: dict[str, Any]) -> None:
         params = adam.step(params, sums[:-1] / max(1, sums[-1]))
         assert MPI.Group.Compare(before, world.Get_group()) == MPI.IDENT
         step += 1
-    every = world.gather({"shard": shard, "params": params.tolist(), "added": pool.lane.added,
-                          "ignored": dict(pool.lane.ignored)}, root=0)
+    every = world.gather({"shard": shard, "params": params.tolist(), "added": pool.channel.added,
+                          "ignored": dict(pool.channel.ignored)}, root=0)
     if director is not None:
-        assert pool.desk is not None
-        told_ends = [[n.replica, n.generation, n.end.value, n.reason] for n in pool.desk.news]
+        assert pool.coordinator is not None
+        told_ends = [[n.replica, n.generation, n.end.value, n.reason]
+                     for n in pool.coordinator.ended_joins]
         Path(told["out"]).write_text(json.dumps(
             {"steps": step, "ranks": every, "news": told_ends, "epochs": len(epochs),
              "counted": counted, "killed": director.killed, "states": director.trace[-1],
@@ -285,12 +285,13 @@ def core(told: dict[str, Any]) -> None:
 def borrow(told: dict[str, Any], pool: Any) -> Any:
     """The members are actions of a broker, and their GPUs lent."""
     from tangram_hpc import connect
-    from tangram_hpc.libra.live.lend import lend
+    from tangram_hpc.libra.live.leased_member import add_leased_member
 
     client = connect(Path(told["cluster"]))
     for number in (number for replica in told["replicas"] for number in replica):
-        lend(pool.desk, number, 0,
-             lambda number, life: client.submit(member, told, number, life, gpus=1, retries=0))
+        add_leased_member(pool.coordinator, number, 0,
+             lambda number, incarnation: client.submit(member, told, number, incarnation, gpus=1,
+                                                       retries=0))
     return client
 
 
@@ -298,7 +299,7 @@ def borrow(told: dict[str, Any], pool: Any) -> Any:
 
 
 def run(folder: Path, mpiexec: str, ranks: int, **scenario: Any) -> dict[str, Any]:
-    """Runs a scenario; what rank 0 told. Members that die begin a new life."""
+    """Runs a scenario and returns what rank 0 wrote. Members that die are started again."""
     told = {"width": 1, "slow_s": 0.0, "stage_s": 60.0, "patience_s": 60.0, "seed": 1,
             "folder": str(folder), "access": str(folder / "access.json"),
             "out": str(folder / "out.json"), **scenario}
@@ -334,7 +335,7 @@ def run(folder: Path, mpiexec: str, ranks: int, **scenario: Any) -> dict[str, An
     assert done.returncode == 0, done.stdout + done.stderr
     for keeper in keepers:
         keeper.join(20)
-        assert not keeper.is_alive(), "a member outlives its desk"
+        assert not keeper.is_alive(), "a member outlives its coordinator"
     result: dict[str, Any] = json.loads((folder / "out.json").read_text())
     result["ended"] = ended
     result["serving"] = sorted(p.name for p in folder.glob("serves-*"))

@@ -73,7 +73,7 @@ def test_a_changed_tag_is_told() -> None:
     golden = check.read("frozen", "wire")
     spoiled = {("message.Message 99" if key == "message.Message 11" else key): value
                for key, value in golden.items()}
-    lines = compare.frozen("frozen/wire", spoiled, wire.layouts(NOTHING, golden))
+    lines = compare.frozen("frozen/wire", spoiled, wire.layouts(read_renames(), golden))
     assert "frozen/wire: message.Message 99: is gone" in lines
     assert any(line.startswith("frozen/wire: message.Message 11: is new") for line in lines)
 
@@ -93,7 +93,7 @@ def test_another_class_of_the_same_layout_is_the_same() -> None:
     label = next(key for key in found if key.endswith(" 13")).rpartition(" ")[0]
     elsewhere = {key.replace("message.Message", "protocol.Root"): value
                  for key, value in golden.items()}
-    again = wire.layouts(NOTHING, elsewhere)
+    again = wire.layouts(read_renames(), elsewhere)
     assert label == "message.Message"
     assert compare.frozen("frozen/wire", elsewhere, again) == []
 

@@ -207,9 +207,9 @@ def _same_job(old: PlanFile, new: PlanFile) -> bool:
 
 def _standing_ns(old: PlanFile, costs: Costs, settings: PlannerSettings) -> int | None:
     """What the plan in the file takes for the lengths of now; None if it cannot run."""
-    from ..libra.planner.standing import standing
+    from ..libra.planner.reprice import reprice
 
-    now = standing(costs, old.gpus, old.training.layout(), old.degrees(), settings.search())
+    now = reprice(costs, old.gpus, old.training.layout(), old.degrees(), settings.search())
     return now.step_ns if now else None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..simulator.wired import Failure
+    from ..simulator.message_world import Failure
 
 
 def add(verbs: Any) -> None:
@@ -44,7 +44,7 @@ def add(verbs: Any) -> None:
 def _failure(text: str) -> Failure:
     """`NODE@T` or `NODE@T+B`."""
     from ..errors import InvalidInput
-    from ..simulator.wired import Failure
+    from ..simulator.message_world import Failure
 
     node, _, times = text.partition("@")
     at, _, back = times.partition("+")

@@ -1,11 +1,14 @@
-"""Pure. The values of the elastic hybrid pool: what it is told, what it orders, what travels on the
-gradient lane. Which move is legal is `scheduler/state/transitions.py`, who moves is
-`libra/hybrid/hybrid_pool.py`.
+"""Pure. The values of the elastic hybrid pool: its events, its orders, and the header of a
+gradient.
 
-A *replica* is what training takes or gives back as a whole: one complete data-parallel replica.
-Its *members* are its ranks, one a GPU; a member's number is its GPU's. A *core* is one of the
-data-parallel replicas that train always, by its place in their group. Times are ns, ratios whole
-thousandths ("permille").
+The hybrid pool moves rollout GPUs into training and back. A *replica* is what training takes or
+gives back as a whole: one complete data-parallel replica. Its *members* are its ranks, one for each
+GPU, and a member's number is the number of its GPU. A *core* is one of the data-parallel replicas
+that always train, numbered by its place in their group.
+
+Which move of a replica is legal is said in `scheduler/state/transitions.py`; which replica moves
+when is decided in `libra/hybrid/hybrid_pool.py`. This module holds values only. Times are in ns,
+ratios in whole thousandths (permille).
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ import msgspec
 
 
 class ReplicaState(str, Enum):
-    """A replica's way into training and back; it moves as a whole. LOST: at least one of its
-    members is gone, or was never seen; those that live serve rollouts."""
+    """A replica's way into training and back. All members of a replica move together.
+
+    In LOST at least one member is gone or has never been seen; its living members serve rollouts.
+    """
 
     ROLLOUT = "ROLLOUT"
     REQUESTED = "REQUESTED"
@@ -32,8 +37,11 @@ class ReplicaState(str, Enum):
 
 
 class Role(str, Enum):
-    """Whose a GPU is; exactly one at any time. HYBRID_JOINING: neither serves nor counts; on its
-    way in either direction."""
+    """To whom a GPU belongs. Each GPU has exactly one role at any time.
+
+    A GPU in HYBRID_JOINING neither serves rollouts nor counts in training: it is on its way in
+    either direction.
+    """
 
     CORE_TRAINING = "CORE_TRAINING"
     CORE_ROLLOUT = "CORE_ROLLOUT"
@@ -44,8 +52,11 @@ class Role(str, Enum):
 
 
 class End(str, Enum):
-    """What became of a join. Each one is told JOINED or ROLLED_BACK, or LOST if a member was lost
-    first; one that was JOINED is later told LEFT or LOST."""
+    """The outcome of a join.
+
+    Each join is reported as JOINED or ROLLED_BACK, or as LOST if a member was lost first. A join
+    that was JOINED is reported once more, later, as LEFT or LOST.
+    """
 
     JOINED = "JOINED"
     ROLLED_BACK = "ROLLED_BACK"
@@ -53,22 +64,23 @@ class End(str, Enum):
     LOST = "LOST"
 
 
-# ---- facts: what the pool is told --------------------------------------------------------------
+# ---- events: what the pool is told --------------------------------------------------------------
 
 
-class Fact(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
-    """The common head of all facts."""
+class PoolEvent(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+    """Base class of all events that the pool handles."""
 
 
-class Signal(Fact, frozen=True, tag="signal"):
-    """How the two stages of the pipeline stand to each other.
+class Signal(PoolEvent, frozen=True, tag="signal"):
+    """How long the two stages of the pipeline take, and how many replicas the planner wants.
 
     Attributes:
-        version: ascends; one that is not newer than the last is ignored.
-        step: the train_step it was measured at; it is believed for `PoolRules.ttl_steps` more.
-        train_ns, rollout_ns: how long each stage takes for a step.
-        pressure_permille: how full the queues in front of rollout are.
-        planned: replicas that the planner wants in training; 0: it wants none in particular.
+        version: Ascending number; a signal that is not newer than the last one is ignored.
+        step: The train_step at which it was measured; it counts for `PoolRules.ttl_steps` more
+            steps.
+        train_ns, rollout_ns: How long each stage takes for one step.
+        pressure_permille: How full the queues in front of the rollouts are.
+        planned: How many replicas the planner wants in training; 0 leaves the choice to the times.
     """
 
     version: int
@@ -79,56 +91,61 @@ class Signal(Fact, frozen=True, tag="signal"):
     planned: int = 0
 
 
-class StepBegins(Fact, frozen=True, tag="step-begins"):
-    """The core is between two train_steps: `step` is about to begin, on parameters `version`. Only
-    here does anybody begin or cease to count."""
+class StepBegins(PoolEvent, frozen=True, tag="step-begins"):
+    """The core is between two train_steps: `step` is about to begin, on parameters `version`.
+
+    A replica begins to count, or stops counting, only at this event.
+    """
 
     step: int
     version: int
 
 
-class MemberUp(Fact, frozen=True, tag="member-up"):
-    """A member lives and serves rollouts; each life of it has a higher `life`."""
+class MemberUp(PoolEvent, frozen=True, tag="member-up"):
+    """A member lives and serves rollouts. A restarted member has a higher `incarnation`."""
 
     member: int
-    life: int
+    incarnation: int
 
 
-class MemberLost(Fact, frozen=True, tag="member-lost"):
-    """This life of a member is over."""
+class MemberLost(PoolEvent, frozen=True, tag="member-lost"):
+    """This incarnation of a member has ended."""
 
     member: int
-    life: int
+    incarnation: int
     reason: str = ""
 
 
-class MemberDone(Fact, frozen=True, tag="member-done"):
-    """A member has done what `Ask` of this generation and stage told it."""
+class MemberDone(PoolEvent, frozen=True, tag="member-done"):
+    """A member has done what the `Ask` of this generation and stage told it to do."""
 
     member: int
-    life: int
+    incarnation: int
     generation: int
     stage: ReplicaState
 
 
-class MemberFailed(Fact, frozen=True, tag="member-failed"):
+class MemberFailed(PoolEvent, frozen=True, tag="member-failed"):
     """A member lives but cannot go on with this join."""
 
     member: int
-    life: int
+    incarnation: int
     generation: int
     reason: str
 
 
-class JoinCancelled(Fact, frozen=True, tag="join-cancelled"):
-    """Somebody wants this replica back in rollout; it counts to the end of the step if it does."""
+class JoinCancelled(PoolEvent, frozen=True, tag="join-cancelled"):
+    """Somebody wants this replica back in rollout.
+
+    A replica that counts does so to the end of the step.
+    """
 
     replica: int
     generation: int
     reason: str = ""
 
 
-AnyFact = Union[Signal, StepBegins, MemberUp, MemberLost, MemberDone, MemberFailed,  # noqa: UP007
+AnyPoolEvent = Union[Signal, StepBegins, MemberUp, MemberLost, MemberDone, MemberFailed,  # noqa: UP007
                 JoinCancelled]
 
 
@@ -136,24 +153,27 @@ AnyFact = Union[Signal, StepBegins, MemberUp, MemberLost, MemberDone, MemberFail
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
-    """The common head of all orders."""
+    """Base class of all orders that the pool gives."""
 
 
 class Ask(Order, frozen=True, tag="ask"):
-    """A member shall do this stage and then say `MemberDone`: REQUESTED: take no more rollouts, end
-    or hand on those it has; FETCHING_STATE: fetch parameters; ZERO_SYNC: connect to its core's lane
-    and follow each step, contributing zero; RETURNING: end all of that and serve rollouts."""
+    """Tells a member to do one stage and to report `MemberDone` afterwards.
+
+    REQUESTED: take no more rollouts, and finish or hand on the running ones. FETCHING_STATE: fetch
+    the parameters. ZERO_SYNC: follow each step on its core's gradient channel, contributing zeros.
+    RETURNING: leave the channel and serve rollouts again.
+    """
 
     member: int
-    life: int
+    incarnation: int
     replica: int
     generation: int
     stage: ReplicaState
     core: int
 
 
-class Seat(msgspec.Struct, frozen=True, array_like=True):
-    """A replica of one generation and the core that its gradients are added to."""
+class ContributorId(msgspec.Struct, frozen=True, array_like=True):
+    """A replica in one generation, and the core to which its gradients are added."""
 
     replica: int
     generation: int
@@ -161,18 +181,20 @@ class Seat(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(Order, frozen=True, tag="step-plan"):
-    """Who counts in a train_step, and who follows it with zero. `epoch` rises whenever `counting`
-    changes."""
+    """Which replicas count in a train_step, and which follow it with zeros.
+
+    `epoch` grows by one whenever `counting` changes.
+    """
 
     step: int
     version: int
     epoch: int
-    counting: tuple[Seat, ...] = ()
-    following: tuple[Seat, ...] = ()
+    counting: tuple[ContributorId, ...] = ()
+    following: tuple[ContributorId, ...] = ()
 
 
-class Expel(Order, frozen=True, tag="expel"):
-    """Nothing of this replica is to be waited for or added any more, in the running step too."""
+class EvictReplica(Order, frozen=True, tag="expel"):
+    """Neither wait for this replica nor add anything from it, in the running step too."""
 
     replica: int
     generation: int
@@ -180,15 +202,15 @@ class Expel(Order, frozen=True, tag="expel"):
 
 
 class Kill(Order, frozen=True, tag="kill"):
-    """A member did not come back in time: end this life of it, so that its GPU is nobody's."""
+    """A member did not come back in time: end this incarnation, so that its GPU is free."""
 
     member: int
-    life: int
+    incarnation: int
     reason: str
 
 
-class Settled(Order, frozen=True, tag="settled"):
-    """News, nothing to do: what became of a join."""
+class JoinEnded(Order, frozen=True, tag="settled"):
+    """Reports the outcome of a join; it asks for nothing."""
 
     replica: int
     generation: int
@@ -196,21 +218,21 @@ class Settled(Order, frozen=True, tag="settled"):
     reason: str = ""
 
 
-AnyOrder = Union[Ask, StepPlan, Expel, Kill, Settled]  # noqa: UP007
+AnyOrder = Union[Ask, StepPlan, EvictReplica, Kill, JoinEnded]  # noqa: UP007
 
 
-# ---- the lane ----------------------------------------------------------------------------------
+# ---- the channel
+# ----------------------------------------------------------------------------------
 
 
-class Label(msgspec.Struct, frozen=True, array_like=True):
-    """What a gradient payload says of itself; see `libra/hybrid/hybrid_lane.py` for when it is
-    believed.
+class GradientHeader(msgspec.Struct, frozen=True, array_like=True):
+    """What a gradient payload says about itself; `libra/hybrid/gradient_filter.py` checks it.
 
     Attributes:
-        replica, generation, epoch, step, version: as in the `StepPlan` it was computed under.
-        samples: how many samples it is the sum over; 0 of one who only follows.
-        size: elements.
-        dtype: numpy's name of their type.
+        replica, generation, epoch, step, version: As in the `StepPlan` under which it was computed.
+        samples: Over how many samples the gradient is summed; 0 for a replica that only follows.
+        size: Number of elements.
+        dtype: numpy's name of the elements' type.
     """
 
     replica: int

@@ -1,11 +1,12 @@
-"""Pure. What passes between training's core and the members of hybrid replicas, and its frames.
+"""Pure. The messages between the core trainer and the members of hybrid replicas, and their frames.
 
-Law: two kinds of conversation, each authenticated before its first frame. A *desk* conversation
-(member and rank 0) carries orders and facts; a *lane* conversation (member and its core) carries
-parameters out and gradients in. A frame is a head of fixed size, one message, and at most one
-payload of raw bytes, which its receiver reads straight into place.
+There are two kinds of connection, each authenticated before its first frame. A member's connection
+to the *coordinator* (rank 0) carries orders and events. Its connection to a *gradient channel* (a
+rank of its core) carries parameters to the member and gradients back.
 
-Layout (little endian): u32 length of the message, u64 length of the payload, message, payload.
+A frame is a head of fixed size, one message, and at most one payload of raw bytes, which the
+receiver reads straight into place. Layout, little endian: u32 length of the message, u64 length of
+the payload, message, payload.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Union
 
 import msgspec
 
-from ..domain.hybrid import Ask, Label, MemberDone, MemberFailed, StepPlan
+from ..domain.hybrid import Ask, GradientHeader, MemberDone, MemberFailed, StepPlan
 from ..errors import ProtocolError
 from .reading import reader
 
@@ -24,78 +25,82 @@ MESSAGE_MAX = 1 << 20
 PAYLOAD_MAX = 1 << 40
 
 
-class LaneMessage(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
-    """The common head."""
+class MemberMessage(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+    """Base class of all messages."""
 
 
-class Hello(LaneMessage, frozen=True, tag="hello"):
-    """Member to desk, first: who it is. `life` ascends from one life to the next."""
+class Hello(MemberMessage, frozen=True, tag="hello"):
+    """Member to coordinator, first: which member it is. `incarnation` grows with each restart."""
 
     member: int
-    life: int
+    incarnation: int
 
 
-class Alive(LaneMessage, frozen=True, tag="alive"):
-    """Member to desk, now and then: it is still there."""
+class Alive(MemberMessage, frozen=True, tag="alive"):
+    """Member to coordinator: heartbeat."""
 
 
-class Told(LaneMessage, frozen=True, tag="told"):
-    """Desk to member: an order, and where the lane of the core it names listens."""
+class Told(MemberMessage, frozen=True, tag="told"):
+    """Coordinator to member: an order, and the addresses of the gradient channel that it names."""
 
     order: Ask
-    lane: tuple[str, ...]
+    channel: tuple[str, ...]
 
 
-class Word(LaneMessage, frozen=True, tag="word"):
-    """Member to desk: a fact about itself."""
+class MemberReport(MemberMessage, frozen=True, tag="word"):
+    """Member to coordinator: an event about this member."""
 
-    fact: Union[MemberDone, MemberFailed]  # noqa: UP007
+    event: Union[MemberDone, MemberFailed]  # noqa: UP007
 
 
-class Enter(LaneMessage, frozen=True, tag="enter"):
-    """Member to lane, first: whose gradients will come this way."""
+class JoinMessage(MemberMessage, frozen=True, tag="enter"):
+    """Member to gradient channel, first: whose gradients will arrive on this connection."""
 
     replica: int
     generation: int
 
 
-class Work(LaneMessage, frozen=True, tag="work"):
-    """Lane to member: the parameters of a step, then its samples (`protocol.value`; none of one who
-    only follows), as one payload; to be answered by a `Gradient` with this very label."""
+class Work(MemberMessage, frozen=True, tag="work"):
+    """Gradient channel to member: the parameters of a step, then its samples, as one payload.
 
-    label: Label
+    Samples are encoded by `protocol.value`; a member that only follows gets none. The answer is a
+    `Gradient` with the same header.
+    """
 
-
-class Gradient(LaneMessage, frozen=True, tag="gradient"):
-    """Member to lane: the sum over its samples, as raw numbers; zeros of one who only follows."""
-
-    label: Label
+    header: GradientHeader
 
 
-class Heard(LaneMessage, frozen=True, tag="heard"):
-    """Lane to member: what became of a gradient; empty: it was taken."""
+class Gradient(MemberMessage, frozen=True, tag="gradient"):
+    """Member to gradient channel: the sum over its samples; zeros if it only follows."""
 
-    label: Label
+    header: GradientHeader
+
+
+class GradientReceipt(MemberMessage, frozen=True, tag="heard"):
+    """Gradient channel to member: why a gradient was refused; "" if it was accepted."""
+
+    header: GradientHeader
     refusal: str
 
 
-AnyLaneMessage = Union[Hello, Alive, Told, Word, Enter, Work, Gradient, Heard]  # noqa: UP007
+AnyMemberMessage = Union[Hello, Alive, Told, MemberReport, JoinMessage, Work,  # noqa: UP007
+                         Gradient, GradientReceipt]
 _encoder = msgspec.msgpack.Encoder()
-_read = reader(AnyLaneMessage)
+_read = reader(AnyMemberMessage)
 _read_plan = reader(StepPlan)
 
 
-def pack(message: LaneMessage, payload: int = 0) -> bytes:
-    """Head and message of a frame whose payload of so many bytes follows."""
+def pack(message: MemberMessage, payload: int = 0) -> bytes:
+    """The head and the message of a frame that a payload of `payload` bytes follows."""
     body = _encoder.encode(message)
     return HEAD.pack(len(body), payload) + body
 
 
 def sizes(head: bytes) -> tuple[int, int]:
-    """Lengths of message and payload.
+    """The lengths of the message and the payload, in bytes.
 
     Raises:
-        ProtocolError: no frame begins so.
+        ProtocolError: A length is above its limit.
     """
     message, payload = HEAD.unpack(head)
     if message > MESSAGE_MAX or payload > PAYLOAD_MAX:
@@ -103,25 +108,25 @@ def sizes(head: bytes) -> tuple[int, int]:
     return message, payload
 
 
-def unpack(body: bytes) -> AnyLaneMessage:
-    """The message.
+def unpack(body: bytes) -> AnyMemberMessage:
+    """Decodes a message.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: The bytes are no message of this protocol.
     """
     try:
-        message: AnyLaneMessage = _read(body)
+        message: AnyMemberMessage = _read(body)
     except msgspec.DecodeError as error:
         raise ProtocolError(f"a message is not in the protocol: {error}") from None
     return message
 
 
 def pack_plan(plan: StepPlan) -> bytes:
-    """A plan as rank 0 tells it to the core."""
+    """Encodes a plan, for rank 0 to broadcast to the other ranks."""
     return _encoder.encode(plan)
 
 
 def unpack_plan(data: bytes) -> StepPlan:
-    """The plan in these bytes, which come from the core's own rank 0."""
+    """Decodes a plan that this core trainer's own rank 0 has broadcast."""
     plan: StepPlan = _read_plan(data)
     return plan

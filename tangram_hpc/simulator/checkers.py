@@ -1,7 +1,8 @@
-"""The laws of a simulated run, proved from its records alone, in whole nanoseconds.
+"""Checks the invariants of a simulated run from its records alone, in whole nanoseconds.
 
-Law: every checker reads records, workload and cluster and nothing of the scheduler; it returns one
-line a fault. Ends count before starts of the same instant; what takes no time holds nothing.
+Every checker reads records, workload and cluster and nothing of the scheduler, so it cannot share a
+fault with it. It returns one line for each fault. Ends count before starts at the same instant, and
+what takes no time holds nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _Spans = dict[Hashable, list[tuple[int, int, int]]]  # what -> (from, to, amount
 
 
 def faults(run: Run, work: Workload, cluster: Cluster) -> list[str]:
-    """All of them; empty for a run that broke no law."""
+    """All faults of a run; empty if it kept every invariant."""
     return [*complete(run, work), *run_times(run), *amounts(run, work, cluster),
             *residents(run, cluster), *quotas(run, cluster)]
 
@@ -59,7 +60,7 @@ def complete(run: Run, work: Workload) -> list[str]:
 
 
 def run_times(run: Run) -> list[str]:
-    """A size that stays takes its run time; sizes that change add up to the whole work."""
+    """Attempts of one size take their run time; resized ones add up to the whole work."""
     found = []
     for r in (r for r in run.records if r.state == "COMPLETED"):
         if not r.resized:
@@ -75,27 +76,26 @@ def run_times(run: Run) -> list[str]:
         if any(not 0 <= units <= r.action.degrees[-1] for _, units, _ in r.grants):
             found.append(f"{r.trajectory} {r.order}: {r.grants} of {r.action.degrees}")
         left = Fraction(1)
-        for since, end, units in _sizes(r):
+        for since, end, units, _ in r.spans:
             left -= (end - since) * _rate(r.action, units) if units else 0
-        if abs(left) > _rate(r.action, r.action.degrees[-1]):  # a nanosecond's worth
+        if abs(left) > _rate(r.action, r.action.degrees[-1]):  # more than one ns of work
             found.append(f"{r.trajectory} {r.order}: {float(left):.2e} of its work is left")
     return found
 
 
 def amounts(run: Run, work: Workload, cluster: Cluster) -> list[str]:
-    """No core, GPU or node's memory is lent twice, and none that is not there."""
+    """No core, GPU or memory is granted twice at a time, or is not in the cluster."""
     spans: _Spans = defaultdict(list)
     nodes = {n.name: n for n in cluster.node_specs()}
     stay: dict[tuple[str, int], list[int]] = {}
     for r in run.records:
-        ends = [*(since for since, _, _ in r.grants[1:]), r.end]
         if r.action.resource == "cpu":
-            for (since, units, cores), end in zip(r.grants, ends, strict=True):
+            for since, end, units, cores in r.spans:
                 if len(cores) != units or not set(cores) <= set(nodes[r.node].cores):
                     return [f"{r.trajectory} {r.order}: {units} units, cores {cores}"]
                 for core in cores:
                     spans["core", r.node, core].append((since, end, 1))
-            held = stay.setdefault((r.node, r.order[0]), [r.start, r.end])  # the last stay there
+            held = stay.setdefault((r.node, r.order[0]), [r.start, r.end])  # its last stay there
             if r.migrated:
                 held[:] = [r.start, r.end]
             held[:] = [min(held[0], r.start), max(held[1], r.end)]
@@ -112,7 +112,7 @@ def amounts(run: Run, work: Workload, cluster: Cluster) -> list[str]:
 
 
 def residents(run: Run, cluster: Cluster) -> list[str]:
-    """Blocks are aligned, and a restore is paid exactly where the block holds something else."""
+    """Blocks are aligned; a restore is paid just where the block holds something else."""
     cost = {s.name: to_ns(s.restore_s) for s in cluster.services}
     lent = {n.name: set(n.gpus) for n in cluster.node_specs()}
     warm, found = run.head.get("services_warm", False), []
@@ -135,7 +135,7 @@ def residents(run: Run, cluster: Cluster) -> list[str]:
 
 
 def quotas(run: Run, cluster: Cluster) -> list[str]:
-    """No endpoint has too many inside, nor gives a token that it does not have."""
+    """No endpoint serves more calls at once, or grants more tokens, than its quota."""
     found, calls = [], defaultdict(list)
     for r in run.records:
         if name := endpoint_of(r.action.resource):
@@ -155,21 +155,15 @@ def quotas(run: Run, cluster: Cluster) -> list[str]:
     return found
 
 
-def _sizes(r: Record) -> list[tuple[int, int, int]]:
-    ends = [*(since for since, _, _ in r.grants[1:]), r.end]
-    return [(since, end, units)
-            for (since, units, _), end in zip(r.grants, ends, strict=True)]
-
-
 def _rate(action: WorkAction, units: int) -> Fraction:
-    """Part of the work done in a nanosecond."""
+    """The part of the work that is done in a nanosecond."""
     serial = Fraction(action.serial)
     time = Fraction(action.work_s) * 10**9 * (serial + (1 - serial) / units)
     return 1 / max(time, Fraction(1, 1 << 20))
 
 
 def _peak(spans: list[tuple[int, int, int]]) -> int:
-    """The most that is held at once; ends come before starts of the same instant."""
+    """The largest amount that is held at once; ends come before starts at the same instant."""
     kept = [(s, e, a) for s, e, a in spans if e > s]
     steps = sorted([(e, 0, -a) for s, e, a in kept] + [(s, 1, a) for s, e, a in kept])
     level = most = 0

@@ -1,8 +1,11 @@
-"""One workload three ways: all nodes held from start to end with a reservation for each trajectory,
-the job's own nodes alone, and those with satellites that come and go.
+"""One workload in three ways: with all nodes held throughout, without satellites, and with them.
 
-Law: the same scheduler, drivers and accounting in each; core-hours held are those of nodes while
-their workers are there, used are those lent to actions, both folded from the run's events.
+`static` holds all nodes from start to end with a reservation for each trajectory, `alone` has the
+job's own nodes only, and `elastic` adds satellites that come and go.
+
+Scheduler, drivers and accounting are the same in each. Core-hours held are those of nodes while
+their workers are there, core-hours used are those granted to actions; both are computed from the
+run's events.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from ..config.allocations import alloc_policy, elastic
 from ..config.settings import read_toml
 from ..errors import InvalidInput
 from ..scheduler.placement.placers.registry import make_placer
+from .message_world import Growth, MessageWorld
 from .model_slurm import Queue
-from .wired import Growth, WiredWorld
 from .workload import Cluster, ClusterNode, Workload, to_ns
 
 
@@ -32,14 +35,15 @@ class ModelledQueue(BaseModel):
 
 
 def read_scenario(path: Path) -> Growth:
-    """A scenario: `[elastic]` as in tangram.toml, and `[slurm]`.
+    """Reads a scenario: `[elastic]` as in tangram.toml, and `[slurm]`.
 
     Raises:
-        InvalidInput: it cannot be read, or a field is wrong; one line.
+        InvalidInput: The file cannot be read or has a wrong field; one line.
     """
     told = read_toml(path)
     if unknown := next((key for key in told if key not in ("elastic", "slurm")), None):
-        raise InvalidInput(f"scenario {path}: {unknown!r} is not known; there is elastic, slurm")
+        raise InvalidInput(f"scenario {path}: {unknown!r} is not a known table; known are "
+                           "elastic and slurm")
     policy = alloc_policy(elastic(told.get("elastic", {})))
     if not policy.max_nodes:
         raise InvalidInput(f"scenario {path}: elastic.max_nodes: say how many nodes may be asked "
@@ -55,10 +59,10 @@ def read_scenario(path: Path) -> Growth:
 
 def three_ways(work: Workload, cluster: Cluster, placer: str, static: str, growth: Growth,
                durations: str, seed: int = 0, check: bool = False) -> dict[str, dict[str, Any]]:
-    """Figures of `static`, `alone` and `elastic`, and what was decided in the last.
+    """Metrics of `static`, `alone` and `elastic`, and the decisions about satellites.
 
     Raises:
-        InvalidInput: workload, cluster and policy do not go together.
+        InvalidInput: Workload, cluster and policy do not go together.
     """
     ways = {"static": (_largest(cluster, growth), static, None),
             "alone": (cluster, placer, None), "elastic": (cluster, placer, growth)}
@@ -68,7 +72,7 @@ def three_ways(work: Workload, cluster: Cluster, placer: str, static: str, growt
 
 def _one(work: Workload, cluster: Cluster, placer: str, durations: str, seed: int,
          growth: Growth | None, check: bool) -> dict[str, Any]:
-    world = WiredWorld(work, cluster, make_placer(placer), durations == "oracle", seed=seed,
+    world = MessageWorld(work, cluster, make_placer(placer), durations == "oracle", seed=seed,
                        growth=growth, check=check)
     run = world.run()
     usage, figures = world.usage.usage, run.figures()
@@ -87,7 +91,7 @@ def _one(work: Workload, cluster: Cluster, placer: str, durations: str, seed: in
 
 
 def _largest(cluster: Cluster, growth: Growth) -> Cluster:
-    """The cluster with all the nodes that satellites may ever be, held from start to end."""
+    """The cluster with all nodes that satellites may ever be, held from start to end."""
     shape = growth.policy.shapes[0]
     mem = shape.mem_mib or max(n.mem_mib for n in cluster.nodes)
     more = ClusterNode(name="more", count=growth.policy.max_nodes, cpus=shape.cpus, mem_mib=mem,

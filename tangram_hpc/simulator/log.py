@@ -1,34 +1,34 @@
-"""The scheduler's events as records of attempts: a fold that both kinds of simulated run share."""
+"""Turns the scheduler's events into records of attempts; both kinds of simulation use it."""
 
 from __future__ import annotations
 
 from ..domain import event as ev
 from ..scheduler.state.ledger import Ledger
-from .player import Player
 from .records import Record
+from .workload_client import WorkloadClient
 
 
 class Log:
-    """Takes events in order, before the ledger does."""
+    """Collects records. It takes each event before the ledger does."""
 
-    def __init__(self, player: Player, ledger: Ledger) -> None:
-        self._player, self._ledger = player, ledger
+    def __init__(self, client: WorkloadClient, ledger: Ledger) -> None:
+        self._client, self._ledger = client, ledger
         self._open: dict[int, Record] = {}  # by lease
         self.records: list[Record] = []
 
     def note(self, event: ev.Event) -> None:
-        """One event."""
+        """Takes one event."""
         if isinstance(event, ev.LeaseGranted):
-            s = self._player.submission(event.action)
+            s = self._client.submission(event.action)
             node = self._ledger.nodes[event.node].spec.name
             units = 1 if s.work.resource.startswith("endpoint:") else len(
                 event.gpus or event.cores)
             self._open[event.lease] = Record(
-                (s.play.index, s.turn, s.index, s.attempt + event.attempt - 1),
-                s.play.spec.trajectory, s.work, s.ready, event.at, node,
+                (s.state.index, s.turn, s.index, s.attempt + event.attempt - 1),
+                s.state.spec.trajectory, s.work, s.ready, event.at, node,
                 [(event.at, units, event.cores)], event.gpus, event.restore_ns)
-            if s.session and s.play.moved:
-                s.play.moved, self._open[event.lease].migrated = False, True
+            if s.session and s.state.moved:
+                s.state.moved, self._open[event.lease].migrated = False, True
         elif isinstance(event, ev.LeaseResized):
             self._open[event.lease].grants.append((event.at, len(event.cores), event.cores))
         elif isinstance(event, ev.LeaseFinished):
@@ -37,5 +37,5 @@ class Log:
             self.records.append(record)
 
     def ordered(self) -> list[Record]:
-        """All that ended, in the order of the workload."""
+        """The records of all attempts that have ended, in the order of the workload."""
         return sorted(self.records, key=lambda r: r.order)

@@ -1,6 +1,6 @@
-"""A modelled machine: fills `ports.Executor` under the real worker driver.
+"""A modelled machine: fills `ports.Executor` beneath the real worker driver.
 
-Law: it knows how long work takes and nothing of scheduling; sandboxes open and close in no time.
+It knows how long actions take and nothing of scheduling. Sandboxes open and close in no time.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from ..domain.states import ActionState
 from ..ports import Reports
 from ..protocol.message import Start
 from . import progress
-from .clock import Agenda
+from .clock import EventQueue
 from .workload import WorkAction
 
 
 class Machine:
-    """One node's executor. `work_of` tells what an action really is."""
+    """The executor of one node. `work_of` returns the workload's action for an action id."""
 
-    def __init__(self, agenda: Agenda, reports: Reports, work_of: Callable[[int], WorkAction]
-                 ) -> None:
-        self._agenda, self._reports, self._work_of = agenda, reports, work_of
+    def __init__(self, event_queue: EventQueue, reports: Reports,
+                 work_of: Callable[[int], WorkAction]) -> None:
+        self._event_queue, self._reports, self._work_of = event_queue, reports, work_of
         self._runs: dict[int, progress.Run] = {}
 
     def open_session(self, spec: SessionSpec) -> None:
@@ -45,7 +45,7 @@ class Machine:
         """See `ports.Executor`."""
         key = order.action.key
         units = 1 if endpoint_of(key) else len(order.gpus if service_of(key) else order.cores)
-        work, now = self._work_of(order.action.id), self._agenda.now
+        work, now = self._work_of(order.action.id), self._event_queue.now
         self._runs[order.lease] = progress.Run(work, units, now, order.restore_ns)
         self._reports.started(order.lease)
         self._await(order.lease)
@@ -66,7 +66,7 @@ class Machine:
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
         """See `ports.Executor`."""
         if lease in self._runs:
-            self._runs[lease].resize(self._agenda.now, len(cores))
+            self._runs[lease].resize(self._event_queue.now, len(cores))
             self._await(lease)
 
     def close(self) -> None:
@@ -77,12 +77,12 @@ class Machine:
         run = self._runs[lease]
         end_at = run.end_at
         if end_at is not None:
-            self._agenda.put(end_at, 0, lambda: self._due(lease, run, end_at))
+            self._event_queue.put(end_at, 0, lambda: self._due(lease, run, end_at))
 
     def _due(self, lease: int, run: progress.Run, end_at: int) -> None:
         if self._runs.get(lease) is run and run.end_at == end_at:
             self._end(lease, ActionState.COMPLETED, "")
 
     def _end(self, lease: int, state: ActionState, reason: str) -> None:
-        exec_ns = self._agenda.now - self._runs.pop(lease).start
+        exec_ns = self._event_queue.now - self._runs.pop(lease).start
         self._reports.finished(lease, Outcome(state, exec_ns=exec_ns, reason=reason), b"", True)

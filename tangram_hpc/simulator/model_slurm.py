@@ -1,9 +1,9 @@
 """A modelled Slurm: fills `ports.Slurm` for brokers that ask for satellites in a simulation.
 
-Law: a request waits as long as the scenario's seed says, at least until there is room among the
-nodes that the scenario spares; nothing is refused but partitions that do not exist. Jobs end by
-themselves when their workers have, when they are cancelled, or at their time limit. Queries are
-answered at once and cost nothing: what they may cost is the real port's to bound.
+A request waits for a time that is drawn from the scenario's seed, and then until enough nodes are
+free for it. Nothing is refused except partitions that do not exist. A job ends when its last worker
+has ended, when it is cancelled, or at its time limit. Queries are answered at once and cost
+nothing: limiting them is the task of the real port.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ..domain.node import NodeSpec
 from ..domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
 from ..ports import SlurmFailure, SlurmNever
-from .clock import Agenda
+from .clock import EventQueue
 
 LATER = 4  # priority of its answers: after a broker's beat
 _FIRST_JOB = 1001
@@ -23,8 +23,13 @@ _FIRST_JOB = 1001
 
 @dataclass(frozen=True)
 class Queue:
-    """What the modelled Slurm does: a request waits between `wait_ns` and twice that, and then
-    until fewer than `nodes` of satellites run. `partitions`: those there are; empty for any."""
+    """How the modelled Slurm treats requests.
+
+    Attributes:
+        wait_ns: A request waits for this to twice this.
+        nodes: After that it waits until its nodes fit among so many nodes of satellites.
+        partitions: The partitions that exist; empty for any.
+    """
 
     wait_ns: int = 0
     nodes: int = 1 << 20
@@ -37,30 +42,37 @@ class _Job:
     order: dict[str, str]
     component: str
     state: str = "PENDING"
-    ready: bool = False  # it has waited
+    ready: bool = False  # its waiting time is over
     start: int = 0
-    limit: int = 0  # how long it may run, once it runs
+    limit: int = 0  # time limit in ns, once it runs
     end: int = 0
     hosts: list[str] = field(default_factory=list)
 
     @property
     def ends_at(self) -> int:
-        """When it ended, or when its time limit ends it; 0 while it waits."""
+        """When the job ended or its time limit ends it, in ns; 0 while it waits."""
         return self.end or (self.start + self.limit if self.start else 0)
 
     @property
     def nodes(self) -> int:
-        """How many it asks for."""
+        """How many nodes it asks for."""
         return int(self.order["nodes"])
 
 
 class ModelSlurm:
-    """See `ports.Slurm`. `join` brings a worker of this spec, `leave` kills the worker of that
-    name (told why)."""
+    """See `ports.Slurm`.
 
-    def __init__(self, agenda: Agenda, queue: Queue, seed: int, join: Callable[[NodeSpec], None],
-                 leave: Callable[[str, str], None]) -> None:
-        self._agenda, self._queue, self._rng = agenda, queue, random.Random(seed)
+    Args:
+        event_queue: Time.
+        queue: How requests are treated.
+        seed: From which waiting times are drawn.
+        join: Starts a worker on a node with this spec.
+        leave: Kills the worker on the node of this name; the second argument says why.
+    """
+
+    def __init__(self, event_queue: EventQueue, queue: Queue, seed: int,
+                 join: Callable[[NodeSpec], None], leave: Callable[[str, str], None]) -> None:
+        self._event_queue, self._queue, self._rng = event_queue, queue, random.Random(seed)
         self._join, self._leave = join, leave
         self._jobs: dict[int, _Job] = {}
         self._calls = dict.fromkeys(("submits", "queries", "cancels", "comments", "refused"), 0)
@@ -79,7 +91,7 @@ class ModelSlurm:
         self._jobs[job.number] = job
         wait = self._queue.wait_ns
         late = self._rng.randrange(wait, 2 * wait) if wait else 0
-        self._agenda.put(self._agenda.now + late, LATER, lambda: self._waited(job))
+        self._event_queue.put(self._event_queue.now + late, LATER, lambda: self._waited(job))
         self._soon(lambda: then(job.number))
 
     def query(self, jobs: Sequence[int],
@@ -115,11 +127,11 @@ class ModelSlurm:
         """See `ports.Slurm`."""
 
     def change_limit(self, job: int, limit_ns: int) -> None:
-        """What `scontrol update TimeLimit` does to a running job: nobody is told."""
+        """Does what `scontrol update TimeLimit` does to a running job: nobody is notified."""
         self._limit(self._jobs[job], limit_ns)
 
     def worker_ended(self, host: str) -> None:
-        """A worker has ended by itself: so does its job, with its last one."""
+        """A worker has ended by itself; with its last worker the job ends."""
         for job in self._jobs.values():
             if host in job.hosts:
                 job.hosts.remove(host)
@@ -127,16 +139,17 @@ class ModelSlurm:
                     self._end(job, "COMPLETED")
 
     def held_ns(self) -> int:
-        """Core-ns that all jobs held, those that run until now."""
+        """Core-ns that all jobs have held until now."""
         return sum(self.jobs_run().values())
 
     def jobs_run(self) -> dict[int, int]:
-        """The same of each job that ran, by its number."""
-        return {j.number: j.nodes * int(j.order["cpus-per-task"])
-                * ((j.end or self._agenda.now) - j.start) for j in self._jobs.values() if j.start}
+        """Core-ns that each started job has held until now, by its number."""
+        now = self._event_queue.now
+        return {j.number: j.nodes * int(j.order["cpus-per-task"]) * ((j.end or now) - j.start)
+                for j in self._jobs.values() if j.start}
 
     def _soon(self, call: Callable[[], None]) -> None:
-        self._agenda.put(self._agenda.now, LATER, call)
+        self._event_queue.put(self._event_queue.now, LATER, call)
 
     def _waited(self, job: _Job) -> None:
         job.ready = True
@@ -150,7 +163,7 @@ class ModelSlurm:
                 self._run(job)
 
     def _run(self, job: _Job) -> None:
-        job.state, job.start = "RUNNING", self._agenda.now
+        job.state, job.start = "RUNNING", self._event_queue.now
         minutes, _, seconds = job.order["time"].partition(":")
         self._limit(job, (int(minutes) * 60 + int(seconds)) * 10**9)
         gpus = int(job.order.get("gres", "0").rpartition(":")[2])
@@ -165,17 +178,17 @@ class ModelSlurm:
 
     def _limit(self, job: _Job, limit_ns: int) -> None:
         job.limit = limit_ns
-        at = max(self._agenda.now, job.ends_at)
-        self._agenda.put(at, LATER, lambda: self._end_late(job))
+        at = max(self._event_queue.now, job.ends_at)
+        self._event_queue.put(at, LATER, lambda: self._end_late(job))
 
     def _end_late(self, job: _Job) -> None:
-        if not job.end and self._agenda.now >= job.ends_at:
+        if not job.end and self._event_queue.now >= job.ends_at:
             self._end(job, "TIMEOUT")
 
     def _end(self, job: _Job, state: str) -> None:
         if job.state not in ("PENDING", "RUNNING"):
             return
-        job.state, job.end = state, self._agenda.now
+        job.state, job.end = state, self._event_queue.now
         for host in job.hosts:
             self._leave(host, f"its job {job.number} ended: {state}")
         job.hosts = []

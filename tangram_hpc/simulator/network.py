@@ -1,7 +1,8 @@
-"""Modelled links, timers and a journal in memory: the ports of the drivers, filled with models.
+"""Simulated links and timers and a journal in memory: adapters of the drivers' ports.
 
-Law: every message really becomes bytes (`protocol/frame.py`) and is decoded again at the other end;
-a link keeps its order; one way takes `latency_ns` and, with jitter, up to twice that, by the seed.
+Every message is really encoded into bytes (`protocol/frame.py`) and decoded at the other end. A
+link keeps the order of its messages. A message takes `latency_ns` to twice that, drawn from the
+seed.
 """
 
 from __future__ import annotations
@@ -12,22 +13,28 @@ from collections.abc import Callable, Iterable
 from ..domain.event import Event
 from ..protocol.frame import Buffer, Inbox, Outbox
 from ..protocol.message import AnyMessage, Message
-from .clock import Agenda
+from .clock import EventQueue
 
-DELIVERY, FLUSH, BEAT = 1, 2, 3  # priorities within an instant; what ends comes at 0
+DELIVERY, FLUSH, BEAT = 1, 2, 3  # priorities within an instant; ends have priority 0
 Receive = Callable[[AnyMessage, memoryview | None], None]
 
 
-class Way:
-    """One direction of a conversation; fills `ports.Link`."""
+class SimulatedLink:
+    """One direction of a connection; fills `ports.Link`.
 
-    def __init__(self, agenda: Agenda, latency_ns: int, rng: random.Random) -> None:
-        self._agenda, self._latency_ns, self._rng = agenda, latency_ns, rng
+    Attributes:
+        receive: Called with each message that arrives.
+        frames, bytes: How many flushes carried data, and how many bytes.
+        unsent: Always 0: a simulated link takes everything at once.
+    """
+
+    def __init__(self, event_queue: EventQueue, latency_ns: int, rng: random.Random) -> None:
+        self._event_queue, self._latency_ns, self._rng = event_queue, latency_ns, rng
         self._outbox, self._inbox = Outbox(), Inbox()
-        self._arrives = agenda.now
+        self._arrives = event_queue.now
         self.receive: Receive = lambda message, payload: None
         self.frames = self.bytes = 0
-        self.unsent = 0  # a modelled link takes everything at once
+        self.unsent = 0
 
     def send(self, message: Message, payload: Buffer | None = None) -> None:
         """See `ports.Link`."""
@@ -40,8 +47,8 @@ class Way:
             return
         self.frames, self.bytes = self.frames + 1, self.bytes + len(data)
         late = self._latency_ns and self._rng.randrange(self._latency_ns, 2 * self._latency_ns)
-        self._arrives = max(self._arrives, self._agenda.now + late)
-        self._agenda.put(self._arrives, DELIVERY, lambda: self._deliver(data))
+        self._arrives = max(self._arrives, self._event_queue.now + late)
+        self._event_queue.put(self._arrives, DELIVERY, lambda: self._deliver(data))
 
     def close(self) -> None:
         """See `ports.Link`."""
@@ -56,20 +63,20 @@ class Way:
             self.receive(message, payload)
 
 
-class AgendaTimer:
-    """Fills `ports.Timer`; calls without delay come at the end of the instant, by priority."""
+class SimulatedTimer:
+    """Fills `ports.Timer`; calls without delay come later in the same instant, by priority."""
 
-    def __init__(self, agenda: Agenda, priority: int) -> None:
-        self._agenda, self._priority = agenda, priority
+    def __init__(self, event_queue: EventQueue, priority: int) -> None:
+        self._event_queue, self._priority = event_queue, priority
 
     def after(self, delay_s: float, call: Callable[[], None]) -> object:
         """See `ports.Timer`."""
-        self._agenda.put(self._agenda.now + round(delay_s * 1e9), self._priority, call)
+        self._event_queue.put(self._event_queue.now + round(delay_s * 1e9), self._priority, call)
         return None
 
 
 class MemoryJournal:
-    """Fills `ports.Journal`: hands each event on, and is safe at once."""
+    """Fills `ports.Journal`: passes each event on, and is durable at once."""
 
     mode = "none"
 

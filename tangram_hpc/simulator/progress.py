@@ -1,7 +1,7 @@
 """Pure. One attempt of an action on a modelled machine: when it ends, however it is resized.
 
-Law: on a size that never changes, the run time is rounded once from the workload's numbers; when
-the size changes, progress is added up in whole parts of 2**-96 of the work, so nothing drifts.
+Invariants: while the size never changes, the run time is rounded once from the workload's numbers.
+When the size changes, progress is added up in whole parts of 2**-96 of the work, so nothing drifts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SECOND = 10**9
 
 
 class Run:
-    """A run under way. `end_at` is None while it is suspended (0 units)."""
+    """An attempt that runs. `end_at` is its end in ns; None while it is suspended (0 units)."""
 
     __slots__ = ("_action", "_left", "_rates", "_since", "_units", "end_at", "start")
 
@@ -28,7 +28,7 @@ class Run:
             self.end_at = self._since + action.run_ns(units)
 
     def resize(self, now: int, units: int) -> None:
-        """From now on it runs on so many units."""
+        """From `now` on it runs on `units` units."""
         if self._units:
             self._left -= (now - self._since) * self._rate(self._units)
         self._units, self._since = units, now
@@ -38,7 +38,7 @@ class Run:
             self.end_at = now + max(0, (2 * self._left + rate) // (2 * rate))
 
     def _rate(self, units: int) -> int:
-        """Parts of the work done in a nanosecond on so many units."""
+        """Parts of the work that are done in a nanosecond on `units` units."""
         rate = self._rates.get(units)
         if rate is None:
             a = self._action

@@ -1,7 +1,7 @@
-"""What a run leaves: `tangram-records/1`, one line an attempt, and the run's figures.
+"""What a run leaves: records in `tangram-records/1`, one line for each attempt, and its metrics.
 
-Law: written in the order of the workload, from the scheduler's own events and nothing else, so the
-same run gives the same bytes.
+Invariant: records are written in the order of the workload, from the scheduler's events alone, so
+the same run gives the same bytes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _SECOND = 10**9
 
 @dataclass(slots=True)
 class Record:
-    """One attempt of one action. Times are ns from the beginning of the step."""
+    """One attempt of one action. Times are in ns from the beginning of the step."""
 
-    order: tuple[int, int, int, int]  # trajectory's place in the file, turn, index, attempt
+    order: tuple[int, int, int, int]  # place of the trajectory in the file, turn, index, attempt
     trajectory: str
     action: WorkAction
     submit: int
@@ -33,19 +33,24 @@ class Record:
     restore: int = 0
     end: int = -1
     state: str = ""
-    migrated: bool = False  # the first in a new sandbox after the old one was lost
+    migrated: bool = False  # the first attempt in a new sandbox, after the old one was lost
 
     @property
     def resized(self) -> bool:
-        """Whether its size was not one of its degrees from start to end."""
+        """Whether its size was changed, or is none of its degrees."""
         return len(self.grants) > 1 or self.grants[0][1] not in self.action.degrees
 
     @property
-    def unit_ns(self) -> int:
-        """Σ units x time."""
+    def spans(self) -> list[tuple[int, int, int, tuple[int, ...]]]:
+        """Each grant with its end: since, end, units, cores."""
         ends = [*(since for since, _, _ in self.grants[1:]), self.end]
-        return sum(units * (end - since)
-                   for (since, units, _), end in zip(self.grants, ends, strict=True))
+        return [(since, end, units, cores)
+                for (since, units, cores), end in zip(self.grants, ends, strict=True)]
+
+    @property
+    def unit_ns(self) -> int:
+        """The sum of units times time."""
+        return sum(units * (end - since) for since, end, units, _ in self.spans)
 
     def line(self) -> dict[str, Any]:
         """The record as the format has it."""
@@ -70,7 +75,7 @@ class Record:
 
 @dataclass(slots=True)
 class Run:
-    """All that a run left. `head` is the records' first line."""
+    """Everything that a run left. `head` is the first line of its records."""
 
     head: dict[str, Any]
     records: list[Record] = field(default_factory=list)
@@ -80,7 +85,7 @@ class Run:
         """Writes the records.
 
         Raises:
-            InvalidInput: the file cannot be written.
+            InvalidInput: The file cannot be written.
         """
         lines = [self.head, *(r.line() for r in self.records)]
         try:
@@ -89,7 +94,7 @@ class Run:
             raise InvalidInput(f"--records {path}: {error.strerror}") from None
 
     def figures(self) -> dict[str, Any]:
-        """The run in numbers; seconds, and unit-seconds."""
+        """The metrics of the run, in seconds and unit-seconds."""
         done = [r for r in self.records if r.state == "COMPLETED"]
         act = sorted(r.end - r.submit for r in done)
         n = len(act)

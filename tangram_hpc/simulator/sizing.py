@@ -1,9 +1,11 @@
-"""Pure. How much to hold so that a policy reaches a target: a search over a simulator handed in.
+"""Pure. How many resources a policy needs to reach a target: a search over a simulator.
 
-Law: an answer is the smallest amount that reaches the target and whose next sizes up reach it too,
-so no lucky dip is taken for one, and somewhat smaller sizes were tried. Nothing is measured twice.
-Held resources grow in `Scale.levels` equal steps; CPUs and GPUs grow together where a workload uses
-both, and what one of them has too much is trimmed afterwards.
+The held resources grow in `Scale.levels` equal steps. CPUs and GPUs grow together where a workload
+uses both, and what is too much of one of them is trimmed afterwards.
+
+More resources do not always give a shorter run, so a single good size may be luck. Invariants: an
+answer is the smallest size found that reaches the target and whose next larger sizes reach it too,
+and somewhat smaller sizes were tried. Nothing is measured twice.
 """
 
 from __future__ import annotations
@@ -16,21 +18,21 @@ from typing import NamedTuple
 from ..domain.service import service_of
 from .workload import Cluster, ClusterNode, Turn, WorkAction, Workload, all_actions
 
-LEVELS = 1000  # a finer answer than one part in 1000 of the cluster is not looked for
+LEVELS = 1000  # no finer answer than one part in 1000 of the cluster is searched
 GRID = tuple(2 ** (-k / 2) for k in range(6, -1, -1))  # shares of the cluster that a curve shows
 _NEAR = 2  # sizes above an answer that must reach the target too
 _UNDER = (0.95, 0.98)  # shares of an answer that are tried again
 
 
 class Holding(NamedTuple):
-    """What is held."""
+    """The CPUs and GPUs that are held."""
 
     cpus: int
     gpus: int
 
 
 class Figures(NamedTuple):
-    """What a run came to; seconds."""
+    """The metrics of a run, in seconds."""
 
     mean_act_s: float
     p99_act_s: float
@@ -38,39 +40,50 @@ class Figures(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One size of a curve; no figures where the workload cannot run at all."""
+    """One size of a curve; `figures` is None where the workload cannot run at all."""
 
     level: int
     held: Holding
     figures: Figures | None
 
 
-Measure = Callable[[str, Holding], Figures | None]  # policy and what it holds
+Measure = Callable[[str, Holding], Figures | None]  # of a policy and its holding
 
 
 @dataclass(frozen=True)
 class Target:
-    """Means to stay within, in seconds; None is not asked for."""
+    """Upper bounds in seconds; None where there is none.
+
+    Attributes:
+        act_s: Bound of the mean action completion time.
+        step_s: Bound of the length of the step.
+    """
 
     act_s: float | None = None
     step_s: float | None = None
 
     def reached(self, figures: Figures | None) -> bool:
-        """Whether these figures are good enough."""
+        """Whether these metrics are within the bounds."""
         return figures is not None and all(
             wanted_s is None or is_s <= wanted_s
             for is_s, wanted_s in ((figures.mean_act_s, self.act_s), (figures.step_s, self.step_s)))
 
     def excess(self, figures: Figures) -> float:
-        """How many times too long these figures are, at the worse of the two."""
+        """By which factor these metrics exceed the bounds, at the worse of the two."""
         pairs = ((figures.mean_act_s, self.act_s), (figures.step_s, self.step_s))
         return max(is_s / max(wanted_s, 1e-9) for is_s, wanted_s in pairs if wanted_s is not None)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The sizes that are looked at: `levels` steps to the full cluster, `top` where more is of no
-    use to anybody."""
+    """The sizes that are examined.
+
+    Attributes:
+        full: The full cluster.
+        cpus, gpus: Whether CPUs and GPUs are searched.
+        levels: Number of steps to the full cluster.
+        top: The level above which more resources are of no use.
+    """
 
     full: Holding
     cpus: bool
@@ -87,19 +100,26 @@ class Scale:
 
 @dataclass
 class Answer:
-    """What one policy needs. Without `held` it never reaches the target; `at` is then the size with
-    its best figures."""
+    """What one policy needs.
+
+    Attributes:
+        policy: Its name.
+        held: The smallest holding that reaches the target; None if none does.
+        at: That holding, or the one with the best metrics.
+        figures: The metrics at `at`.
+        level: Its level on the curve, before either of two amounts was trimmed.
+    """
 
     policy: str
     held: Holding | None
     at: Holding
     figures: Figures
-    level: int  # on the curve, before either of two amounts was trimmed
+    level: int
 
 
 @dataclass
 class Curve:
-    """One policy: every size that was measured with CPUs and GPUs in proportion."""
+    """One policy, and every size that was measured with CPUs and GPUs in proportion."""
 
     policy: str
     scale: Scale
@@ -109,12 +129,12 @@ class Curve:
     _levels: set[int] = field(default_factory=set)
 
     def at(self, level: int) -> Figures | None:
-        """The figures at a level."""
+        """The metrics at a level."""
         self._levels.add(level)
         return self.hold(self.scale.holding(level))
 
     def hold(self, held: Holding) -> Figures | None:
-        """The figures of any holding, measured once."""
+        """The metrics of any holding; each is measured once."""
         if held not in self._known:
             self._known[held] = self.measure(self.policy, held)
         return self._known[held]
@@ -124,7 +144,7 @@ class Curve:
         return [Point(n, self.scale.holding(n), self.at(n)) for n in sorted(self._levels)]
 
     def shown(self) -> list[Point]:
-        """The levels of the grid and the answer's."""
+        """The levels of the grid, and that of the answer."""
         wanted = set(grid(self.scale)) | ({self.answer.level} if self.answer else set())
         return [p for p in self.points() if p.level in wanted]
 
@@ -133,7 +153,10 @@ class Curve:
 
 
 def threshold(reaches: Callable[[int], bool], low: int, high: int) -> int:
-    """The smallest number in (low, high] that reaches, with the next ones; `high` must reach."""
+    """The smallest number in (low, high] that reaches the target together with the next ones.
+
+    `high` must reach it.
+    """
     best = _settle(reaches, low, high)
     while True:
         under = next((m for share in _UNDER if low < (m := int(best * share)) < best
@@ -144,7 +167,7 @@ def threshold(reaches: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _settle(reaches: Callable[[int], bool], low: int, high: int) -> int:
-    """Bisection; it goes on above a number whose neighbours do not reach."""
+    """Bisection; it goes on above a number whose neighbours do not reach the target."""
     fails = low
     while True:
         below, found = fails, high
@@ -163,7 +186,7 @@ def grid(scale: Scale) -> list[int]:
 
 
 def search(policy: str, scale: Scale, target: Target, measure: Measure) -> Curve:
-    """A policy's curve and its answer; no answer at all if the workload never runs under it."""
+    """A policy's curve and its answer; no answer if the workload never runs under it."""
     curve = Curve(policy, scale, measure)
     for level in grid(scale):
         curve.at(level)
@@ -184,7 +207,7 @@ def search(policy: str, scale: Scale, target: Target, measure: Measure) -> Curve
 
 
 def _bracket(curve: Curve, target: Target) -> tuple[int, int] | None:
-    """A size that does not reach the target and one above it that does."""
+    """A size that does not reach the target and one above it that does; None if no size does."""
     known, high = [0, *grid(curve.scale)], 0
     while known and known[-1] and target.reached(curve.at(known[-1])):
         high = known.pop()
@@ -218,19 +241,19 @@ def _trimmed(curve: Curve, target: Target, held: Holding) -> Holding:
 
 
 def full_holding(cluster: Cluster) -> Holding:
-    """What a cluster has."""
+    """All CPUs and GPUs of a cluster."""
     return Holding(sum(n.cpus * n.count for n in cluster.nodes),
                    sum(n.gpus * n.count for n in cluster.nodes))
 
 
 def scale_of(work: Workload, cluster: Cluster, reserve: int = 0) -> Scale:
-    """What to search for a workload. `reserve`: the most CPUs that a policy gives a session."""
+    """What to search for a workload; `reserve` is a session's largest reservation of CPUs."""
     actions = all_actions(work)
     full = full_holding(cluster)
     cpus = full.cpus > 0 and any(a.resource == "cpu" for a in actions)
     gpus = full.gpus > 0 and any(service_of(a.resource) for a in actions)
     levels = min(LEVELS, max(full.cpus if cpus else 0, full.gpus if gpus else 0, 1))
-    spread = 1 if sum(n.count for n in cluster.nodes) == 1 else 2  # sessions are not dealt evenly
+    spread = 1 if sum(n.count for n in cluster.nodes) == 1 else 2  # sessions do not spread evenly
     wanted = _most(work, reserve)
     times = max([1, *(math.ceil(spread * most / there) for on, most, there in
                       ((cpus, wanted.cpus, full.cpus), (gpus, wanted.gpus, full.gpus)) if on)])
@@ -238,7 +261,7 @@ def scale_of(work: Workload, cluster: Cluster, reserve: int = 0) -> Scale:
 
 
 def _most(work: Workload, reserve: int) -> Holding:
-    """More units than this are of no use: each trajectory's widest turn, all at once."""
+    """More units than this are of no use: those of each trajectory's widest turn, all at once."""
     def wide(turn: Turn, wants: Callable[[WorkAction], bool]) -> int:
         return sum(a.degrees[-1] for a in turn.actions if wants(a))
 
@@ -250,10 +273,11 @@ def _most(work: Workload, reserve: int) -> Holding:
 
 
 def resized(cluster: Cluster, held: Holding) -> Cluster:
-    """The cluster with so many CPUs and GPUs, on as few of its nodes as hold them.
+    """The cluster with `held` CPUs and GPUs, on as few of its nodes as can hold them.
 
-    CPUs lie evenly on their nodes; GPUs fill node by node, since blocks are aligned. More than the
-    cluster has makes every node larger. A node without CPUs holds no sandboxes.
+    CPUs are spread evenly over their nodes; GPUs fill node by node, since blocks are aligned. If
+    more is held than the cluster has, every node becomes larger. A node without CPUs holds no
+    sandboxes.
     """
     full = full_holding(cluster)
     times = max([1, *(-(-want // there) for want, there in zip(held, full, strict=True) if there)])
@@ -276,7 +300,7 @@ def _filled(room: Sequence[int], amount: int) -> list[int]:
 
 
 def _even(room: Sequence[int], amount: int) -> list[int]:
-    """Dealt in proportion over the first nodes that have room for all of it."""
+    """`amount` in proportion over the first nodes that have room for all of it."""
     last = next((i for i in range(1, len(room) + 1) if sum(room[:i]) >= amount), len(room))
     total, so_far = max(1, sum(room[:last])), 0
     given: list[int] = []

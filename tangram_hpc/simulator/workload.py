@@ -1,7 +1,7 @@
-"""Reads what a person writes for the simulator: `tangram-workload/1` and cluster files.
+"""Reads the simulator's inputs: workloads in `tangram-workload/1`, and cluster files.
 
-Law: every error is one line that names the file, the place in it and what is wrong. Nothing is
-defaulted that the format does not default; times become whole nanoseconds here, rounded once.
+Every error is one line that names the file, the place in it and what is wrong. Nothing has a
+default that the format does not give it. Times become whole nanoseconds here, rounded once.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class WorkAction(_Model):
     resize: bool = True
 
     def run_ns(self, units: int) -> int:
-        """Run time on `units` units."""
+        """Run time on `units` units, in ns (Amdahl's law with the serial fraction `serial`)."""
         return to_ns(self.work_s * (self.serial + (1.0 - self.serial) / units))
 
 
 class Turn(_Model):
-    """The policy thinks, then all actions become ready at once."""
+    """The policy takes `think_s` seconds; then all actions become ready at once."""
 
     think_s: float = Field(ge=0, allow_inf_nan=False)
     actions: tuple[WorkAction, ...]
 
 
 class SessionNeed(_Model):
-    """What a trajectory's sandbox holds."""
+    """The memory that a trajectory's session holds."""
 
     mem_mib: int = Field(0, ge=0)
 
@@ -71,14 +71,14 @@ class Trajectory(_Model):
 
 
 class Workload(_Model):
-    """A whole file."""
+    """A whole workload file."""
 
     name: str
     trajectories: tuple[Trajectory, ...]
 
 
 class ClusterNode(_Model):
-    """One kind of node."""
+    """`count` equal nodes."""
 
     name: str
     count: int = Field(1, ge=1)
@@ -97,7 +97,7 @@ class ClusterService(_Model):
 
 
 class ClusterEndpoint(_Model):
-    """An external endpoint and its quota; the bucket holds one second's worth by default."""
+    """An external endpoint and its quota; by default its bucket holds the tokens of one second."""
 
     name: str
     concurrency: int = Field(ge=1)
@@ -113,7 +113,7 @@ class Cluster(_Model):
     endpoints: tuple[ClusterEndpoint, ...] = ()
 
     def node_specs(self, allocation: str = "") -> list[NodeSpec]:
-        """Each node by its full name, in order; all of one allocation."""
+        """Each node by its full name, in order; all are of one allocation."""
         names = [(n.name if n.count == 1 else f"{n.name}{i}", n)
                  for n in self.nodes for i in range(n.count)]
         return [NodeSpec(name, name, tuple(range(n.cpus)), n.mem_mib, tuple(range(n.gpus)),
@@ -121,7 +121,7 @@ class Cluster(_Model):
                 for name, n in names]
 
     def service_specs(self, work: Workload) -> list[ServiceSpec]:
-        """Each service, with the calls that this workload makes of it."""
+        """Each service, with the number of calls that this workload makes of it."""
         calls: dict[str, int] = {}
         for action in all_actions(work):
             name = service_of(action.resource)
@@ -150,8 +150,13 @@ def all_actions(work: Workload) -> list[WorkAction]:
 
 
 def example(path: Path, kind: str) -> Path:
-    """The shipped file of this name, where a name without a suffix is given and no such file is
-    here: `coding-200` is a workload and its cluster. `kind` is the suffix, `.jsonl` or `.json`."""
+    """The shipped file of this name, if the name has no suffix and no such file is here.
+
+    `coding-200` is a workload and also its cluster; `kind` is the suffix, `.jsonl` or `.json`.
+
+    Raises:
+        InvalidInput: There is no such file and no such example.
+    """
     if path.suffix or path.exists() or path.name != str(path):
         return path
     for name in (path.name, f"cluster-{path.name}"):
@@ -163,10 +168,10 @@ def example(path: Path, kind: str) -> Path:
 
 
 def read_workload(path: Path) -> Workload:
-    """A workload file, or a shipped one by its name without a suffix.
+    """Reads a workload file, or a shipped one by its name without a suffix.
 
     Raises:
-        InvalidInput: it cannot be read or breaks the format; one line.
+        InvalidInput: The file cannot be read or breaks the format; one line.
     """
     path = example(path, ".jsonl")
     lines = [(number, text) for number, text in enumerate(_text(path).splitlines(), 1)
@@ -190,10 +195,10 @@ def read_workload(path: Path) -> Workload:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """A cluster file, or a shipped one by its name without a suffix.
+    """Reads a cluster file, or a shipped one by its name without a suffix.
 
     Raises:
-        InvalidInput: it cannot be read or is no cluster; one line.
+        InvalidInput: The file cannot be read or is no cluster; one line.
     """
     path = example(path, ".json")
     try:
@@ -210,10 +215,10 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def check_match(work: Workload, cluster: Cluster) -> None:
-    """Whether everything that the workload names is in the cluster.
+    """Checks that the cluster has everything that the workload names.
 
     Raises:
-        InvalidInput: it is not; the line names what is missing.
+        InvalidInput: It has not; the line names what is missing.
     """
     services = {s.name for s in cluster.services}
     endpoints = {e.name for e in cluster.endpoints}

@@ -1,8 +1,9 @@
-"""A simulated step: the real scheduler, modelled machines, and a clock that jumps.
+"""A simulated step: the real scheduler, modelled machines, and a simulated clock.
 
-Law: all events of one instant are applied before anything starts, ends before all else; what starts
-is decided by `Scheduler.plan` alone. Sandboxes open and close in no time, orders travel in no time.
-The same input gives the same events, whatever the machine.
+Sandboxes open and close in no time, and orders travel in no time.
+
+Invariants: all events of one instant are applied before anything starts, ends before all others.
+Only `Scheduler.plan` decides what starts. The same input gives the same events on every machine.
 """
 
 from __future__ import annotations
@@ -17,81 +18,81 @@ from ..scheduler.placement.placers.static import Static, deal
 from ..scheduler.policy.admission import refusal, refusal_of_session
 from ..scheduler.scheduler import Scheduler
 from . import progress
-from .clock import Agenda
+from .clock import EventQueue
 from .log import Log
-from .player import CLIENT, Play, Player
 from .records import FORMAT, Run
 from .workload import Cluster, Workload, check_match
+from .workload_client import CLIENT, TrajectoryState, WorkloadClient
 
 _END = 0  # priority within an instant; trajectories are 1
 _IDLE_MAX = 100_000
 
 
 class World:
-    """One run. `check` proves the ledger's laws after every event (slow)."""
+    """One run. With `check` the ledger's invariants are checked after every event (slow)."""
 
     def __init__(self, work: Workload, cluster: Cluster, placer: Placer, oracle: bool,
                  check: bool = False) -> None:
         check_match(work, cluster)
         self._work, self._cluster, self._check = work, cluster, check
         self.scheduler = Scheduler(placer)
-        self.agenda = Agenda()
-        self.player = Player(work, self.agenda, oracle, placer.reserve > 0)
-        self._idle = 0  # instants since anything happened but that the placer was asked
+        self.event_queue = EventQueue()
+        self.client = WorkloadClient(work, self.event_queue, oracle, placer.reserve > 0)
+        self._idle = 0  # instants in a row in which only the placer was asked
         self.events: list[ev.Event] | None = None  # set to a list to keep them all
         self._runs: dict[int, progress.Run] = {}  # by lease
-        self._log = Log(self.player, self.scheduler.ledger)
+        self._log = Log(self.client, self.scheduler.ledger)
         self._opened: list[int] = []  # sessions whose sandbox is being built
         self._ended: list[int] = []  # actions whose result is known
 
     # ---- the loop ----------------------------------------------------------------------------
 
     def run(self) -> Run:
-        """Plays the workload to its end.
+        """Simulates the workload to its end.
 
         Raises:
-            InvalidInput: the policy or the cluster can never finish this workload.
+            InvalidInput: The policy or the cluster can never finish this workload.
         """
         warm = self._set_up()
         while (at := self._next_instant()) is not None and self._idle < _IDLE_MAX:
-            self.agenda.now = at
+            self.event_queue.now = at
             self._instant()
-        if self.player.left:
+        if self.client.left:
             ready = len(self.scheduler.ledger.ready)
             raise InfeasibleRequest(f"policy {self.scheduler.state.placer.name}: "
-                                    f"{self.player.left} trajectories never end; "
+                                    f"{self.client.left} trajectories never end; "
                                     f"{ready} actions wait for ever")
         head = {"format": FORMAT, "workload": self._work.name,
                 "policy": self.scheduler.state.placer.name}
         return Run(head | ({"services_warm": True} if warm else {}), self._log.ordered(),
-                   self.player.step_ns)
+                   self.client.step_ns)
 
     def _next_instant(self) -> int | None:
-        at, deadline = self.agenda.next_at(), self.scheduler.next_deadline()
+        at, deadline = self.event_queue.next_at(), self.scheduler.next_deadline()
         self._idle = self._idle + 1 if at is None else 0
-        if deadline and (at is None or deadline < at) and self.player.left:
+        if deadline and (at is None or deadline < at) and self.client.left:
             return deadline
         return at
 
     def _instant(self) -> None:
-        """Everything of this instant, then whatever may start."""
+        """Applies all events of this instant, then lets the scheduler start what may start."""
         while True:
-            due: list[Play] = []
-            while (item := self.agenda.take()) is not None:
-                if isinstance(item, Play):
+            due: list[TrajectoryState] = []
+            while (item := self.event_queue.take()) is not None:
+                if isinstance(item, TrajectoryState):
                     due.append(item)
                 else:
                     self._finish(*item)
-            due.sort(key=lambda play: play.index)
-            for play in due:
-                self._submit(play)
-            if self.agenda.next_at() != self.agenda.now:
+            due.sort(key=lambda state: state.index)
+            for state in due:
+                self._submit(state)
+            if self.event_queue.next_at() != self.event_queue.now:
                 self._plan()
-                if self.agenda.next_at() != self.agenda.now:
+                if self.event_queue.next_at() != self.event_queue.now:
                     return
 
     def _plan(self) -> None:
-        scheduler, now = self.scheduler, self.agenda.now
+        scheduler, now = self.scheduler, self.event_queue.now
         while events := scheduler.plan(now):
             for event in events:
                 self._happen(event)
@@ -114,51 +115,51 @@ class World:
     def _perform(self, order: de.Decision) -> None:
         match order:
             case de.StartLease(lease=lease, restore_ns=restore_ns):
-                work = self.player.submission(order.action).work
+                work = self.client.submission(order.action).work
                 units = self.scheduler.ledger.leases[lease].units
-                self._runs[lease] = progress.Run(work, units, self.agenda.now, restore_ns)
+                self._runs[lease] = progress.Run(work, units, self.event_queue.now, restore_ns)
                 self._await(lease)
             case de.ResizeLease(lease=lease, cores=cores):
-                self._runs[lease].resize(self.agenda.now, len(cores))
+                self._runs[lease].resize(self.event_queue.now, len(cores))
                 self._await(lease)
             case de.OpenSession(spec=spec):
                 self._opened.append(spec.id)
             case de.AnnounceSession(session=session):
-                self.player.admitted(session)
+                self.client.admitted(session)
             case de.Reply(action=action):
                 self._ended.append(action)
 
     def _await(self, lease: int) -> None:
         end_at = self._runs[lease].end_at
         if end_at is not None:
-            self.agenda.put(end_at, _END, (lease, end_at))
+            self.event_queue.put(end_at, _END, (lease, end_at))
 
     def _finish(self, lease: int, end_at: int) -> None:
         run = self._runs.get(lease)
         if run is None or run.end_at != end_at:
-            return  # it was resized since
+            return  # it was resized meanwhile
         del self._runs[lease]
-        now = self.agenda.now
+        now = self.event_queue.now
         outcome = Outcome(ActionState.COMPLETED, exec_ns=now - run.start)
         self._happen(ev.LeaseFinished(now, lease, outcome, True))
         ended, self._ended = self._ended, []
         for action in ended:
-            session = self.player.ended(action)
+            session = self.client.ended(action)
             self._happen(ev.ActionAcknowledged(now, (action,)))
             if session:
                 self._happen(ev.SessionClosing(now, session, ""))
                 self._happen(ev.SessionClosed(now, session, ""))
 
-    def _submit(self, play: Play) -> None:
-        spec, actions = self.player.due(play)
+    def _submit(self, state: TrajectoryState) -> None:
+        spec, actions = self.client.due(state)
         ledger, placer = self.scheduler.ledger, self.scheduler.state.placer
         if spec is not None:
             self._refuse(spec.name, refusal_of_session(ledger, placer, spec))
-            self._happen(ev.SessionRequested(self.agenda.now, spec))
+            self._happen(ev.SessionRequested(self.event_queue.now, spec))
         for action in actions:
-            self._refuse(f"{play.spec.trajectory}.{play.turn} {action.name}",
+            self._refuse(f"{state.spec.trajectory}.{state.turn} {action.name}",
                          refusal(ledger, placer, action))
-            self._happen(ev.ActionSubmitted(self.agenda.now, action))
+            self._happen(ev.ActionSubmitted(self.event_queue.now, action))
 
     def _refuse(self, what: str, why: str) -> None:
         if why:
@@ -167,7 +168,7 @@ class World:
     # ---- the beginning -----------------------------------------------------------------------
 
     def _set_up(self) -> bool:
-        """Nodes, services and endpoints join; says whether services stand from the start."""
+        """Nodes, services and endpoints join; returns whether services are loaded at once."""
         self._happen(ev.ClientJoined(0, CLIENT, "step", "step", 0, 1, "sim"))
         specs = self._cluster.node_specs()
         for number, node in enumerate(specs, 1):

@@ -130,7 +130,7 @@ def test_a_wrong_history_is_one_line(run: Run, tmp_path: Path, line: str, told: 
     status, _, err = run("--history", "h.jsonl")
     assert status == 2 and err.count("\n") == 1 and "h.jsonl line 2: " in err and told in err
     (tmp_path / "h.jsonl").write_text("\n")
-    assert "it holds no line" in run("--history", "h.jsonl")[2]
+    assert "the file holds no line" in run("--history", "h.jsonl")[2]
 
 
 def test_a_history_is_read_as_it_is_written(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_measured_mixtures_correct_the_routing_loss(run: Run, tmp_path: Path) ->
     assert step_s >= plain["splits"][0]["step_s"]
     (tmp_path / "m.jsonl").write_text('{"stage": "train", "modelled_s": 1, "measured_s": 1, '
                                       '"mean_tokens": 1, "mixed": true}')
-    assert "mixed: of rollouts alone" in run("--measured", "m.jsonl")[2]
+    assert "mixed: only rollouts have it" in run("--measured", "m.jsonl")[2]
 
 
 def test_the_picture_is_drawn(run: Run, tmp_path: Path) -> None:

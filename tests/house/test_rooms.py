@@ -176,7 +176,7 @@ def test_imports_go_left(path: Path) -> None:
          "simulator may not import storage"),
         ("simulator/world.py", "from .replay.run import replay",
          "simulator may not import simulator/replay"),
-        ("libra/hybrid/hybrid_pool.py", "from ..live.desk import Desk",
+        ("libra/hybrid/hybrid_pool.py", "from ..live.coordinator import Coordinator",
          "libra/hybrid may not import libra/live"),
         ("libra/planner/split.py", "from ..hybrid.hybrid_pool import HybridPool",
          "libra/planner may not import libra/hybrid"),

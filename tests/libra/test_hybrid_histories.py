@@ -1,8 +1,8 @@
-"""The hybrid pool's laws, on any history that hypothesis can think of.
+"""The hybrid pool's invariants, on any history that hypothesis can generate.
 
-Law: what is drawn is the history itself, so that a failing one shrinks. The laws are proved twice:
-on the pool's own answers after every fact, sensible or not, and from outside, by members that are
-actors of their own behind slow, lossless channels, which die at any moment.
+The history itself is drawn, so that a failing one shrinks. The invariants are checked twice: on the
+pool's own answers after every event, sensible or not, and from outside, by members that are actors
+of their own behind slow, lossless channels and die at any moment.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tangram_hpc.domain.hybrid import (
-    AnyFact,
     AnyOrder,
+    AnyPoolEvent,
     Ask,
     End,
-    Expel,
+    EvictReplica,
     JoinCancelled,
+    JoinEnded,
     Kill,
     MemberDone,
     MemberFailed,
     MemberLost,
     MemberUp,
     Role,
-    Settled,
     Signal,
     StepBegins,
     StepPlan,
@@ -46,18 +46,18 @@ from tangram_hpc.domain.hybrid import (
 from tangram_hpc.domain.hybrid import ReplicaState as R
 from tangram_hpc.libra.hybrid.hybrid_pool import HybridPool
 
-# any history of facts, sensible or not
+# any history of events, sensible or not
 
 
 class Witness:
-    """Holds every order and state of a pool against the laws."""
+    """Checks every order and state of a pool against the invariants."""
 
     def __init__(self, pool: HybridPool) -> None:
         self.pool = pool
         self.ends: dict[tuple[int, int], list[End]] = {}
         self.asked: dict[tuple[int, int], None] = {}
         self.plan: StepPlan | None = None
-        self.expelled: set[tuple[int, int]] = set()
+        self.evicted: set[tuple[int, int]] = set()
 
     def see(self, orders: list[AnyOrder]) -> None:
         for order in orders:
@@ -67,9 +67,9 @@ class Witness:
                     self.asked[(n, generation)] = None
                 case Kill(member=member):
                     assert member in HYBRID
-                case Expel(replica=n, generation=generation):
-                    self.expelled.add((n, generation))
-                case Settled(replica=n, generation=generation, end=end):
+                case EvictReplica(replica=n, generation=generation):
+                    self.evicted.add((n, generation))
+                case JoinEnded(replica=n, generation=generation, end=end):
                     self.ends.setdefault((n, generation), []).append(end)
                 case StepPlan():
                     self.plan_of(order)
@@ -83,9 +83,10 @@ class Witness:
             assert plan.epoch >= before.epoch
         assert [s.replica for s in plan.counting] == [
             n for n in range(3) if self.pool.state(n) is R.ACTIVE]
-        for seat in (*plan.counting, *plan.following):
-            assert seat.generation == self.pool.generation(seat.replica)
-            assert (seat.replica, seat.generation) not in self.expelled  # never one of the dead
+        for contributor in (*plan.counting, *plan.following):
+            assert contributor.generation == self.pool.generation(contributor.replica)
+            key = (contributor.replica, contributor.generation)
+            assert key not in self.evicted  # never one of the dead
 
     def state(self) -> None:
         roles = self.pool.roles()
@@ -109,7 +110,7 @@ class Witness:
 
 MEMBER = st.sampled_from([*HYBRID, 0, 99])
 SMALL = st.integers(0, 3)
-FACTS = st.one_of(
+EVENTS = st.one_of(
     st.builds(MemberDone, MEMBER, SMALL, SMALL, st.sampled_from(ASKED)),
     st.builds(MemberUp, MEMBER, SMALL), st.builds(MemberLost, MEMBER, SMALL),
     st.builds(MemberFailed, MEMBER, SMALL, SMALL, st.just("no")),
@@ -119,12 +120,12 @@ FACTS = st.one_of(
               st.just(1000), st.sampled_from([0, 0, 0, 900]), st.sampled_from([0, 0, 1, 2, 9])))
 # what brings histories on: the next boundary, a signal, all of a replica's words, time
 MOVES = st.one_of(st.just("begin"), st.sampled_from(["train", "back"]), st.integers(0, 2),
-                  st.builds(lambda s: ("tick", s), st.sampled_from([1, 100, 200, 4000])), FACTS)
+                  st.builds(lambda s: ("tick", s), st.sampled_from([1, 100, 200, 4000])), EVENTS)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(MOVES, max_size=60), st.integers(0, 6))
-def test_no_history_breaks_a_law(history: list[Any], reserved: int) -> None:
+def test_no_history_violates_an_invariant(history: list[Any], reserved: int) -> None:
     rig = Rig(reserved_gpus=reserved, retry_steps=1)
     witness = Witness(rig.pool)
     for told in history:
@@ -137,8 +138,8 @@ def test_no_history_breaks_a_law(history: list[Any], reserved: int) -> None:
         elif isinstance(told, int):
             stage = rig.pool.state(told)
             for gpu in REPLICAS[told]:
-                life = rig.pool._members[gpu].life
-                rig.tell(MemberDone(gpu, life, rig.pool.generation(told), stage))
+                incarnation = rig.pool._members[gpu].incarnation
+                rig.tell(MemberDone(gpu, incarnation, rig.pool.generation(told), stage))
         elif isinstance(told, tuple):
             rig.tick(told[1])
         else:
@@ -166,34 +167,36 @@ def test_no_history_breaks_a_law(history: list[Any], reserved: int) -> None:
 
 
 class Actor:
-    """A member from outside: what its GPU is really used for. It does what it was asked in the
-    order in which the words arrive, and dies without a word."""
+    """A member from outside: what its GPU is really used for.
+
+    It does what it was asked in the order in which messages arrive, and dies without a message.
+    """
 
     def __init__(self, gpu: int) -> None:
-        self.gpu, self.life, self.alive = gpu, 0, True
+        self.gpu, self.incarnation, self.alive = gpu, 0, True
         self.uses = "rollout"
         self.inbox: deque[AnyOrder] = deque()
-        self.outbox: deque[AnyFact] = deque([MemberUp(gpu, 0)])
+        self.outbox: deque[AnyPoolEvent] = deque([MemberUp(gpu, 0)])
 
     def work(self) -> None:
         order = self.inbox.popleft()
-        if not self.alive or not isinstance(order, Ask) or order.life != self.life:
+        if not self.alive or not isinstance(order, Ask) or order.incarnation != self.incarnation:
             return
         uses = {R.REQUESTED: "nothing", R.RETURNING: "rollout"}.get(order.stage, "training")
         assert (self.uses, uses) != ("rollout", "training"), "asked to train while it serves"
         self.uses = uses
-        self.outbox.append(MemberDone(self.gpu, self.life, order.generation, order.stage))
+        self.outbox.append(MemberDone(self.gpu, self.incarnation, order.generation, order.stage))
 
     def die(self) -> None:
         if self.alive:
             self.alive, self.uses = False, "nothing"
             self.inbox.clear()
-            self.outbox.append(MemberLost(self.gpu, self.life))
+            self.outbox.append(MemberLost(self.gpu, self.incarnation))
 
     def rise(self) -> None:
         if not self.alive:
-            self.life, self.alive, self.uses = self.life + 1, True, "rollout"
-            self.outbox.append(MemberUp(self.gpu, self.life))
+            self.incarnation, self.alive, self.uses = self.incarnation + 1, True, "rollout"
+            self.outbox.append(MemberUp(self.gpu, self.incarnation))
 
 
 STEPS = st.one_of(
@@ -223,8 +226,9 @@ def test_no_gpu_serves_and_trains_at_once_whatever_the_channels_do(steps: list[A
         for gpu, role in rig.pool.roles().items():
             if gpu in by_gpu and by_gpu[gpu].uses == "training":
                 assert role in (Role.HYBRID_JOINING, Role.HYBRID_TRAINING, Role.LOST)
-            # one that died and rose before the news of it came is another life than is meant
-            same = by_gpu[gpu].life == rig.pool._members[gpu].life if gpu in by_gpu else False
+            # one that died and rose before the news of it came is another incarnation than is meant
+            same = gpu in by_gpu and (
+                by_gpu[gpu].incarnation == rig.pool._members[gpu].incarnation)
             if role is Role.HYBRID_TRAINING and same and by_gpu[gpu].alive:
                 assert by_gpu[gpu].uses == "training"
 

@@ -1,6 +1,6 @@
-"""The hybrid pool for real: an MPI world, member processes, sockets; and a lane on its own.
+"""The hybrid pool with an MPI world, member processes and sockets; and its parts on their own.
 
-Law: nothing is asserted of how long anything takes; what hangs ends by a generous deadline.
+No test asserts how long anything takes; what hangs is ended by a generous deadline.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ import pytest
 from tangram_hpc import LocalCluster
 from tangram_hpc.app.clock import SystemClock
 from tangram_hpc.domain.hybrid import (
+    ContributorId,
     End,
-    Label,
+    GradientHeader,
     MemberDone,
     MemberFailed,
     Role,
-    Seat,
     Signal,
     StepPlan,
 )
@@ -40,13 +40,27 @@ from tangram_hpc.domain.hybrid import ReplicaState as R
 from tangram_hpc.errors import AccessError, InvalidInput
 from tangram_hpc.libra.hybrid.hybrid_pool import HybridPool
 from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules
+from tangram_hpc.libra.live.coordinator import Coordinator
 from tangram_hpc.libra.live.core import HybridCore
-from tangram_hpc.libra.live.desk import Desk
+from tangram_hpc.libra.live.core_trainer import CoreTrainer
 from tangram_hpc.libra.live.lane import Lane
+from tangram_hpc.libra.live.leased_member import add_leased_member
 from tangram_hpc.libra.live.lend import lend
-from tangram_hpc.protocol.lane import HEAD, Alive, Enter, Gradient, Heard, Hello, Told, Word, Work
+from tangram_hpc.libra.live.member import Member, ReplicaCallbacks, Skills
+from tangram_hpc.protocol.lane import (
+    HEAD,
+    Alive,
+    Gradient,
+    GradientReceipt,
+    Hello,
+    JoinMessage,
+    MemberReport,
+    Told,
+    Work,
+)
 from tangram_hpc.protocol.value import decode_value
-from tangram_hpc.transport.socket.lane import LaneLink, dial_lane
+from tangram_hpc.storage.access import Access
+from tangram_hpc.transport.socket.lane import BulkLink, dial_bulk
 
 EVERY_STATE = ["REQUESTED", "FETCHING_STATE", "ZERO_SYNC", "ACTIVATING", "ACTIVE",
                "in-step ACTIVE", "LEAVING", "in-step LEAVING", "RETURNING"]
@@ -67,10 +81,11 @@ def mpiexec() -> str:
 
 
 def right(told: dict[str, Any], ranks: int, width: int = 1) -> None:
-    """Whatever happened, it is what plain accumulation gives, and nobody is left in between."""
+    """Whatever happened, the parameters are those of plain accumulation, and no join is left open.
+    """
     assert rig.worst(told, ranks, width) < 1e-6
     assert rig.worst({**told, "steps": told["steps"] - 1}, ranks, width) > 1e-6  # it can differ
-    assert sum(rank["added"] for rank in told["ranks"]) > 0  # some of it came over the lanes
+    assert sum(rank["added"] for rank in told["ranks"]) > 0  # some of it came over the channels
     joins: dict[tuple[int, int], list[str]] = {}
     for replica, generation, end, _ in told["news"]:
         joins.setdefault((replica, generation), []).append(end)
@@ -97,8 +112,8 @@ import sys
 import numpy as np
 from mpi4py import MPI
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.libra.live.core import HybridCore
-core = HybridCore(MPI.COMM_WORLD, sys.argv[1], [[0], [1]], [2], [[3]])
+from tangram_hpc.libra.live.core_trainer import CoreTrainer
+core = CoreTrainer(MPI.COMM_WORLD, sys.argv[1], [[0], [1]], [2], [[3]])
 args = (1, np.zeros(2), [1.0], lambda params, samples: params * len(samples))
 core.step(5, *args)
 for step in (5, 4):
@@ -125,7 +140,7 @@ def killed(told: dict[str, Any], states: list[str]) -> None:
     assert told["killed"] == states
     assert told["ended"] == [-9] * len(states) + [0]  # each time it rose again
     assert [end for _, _, end, _ in told["news"]].count("LOST") == len(states)
-    assert told["states"] == ["ACTIVE"]  # its last life trains
+    assert told["states"] == ["ACTIVE"]  # its last incarnation trains
 
 
 @pytest.mark.mpi
@@ -169,7 +184,7 @@ def test_one_that_hangs_is_waited_for_once_and_then_ended(tmp_path: Path, mpiexe
     right(told, 2)
     killed(told, ["in-step ACTIVE"])
     assert told["heard"] == [10]  # the pool had it killed
-    assert any("no gradient of it came" in why for _, _, _, why in told["news"])
+    assert any("its gradient did not arrive" in why for _, _, _, why in told["news"])
 
 
 @pytest.mark.mpi
@@ -178,7 +193,7 @@ def test_one_that_hangs_is_waited_for_once_and_then_ended(tmp_path: Path, mpiexe
 def test_a_replica_whose_gpu_the_broker_lends_is_killed_in_every_state(
     tmp_path: Path, mpiexec: str
 ) -> None:
-    """Its action ends, its GPU is free, and the next life of it is lent one again."""
+    """Its action ends, its GPU is free, and the next incarnation of it is lent one again."""
     with LocalCluster(2, devices="fake:2", mem_mib=2048, home=tmp_path / "home") as cluster:
         states = [state for state in EVERY_STATE if state != "REQUESTED"]  # no process is there yet
         told = rig.run(tmp_path, mpiexec, 2, mode="kill", replicas=[[10]], slow_s=0.05,
@@ -192,157 +207,159 @@ def test_a_replica_whose_gpu_the_broker_lends_is_killed_in_every_state(
         assert cluster.submit(["true"], gpus=2, trusted=True).result(60).ok  # nobody holds any
 
 
-# ---- a lane on its own ---------------------------------------------------------------------------
+# ---- a channel on its own
+# ---------------------------------------------------------------------------
 
 KEY, JOB = b"k" * 32, "hybrid-test"
-PLAN = StepPlan(step=5, version=4, epoch=2, counting=(Seat(0, 3, 1), Seat(9, 1, 0)))
+PLAN = StepPlan(step=5, version=4, epoch=2,
+                counting=(ContributorId(0, 3, 1), ContributorId(9, 1, 0)))
 PARAMS = np.arange(6, dtype=np.float64)
 
 
-class Guest:
-    """A member's end of a lane, as a test wants it."""
+class MemberEnd:
+    """A member's end of a gradient channel."""
 
-    def __init__(self, lane: Lane, replica: int, generation: int) -> None:
-        self.link: LaneLink = dial_lane((lane.address,), KEY, JOB)
+    def __init__(self, channel: Lane, replica: int, generation: int) -> None:
+        self.link: BulkLink = dial_bulk((channel.address,), KEY, JOB)
         self.link.most = 1 << 30
-        self.link.send(Enter(replica, generation))
+        self.link.send(JoinMessage(replica, generation))
 
-    def work(self) -> tuple[Label, np.ndarray, list[Any]]:
+    def work(self) -> tuple[GradientHeader, np.ndarray, list[Any]]:
         got = self.link.receive()
         assert got is not None and isinstance(got[0], Work)
-        label, payload = got[0].label, got[1]
-        return (label, np.frombuffer(payload, label.dtype, label.size),
-                decode_value(memoryview(payload)[label.size * 8 :]))
+        header, payload = got[0].header, got[1]
+        return (header, np.frombuffer(payload, header.dtype, header.size),
+                decode_value(memoryview(payload)[header.size * 8 :]))
 
-    def say(self, label: Label, payload: np.ndarray) -> str:
-        self.link.send(Gradient(label), payload.data)
+    def say(self, header: GradientHeader, payload: np.ndarray) -> str:
+        self.link.send(Gradient(header), payload.data)
         while (got := self.link.receive()) is not None:
-            if isinstance(got[0], Heard):
-                assert got[0].label == label
+            if isinstance(got[0], GradientReceipt):
+                assert got[0].header == header
                 return got[0].refusal
         return "the end"
 
 
 @pytest.fixture
-def lane() -> Iterator[Lane]:
+def channel() -> Iterator[Lane]:
     one = Lane(1, "127.0.0.1", KEY, JOB)
     yield one
     one.close()
 
 
-def entered(lane: Lane, *replicas: int) -> None:
-    """Waits until these are at the lane."""
+def entered(channel: Lane, *replicas: int) -> None:
+    """Waits until these replicas are connected to the channel."""
     done = threading.Event()
     for _ in range(2000):
-        if set(replicas) <= set(lane._guests):
+        if set(replicas) <= set(channel._members):
             return
         done.wait(0.01)
     raise AssertionError(f"{replicas} did not enter")
 
 
-def test_a_gradient_is_added_and_what_does_not_match_is_ignored_and_counted(lane: Lane) -> None:
-    guest = Guest(lane, 0, 3)
-    entered(lane, 0)
-    own, theirs = lane.begin(PLAN, PARAMS, ["a", "b", "c"])
+def test_a_gradient_is_added_and_what_does_not_match_is_ignored_and_counted(channel: Lane) -> None:
+    member = MemberEnd(channel, 0, 3)
+    entered(channel, 0)
+    own, theirs = channel.begin(PLAN, PARAMS, ["a", "b", "c"])
     assert (own, theirs) == ((0, 2), {0: (2, 3)})
-    label, params, samples = guest.work()
-    assert label == Label(0, 3, 2, 5, 4, 1, 6, "<f8") and samples == ["c"]
+    header, params, samples = member.work()
+    assert header == GradientHeader(0, 3, 2, 5, 4, 1, 6, "<f8") and samples == ["c"]
     assert (params == PARAMS).all()
     wrong = {"generation": 2, "step": 4, "version": 3, "epoch": 1, "samples": 2, "size": 5,
              "dtype": "<f4", "replica": 1}
     for field, value in wrong.items():
-        said = guest.say(msgspec.structs.replace(label, **{field: value}), PARAMS)
+        said = member.say(msgspec.structs.replace(header, **{field: value}), PARAMS)
         told = {"generation": "seat", "replica": "seat", "dtype": "size"}  # its bytes do not fit
         assert said == told.get(field, field)
-    assert guest.say(label, PARAMS[:5]) == "size"
-    assert guest.say(label, PARAMS * 2) == ""
-    assert guest.say(label, PARAMS * 3) == "again"
-    taken = lane.collect(60)
+    assert member.say(header, PARAMS[:5]) == "size"
+    assert member.say(header, PARAMS * 2) == ""
+    assert member.say(header, PARAMS * 3) == "again"
+    taken = channel.collect(60)
     assert list(taken) == [0] and (taken[0] == PARAMS * 2).all()
-    assert guest.say(label, PARAMS) == "step"  # too late
-    assert lane.added == 1
-    half = msgspec.structs.replace(label, dtype="<f4")
-    lane.begin(PLAN, PARAMS, ["a", "b"])
-    assert guest.say(half, PARAMS.astype("<f4")) == "dtype"
-    assert lane.ignored == {"seat": 2, "step": 2, "version": 1, "epoch": 1, "samples": 1,
+    assert member.say(header, PARAMS) == "step"  # too late
+    assert channel.added == 1
+    half = msgspec.structs.replace(header, dtype="<f4")
+    channel.begin(PLAN, PARAMS, ["a", "b"])
+    assert member.say(half, PARAMS.astype("<f4")) == "dtype"
+    assert channel.ignored == {"seat": 2, "step": 2, "version": 1, "epoch": 1, "samples": 1,
                             "size": 3, "dtype": 1, "again": 1}
 
 
-def test_one_who_follows_is_given_nothing_and_adds_nothing(lane: Lane) -> None:
-    lane.begin(PLAN, PARAMS, ["a", "b", "c"])
-    guest = Guest(lane, 4, 1)  # it comes in the middle of a step
-    label, params, samples = guest.work()
-    assert (label.samples, samples) == (0, []) and (params == PARAMS).all()
-    assert guest.say(msgspec.structs.replace(label, samples=1), PARAMS) == "replica"
-    assert lane.collect(60) == {}
-    assert guest.say(label, np.zeros(6)) == ""  # after the step too: it adds nothing
-    assert guest.say(label, np.zeros(6)) == "step" and lane.added == 0
+def test_one_who_follows_is_given_nothing_and_adds_nothing(channel: Lane) -> None:
+    channel.begin(PLAN, PARAMS, ["a", "b", "c"])
+    member = MemberEnd(channel, 4, 1)  # it comes in the middle of a step
+    header, params, samples = member.work()
+    assert (header.samples, samples) == (0, []) and (params == PARAMS).all()
+    assert member.say(msgspec.structs.replace(header, samples=1), PARAMS) == "replica"
+    assert channel.collect(60) == {}
+    assert member.say(header, np.zeros(6)) == ""  # after the step too: it adds nothing
+    assert member.say(header, np.zeros(6)) == "step" and channel.added == 0
 
 
-def test_one_who_is_gone_is_not_waited_for(lane: Lane) -> None:
-    guest = Guest(lane, 0, 3)
-    entered(lane, 0)
-    lane.begin(PLAN, PARAMS, ["a", "b"])
-    guest.work()
-    guest.link.close()
-    assert lane.collect(3600) == {}
-    lane.begin(PLAN, PARAMS, ["a", "b"])  # nor one who never came
-    assert lane.collect(3600) == {}
+def test_one_who_is_gone_is_not_waited_for(channel: Lane) -> None:
+    member = MemberEnd(channel, 0, 3)
+    entered(channel, 0)
+    channel.begin(PLAN, PARAMS, ["a", "b"])
+    member.work()
+    member.link.close()
+    assert channel.collect(3600) == {}
+    channel.begin(PLAN, PARAMS, ["a", "b"])  # nor one who never came
+    assert channel.collect(3600) == {}
 
 
-def test_an_older_generation_does_not_take_a_newer_one_s_place(lane: Lane) -> None:
-    new = Guest(lane, 0, 3)
-    entered(lane, 0)
-    old = Guest(lane, 0, 2)
-    assert old.link.receive() is None and lane.ignored == {"entrance": 1}
-    lane.begin(PLAN, PARAMS, ["a", "b"])
+def test_an_older_generation_does_not_take_a_newer_one_s_place(channel: Lane) -> None:
+    new = MemberEnd(channel, 0, 3)
+    entered(channel, 0)
+    old = MemberEnd(channel, 0, 2)
+    assert old.link.receive() is None and channel.ignored == {"entrance": 1}
+    channel.begin(PLAN, PARAMS, ["a", "b"])
     assert new.work()[0].samples == 1
 
 
-def test_a_slow_one_delays_nobody(lane: Lane) -> None:
+def test_a_slow_one_delays_nobody(channel: Lane) -> None:
     """It does not read what it is sent, which is more than any buffer holds."""
-    guest = Guest(lane, 0, 3)
-    entered(lane, 0)
+    member = MemberEnd(channel, 0, 3)
+    entered(channel, 0)
     large = np.zeros(4 << 20)
     for step in range(3):
-        lane.begin(msgspec.structs.replace(PLAN, step=step), large, ["a", "b"])
-        assert lane.collect(0.01) == {}
-    guest.link.close()
+        channel.begin(msgspec.structs.replace(PLAN, step=step), large, ["a", "b"])
+        assert channel.collect(0.01) == {}
+    member.link.close()
 
 
-def test_nobody_enters_without_the_key(lane: Lane) -> None:
+def test_nobody_enters_without_the_key(channel: Lane) -> None:
     with pytest.raises(AccessError, match="key is wrong"):
-        dial_lane((lane.address,), b"x" * 32, JOB)
+        dial_bulk((channel.address,), b"x" * 32, JOB)
     with pytest.raises(AccessError):
-        dial_lane((lane.address,), KEY, "another-job")
-    first = dial_lane((lane.address,), KEY, JOB)
-    first.send(Hello(1, 1))  # the key, and then not the words of a lane
-    assert first.receive() is None and not lane._guests
+        dial_bulk((channel.address,), KEY, "another-job")
+    first = dial_bulk((channel.address,), KEY, JOB)
+    first.send(Hello(1, 1))  # the key, and then not the words of a channel
+    assert first.receive() is None and not channel._members
 
 
-def test_what_is_no_message_ends_the_lane_and_its_payload_is_not_waited_for(lane: Lane) -> None:
-    one = Guest(lane, 0, 3)
-    entered(lane, 0)
-    lane.begin(PLAN, PARAMS, [])
+def test_what_is_no_message_ends_the_channel_and_its_payload_is_not_read(channel: Lane) -> None:
+    one = MemberEnd(channel, 0, 3)
+    entered(channel, 0)
+    channel.begin(PLAN, PARAMS, [])
     one.work()  # from here on a payload is allowed
     one.link._sock.sendall(HEAD.pack(2, PARAMS.nbytes) + b"\xc1\xc1")
     one.link._sock.settimeout(60)  # ends a hang
     assert one.link._sock.recv(1) == b""
 
 
-# ---- a desk on its own ---------------------------------------------------------------------------
+# ---- a coordinator on its own --------------------------------------------------------------------
 
 
-class AtDesk:
-    """A member's end of a desk conversation."""
+class AtCoordinator:
+    """A member's end of a connection to the coordinator."""
 
-    def __init__(self, desk: Desk, member: int, life: int) -> None:
-        self.member, self.life = member, life
-        self.link = dial_lane((desk.address,), KEY, JOB)
-        self.link.send(Hello(member, life))
+    def __init__(self, coordinator: Coordinator, member: int, incarnation: int) -> None:
+        self.member, self.incarnation = member, incarnation
+        self.link = dial_bulk((coordinator.address,), KEY, JOB)
+        self.link.send(Hello(member, incarnation))
 
-    def say(self, fact: Any) -> None:
-        self.link.send(Word(fact))
+    def say(self, event: Any) -> None:
+        self.link.send(MemberReport(event))
 
     def order(self) -> Told:
         got = self.link.receive()
@@ -351,76 +368,78 @@ class AtDesk:
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
+def coordinator() -> Iterator[Coordinator]:
     pool = HybridPool(PoolRules(), [[0]], [1], [[6], [7]])
-    one = Desk(pool, SystemClock(), [["tcp:nowhere:1"]], "127.0.0.1", KEY, JOB)
+    one = Coordinator(pool, SystemClock(), [["tcp:nowhere:1"]], "127.0.0.1", KEY, JOB)
     yield one
     one.close()
 
 
-def becomes(desk: Desk, role: Role, member: int = 6) -> None:
-    """Waits until a member is so."""
+def becomes(coordinator: Coordinator, role: Role, member: int = 6) -> None:
+    """Waits until a member has this role."""
     nap = threading.Event()
     for _ in range(3000):
-        if desk.roles()[member] is role:
+        if coordinator.roles()[member] is role:
             return
         nap.wait(0.01)
-    raise AssertionError(f"member {member} is {desk.roles()[member]}, not {role}")
+    raise AssertionError(f"member {member} is {coordinator.roles()[member]}, not {role}")
 
 
-def test_a_member_gets_orders_and_is_lost_with_its_conversation(desk: Desk) -> None:
-    one = AtDesk(desk, 6, 5)
-    becomes(desk, Role.HYBRID_ROLLOUT)
-    desk.begin(0, 0)
-    desk.signal(Signal(1, 0, 2000, 1000))
+def test_a_member_gets_orders_and_is_lost_with_its_conversation(coordinator: Coordinator) -> None:
+    one = AtCoordinator(coordinator, 6, 5)
+    becomes(coordinator, Role.HYBRID_ROLLOUT)
+    coordinator.begin(0, 0)
+    coordinator.signal(Signal(1, 0, 2000, 1000))
     told = one.order()
-    assert (told.order.stage, told.order.life) == (R.REQUESTED, 5)
+    assert (told.order.stage, told.order.incarnation) == (R.REQUESTED, 5)
     one.say(MemberDone(6, 5, told.order.generation, R.REQUESTED))
     told = one.order()
-    assert told.order.stage is R.FETCHING_STATE and told.lane == ("tcp:nowhere:1",)
+    assert told.order.stage is R.FETCHING_STATE and told.channel == ("tcp:nowhere:1",)
     one.link.close()
-    becomes(desk, Role.LOST)
-    assert desk.states() == [R.LOST, R.LOST] and desk.news[-1].end is End.LOST
+    becomes(coordinator, Role.LOST)
+    assert coordinator.states() == [R.LOST, R.LOST] and coordinator.ended_joins[-1].end is End.LOST
 
 
-def test_a_newer_life_takes_an_older_one_s_place_and_not_the_other_way(desk: Desk) -> None:
-    old = AtDesk(desk, 6, 5)
-    becomes(desk, Role.HYBRID_ROLLOUT)
-    new = AtDesk(desk, 6, 9)
+def test_a_newer_incarnation_takes_an_older_one_s_place_and_not_the_other_way(
+    coordinator: Coordinator
+) -> None:
+    old = AtCoordinator(coordinator, 6, 5)
+    becomes(coordinator, Role.HYBRID_ROLLOUT)
+    new = AtCoordinator(coordinator, 6, 9)
     assert old.link.receive() is None  # hung up
-    late = AtDesk(desk, 6, 7)
+    late = AtCoordinator(coordinator, 6, 7)
     assert late.link.receive() is None
-    desk.begin(0, 0)
-    desk.signal(Signal(1, 0, 2000, 1000))
-    assert new.order().order.life == 9
+    coordinator.begin(0, 0)
+    coordinator.signal(Signal(1, 0, 2000, 1000))
+    assert new.order().order.incarnation == 9
 
 
-def test_who_speaks_for_another_is_hung_up_on(desk: Desk) -> None:
-    one, other = AtDesk(desk, 6, 5), AtDesk(desk, 7, 5)
-    becomes(desk, Role.HYBRID_ROLLOUT)
-    becomes(desk, Role.HYBRID_ROLLOUT, 7)
+def test_who_speaks_for_another_is_hung_up_on(coordinator: Coordinator) -> None:
+    one, other = AtCoordinator(coordinator, 6, 5), AtCoordinator(coordinator, 7, 5)
+    becomes(coordinator, Role.HYBRID_ROLLOUT)
+    becomes(coordinator, Role.HYBRID_ROLLOUT, 7)
     one.say(MemberFailed(7, 5, 1, "not mine to say"))
     assert one.link.receive() is None
-    becomes(desk, Role.LOST)
-    assert desk.roles()[7] is Role.HYBRID_ROLLOUT
+    becomes(coordinator, Role.LOST)
+    assert coordinator.roles()[7] is Role.HYBRID_ROLLOUT
     other.link.close()
 
 
-def test_a_member_nobody_knows_is_not_spoken_to(desk: Desk) -> None:
-    assert AtDesk(desk, 99, 5).link.receive() is None
+def test_a_member_nobody_knows_is_not_spoken_to(coordinator: Coordinator) -> None:
+    assert AtCoordinator(coordinator, 99, 5).link.receive() is None
 
 
 def test_one_that_is_silent_for_too_long_is_lost() -> None:
     pool = HybridPool(PoolRules(), [[0]], [], [[6]])
-    desk = Desk(pool, SystemClock(), [["x"]], "127.0.0.1", KEY, JOB, silence_s=0.5)
-    quiet = AtDesk(desk, 6, 1)
+    coordinator = Coordinator(pool, SystemClock(), [["x"]], "127.0.0.1", KEY, JOB, silence_s=0.5)
+    quiet = AtCoordinator(coordinator, 6, 1)
     assert quiet.link.receive() is None
-    becomes(desk, Role.LOST)
-    desk.close()
+    becomes(coordinator, Role.LOST)
+    coordinator.close()
 
 
 class _Stopped(SystemClock):
-    """A clock whose owner is stopped now and then: to that, time jumps."""
+    """A clock whose owner is stopped now and then: for it, time jumps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -430,31 +449,32 @@ class _Stopped(SystemClock):
         return super().now_ns() + self.jumped_ns
 
 
-def test_a_desk_that_was_stopped_judges_nobody_by_that_time() -> None:
+def test_a_coordinator_that_was_stopped_judges_nobody_by_that_time() -> None:
     clock, pool = _Stopped(), HybridPool(PoolRules(), [[0]], [1], [[6], [7]])
-    desk = Desk(pool, clock, [["x"]], "127.0.0.1", KEY, JOB, silence_s=3.0)
-    one, nap = AtDesk(desk, 6, 5), threading.Event()
-    becomes(desk, Role.HYBRID_ROLLOUT)
-    desk.begin(0, 0)
-    desk.signal(Signal(1, 0, 2000, 1000))
+    coordinator = Coordinator(pool, clock, [["x"]], "127.0.0.1", KEY, JOB, silence_s=3.0)
+    one, nap = AtCoordinator(coordinator, 6, 5), threading.Event()
+    becomes(coordinator, Role.HYBRID_ROLLOUT)
+    coordinator.begin(0, 0)
+    coordinator.signal(Signal(1, 0, 2000, 1000))
     told = one.order()
     for _ in range(2):  # longer than anybody may be silent, and than any stage may take
         clock.jumped_ns += 3600 * 10**9
         nap.wait(1.2)
-        assert desk.roles()[6] is Role.HYBRID_JOINING and desk.states()[0] is R.REQUESTED
+        assert coordinator.roles()[6] is Role.HYBRID_JOINING
+        assert coordinator.states()[0] is R.REQUESTED
     one.say(MemberDone(6, 5, told.order.generation, R.REQUESTED))
     assert one.order().order.stage is R.FETCHING_STATE
-    becomes(desk, Role.LOST)  # a real silence is one still
-    desk.close()
+    becomes(coordinator, Role.LOST)  # a real silence is one still
+    coordinator.close()
 
 
 class _Elsewhere:
-    """A port without a conversation: nothing is heard from there."""
+    """A port without a connection: nothing is received from it."""
 
-    def tell(self, order: Any, lane: tuple[str, ...]) -> None:
+    def tell(self, order: Any, channel: tuple[str, ...]) -> None:
         pass
 
-    def attach(self, link: LaneLink) -> bool:
+    def attach(self, link: BulkLink) -> bool:
         return False
 
     def detached(self) -> None:
@@ -464,99 +484,114 @@ class _Elsewhere:
         pass
 
 
-def test_an_older_life_s_words_do_not_make_a_newer_one_silent(desk: Desk) -> None:
-    old = AtDesk(desk, 6, 1)
-    becomes(desk, Role.HYBRID_ROLLOUT)
-    desk.adopt(6, 2, _Elsewhere())
+def test_an_older_incarnation_does_not_make_a_newer_one_silent(coordinator: Coordinator) -> None:
+    old = AtCoordinator(coordinator, 6, 1)
+    becomes(coordinator, Role.HYBRID_ROLLOUT)
+    coordinator.adopt(6, 2, _Elsewhere())
     far = time.monotonic_ns() + 3600 * 10**9
-    assert desk._liveness.silent(far) == []
+    assert coordinator._liveness.silent(far) == []
     old.link.send(Alive())
     assert old.link.receive() is None  # hung up
-    assert desk._liveness.silent(far) == [] and desk.roles()[6] is Role.HYBRID_ROLLOUT
+    assert coordinator._liveness.silent(far) == [] and coordinator.roles()[6] is Role.HYBRID_ROLLOUT
 
 
-# ---- loans on their own: what the broker might say -----------------------------------------------
+# ---- leased members on their own: what the broker might say
+# -----------------------------------------------
 
 
-def loaned(desk: Desk, start: Any) -> None:
-    """Member 6 is a loan that was just asked to join."""
-    lend(desk, 6, 0, start)
-    desk.begin(0, 0)
-    desk.signal(Signal(1, 0, 2000, 1000))
+def leased(coordinator: Coordinator, start: Any) -> None:
+    """Registers member 6 as a leased member and asks it to join."""
+    add_leased_member(coordinator, 6, 0, start)
+    coordinator.begin(0, 0)
+    coordinator.signal(Signal(1, 0, 2000, 1000))
 
 
-def ended(desk: Desk, end: End) -> str:
-    """Waits until the first join has ended so; why."""
+def ended(coordinator: Coordinator, end: End) -> str:
+    """Waits until the first join has ended in this way; returns the reason."""
     nap = threading.Event()
     for _ in range(3000):
-        if desk.news:
-            assert desk.news[0].end is end
-            return desk.news[0].reason
+        if coordinator.ended_joins:
+            assert coordinator.ended_joins[0].end is end
+            return coordinator.ended_joins[0].reason
         nap.wait(0.01)
-    raise AssertionError(desk.states())
+    raise AssertionError(coordinator.states())
 
 
-def test_a_loan_that_is_refused_does_not_stop_the_trainer(desk: Desk) -> None:
-    def refuse(number: int, life: int) -> Future[Any]:
+def test_a_lease_that_is_refused_does_not_stop_the_trainer(coordinator: Coordinator) -> None:
+    def refuse(number: int, incarnation: int) -> Future[Any]:
         raise InvalidInput("gpus: no")
 
-    loaned(desk, refuse)
-    assert ended(desk, End.ROLLED_BACK) == "member 6: gpus: no"
-    assert desk.states()[0] is R.ROLLOUT
+    leased(coordinator, refuse)
+    assert ended(coordinator, End.ROLLED_BACK) == "member 6: gpus: no"
+    assert coordinator.states()[0] is R.ROLLOUT
 
 
-def test_an_action_that_ends_by_itself_is_a_life_and_another_is_lent(desk: Desk) -> None:
+def test_an_action_that_ends_by_itself_is_an_incarnation_and_another_is_lent(
+    coordinator: Coordinator
+) -> None:
     lives: list[tuple[int, Future[Any]]] = []
 
-    def start(number: int, life: int) -> Future[Any]:
-        lives.append((life, Future()))
+    def start(number: int, incarnation: int) -> Future[Any]:
+        lives.append((incarnation, Future()))
         return lives[-1][1]
 
-    loaned(desk, start)
+    leased(coordinator, start)
     lives[0][1].set_exception(InvalidInput("its node is gone"))
-    assert "its node is gone" in ended(desk, End.LOST)
-    becomes(desk, Role.HYBRID_ROLLOUT)
+    assert "its node is gone" in ended(coordinator, End.LOST)
+    becomes(coordinator, Role.HYBRID_ROLLOUT)
     for step in range(1, 8):  # asked again after `retry_steps`
-        desk.begin(step, step)
-    assert [life for life, _ in lives] == [0, 1]
-    stranger = AtDesk(desk, 6, 0)  # a process of the life before
+        coordinator.begin(step, step)
+    assert [incarnation for incarnation, _ in lives] == [0, 1]
+    stranger = AtCoordinator(coordinator, 6, 0)  # a process of the incarnation before
     assert stranger.link.receive() is None
-    process = AtDesk(desk, 6, 1)
+    process = AtCoordinator(coordinator, 6, 1)
     assert process.order().order.stage is R.REQUESTED
     process.say(MemberDone(6, 1, 2, R.REQUESTED))
     assert process.order().order.stage is R.FETCHING_STATE
-    desk.signal(Signal(2, 7, 500, 1000))
-    assert process.link.receive() is None and desk.states()[0] is R.RETURNING
+    coordinator.signal(Signal(2, 7, 500, 1000))
+    assert process.link.receive() is None and coordinator.states()[0] is R.RETURNING
     lives[1][1].set_result(None)
-    becomes(desk, Role.HYBRID_ROLLOUT)
+    becomes(coordinator, Role.HYBRID_ROLLOUT)
 
 
-def test_a_loan_that_has_not_begun_is_given_back(desk: Desk) -> None:
+def test_a_leased_member_that_has_not_begun_is_given_back(coordinator: Coordinator) -> None:
     waiting: Future[Any] = Future()
-    loaned(desk, lambda number, life: waiting)
-    desk.signal(Signal(2, 0, 500, 1000, 900))
-    ended(desk, End.ROLLED_BACK)
+    leased(coordinator, lambda number, incarnation: waiting)
+    coordinator.signal(Signal(2, 0, 500, 1000, 900))
+    ended(coordinator, End.ROLLED_BACK)
     assert waiting.cancelled()
+
+
+def test_old_names_work_for_one_release() -> None:
+    access = Access("job", ("tcp:nowhere:1",), KEY, "", "here", 1)
+    callbacks = rig.RigCallbacks.__new__(rig.RigCallbacks)
+    old = Member(access, 6, life=3, skills=callbacks)
+    new = Member(access, 6, incarnation=3, callbacks=callbacks)
+    assert vars(old) == vars(new) and Skills is ReplicaCallbacks
+    assert HybridCore is CoreTrainer and lend is add_leased_member
+    with pytest.raises(TypeError, match="`callbacks`"):
+        Member(access, 6, 3)
 
 
 def test_a_wrong_size_of_the_core_is_named(tmp_path: Path) -> None:
     class World:
         size, rank = 3, 0
 
-    with pytest.raises(InvalidInput, match="2 cores of 1 GPUs are not the communicator's 3 ranks"):
-        HybridCore(World(), tmp_path / "a", [[0], [1]], [], [])
+    text = "2 cores of 1 GPUs do not match the communicator's 3 ranks"
+    with pytest.raises(InvalidInput, match=text):
+        CoreTrainer(World(), tmp_path / "a", [[0], [1]], [], [])
 
 
 _STOPPED = '''
 import numpy as np
 from test_hybrid_live import JOB, KEY, PLAN, Lane, entered
-lane = Lane(1, "127.0.0.1", KEY, JOB)
-print(lane.address, flush=True)
-entered(lane, 0)
-lane.begin(PLAN, np.zeros(1 << 20), ["a", "b"])
+channel = Lane(1, "127.0.0.1", KEY, JOB)
+print(channel.address, flush=True)
+entered(channel, 0)
+channel.begin(PLAN, np.zeros(1 << 20), ["a", "b"])
 print("begun", flush=True)
-print(sorted(lane.collect(3)), flush=True)
-lane.close()
+print(sorted(channel.collect(3)), flush=True)
+channel.close()
 '''
 
 
@@ -564,25 +599,26 @@ _HERE = [str(folder) for folder in Path(__file__).parents[:2]]  # this module, a
 
 
 def test_a_core_that_was_stopped_takes_what_came_meanwhile() -> None:
-    """It is stopped for longer than its patience; the gradient lies in its socket when it wakes."""
+    """The core is stopped for longer than it waits; the gradient lies in its socket when it wakes.
+    """
     core = subprocess.Popen([sys.executable, "-c", _STOPPED], stdout=subprocess.PIPE, text=True,
                             env={**os.environ, "PYTHONPATH": os.pathsep.join(_HERE)})
     try:
         assert core.stdout is not None
         address = core.stdout.readline().strip()
-        guest = Guest(SimpleNamespace(address=address), 0, 3)
+        member = MemberEnd(SimpleNamespace(address=address), 0, 3)
         assert core.stdout.readline() == "begun\n"
-        label, _, _ = guest.work()
+        header, _, _ = member.work()
         time.sleep(0.5)  # it is in `collect`
         core.send_signal(signal.SIGSTOP)
-        sender = threading.Thread(target=guest.link.send,
-                                  args=(Gradient(label), np.zeros(label.size).data))
+        sender = threading.Thread(target=member.link.send,
+                                  args=(Gradient(header), np.zeros(header.size).data))
         sender.start()
         time.sleep(4)
         core.send_signal(signal.SIGCONT)
         assert core.stdout.readline() == "[0]\n"
         sender.join(60)
-        guest.link.close()
+        member.link.close()
     finally:
         core.kill()
         core.wait()

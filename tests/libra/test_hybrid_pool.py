@@ -1,4 +1,4 @@
-"""The hybrid pool step by step: in and out, what goes wrong, what is stale, the signal."""
+"""The hybrid pool step by step: joining and leaving, failures, stale events, the signal."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import pytest
 from hybrid_pool_rig import BACK, CORE, TRAIN, Rig, S, picture
 
 from tangram_hpc.domain.hybrid import (
-    AnyFact,
+    AnyPoolEvent,
     Ask,
+    ContributorId,
     End,
-    Expel,
+    EvictReplica,
     JoinCancelled,
+    JoinEnded,
     Kill,
     MemberDone,
     MemberFailed,
     MemberLost,
     MemberUp,
     Role,
-    Seat,
-    Settled,
     Signal,
     StepBegins,
     StepPlan,
@@ -28,7 +28,7 @@ from tangram_hpc.domain.hybrid import (
 from tangram_hpc.domain.hybrid import ReplicaState as R
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.libra.hybrid.hybrid_pool import HybridPool
-from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules, Wish
+from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules, ReplicaTarget
 
 # one way in and out
 
@@ -42,9 +42,9 @@ def test_a_replica_joins_as_a_whole_and_goes_back() -> None:
     assert rig.tell(MemberDone(7, 0, 1, R.REQUESTED)) == [
         Ask(6, 0, 0, 1, R.FETCHING_STATE, 0), Ask(7, 0, 0, 1, R.FETCHING_STATE, 0)]
     rig.to(0, R.ZERO_SYNC)
-    assert rig.begin() == StepPlan(1, 1, 0, (), (Seat(0, 1, 0),))  # it follows with zero
+    assert rig.begin() == StepPlan(1, 1, 0, (), (ContributorId(0, 1, 0),))  # it follows with zero
     rig.to(0, R.ACTIVATING)
-    assert rig.begin() == StepPlan(2, 2, 1, (Seat(0, 1, 0),))
+    assert rig.begin() == StepPlan(2, 2, 1, (ContributorId(0, 1, 0),))
     assert rig.pool.roles()[7] is Role.HYBRID_TRAINING
     assert rig.begin().epoch == 1
     assert rig.signal(BACK) == []  # to the end of the step
@@ -53,7 +53,7 @@ def test_a_replica_joins_as_a_whole_and_goes_back() -> None:
     assert rig.pool.roles()[7] is Role.HYBRID_JOINING
     rig.done(0, R.RETURNING)
     assert rig.pool.roles()[7] is Role.HYBRID_ROLLOUT
-    told = [order.end for order in rig.orders if isinstance(order, Settled)]
+    told = [order.end for order in rig.orders if isinstance(order, JoinEnded)]
     assert told == [End.JOINED, End.LEFT]
     assert rig.pool.core_training == CORE
 
@@ -64,7 +64,7 @@ def test_each_is_added_to_the_core_that_has_fewest() -> None:
     rig.signal()
     for replica in range(3):
         rig.to(replica, R.ACTIVATING)
-    assert [seat.core for seat in rig.begin().counting] == [0, 1, 0]
+    assert [contributor.core for contributor in rig.begin().counting] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("state", [R.REQUESTED, R.FETCHING_STATE, R.ZERO_SYNC, R.ACTIVATING,
@@ -87,16 +87,16 @@ def test_whatever_goes_wrong_brings_all_of_it_back(state: R, how: str) -> None:
             "cancelled": lambda: rig.tell(JoinCancelled(0, 1))}[how]()
     assert rig.pool.state(0) is R.RETURNING
     counted = state not in (R.REQUESTED, R.FETCHING_STATE)
-    assert any(isinstance(order, Expel) for order in rig.orders) == counted
+    assert any(isinstance(order, EvictReplica) for order in rig.orders) == counted
     asked = [o.member for o in told if isinstance(o, Ask)]
     if not (how == "cancelled" and state in (R.ACTIVE, R.LEAVING)):
         assert asked == ([6] if how == "lost" else [6, 7])
     rig.done(0, R.RETURNING)
-    last = next(o for o in reversed(rig.orders) if isinstance(o, Settled))
+    last = next(o for o in reversed(rig.orders) if isinstance(o, JoinEnded))
     if how == "lost":
         assert last.end is End.LOST and rig.pool.state(0) is R.LOST
         assert (rig.pool.roles()[6], rig.pool.roles()[7]) == (Role.HYBRID_ROLLOUT, Role.LOST)
-        rig.tell(MemberUp(7, 0))  # of a life that is over
+        rig.tell(MemberUp(7, 0))  # of an incarnation that is over
         assert rig.pool.state(0) is R.LOST
         rig.tell(MemberUp(7, 1))
     else:
@@ -114,7 +114,7 @@ def test_one_that_does_not_come_back_is_ended_and_told_lost() -> None:
     assert rig.tick(179) == []
     told = rig.tick(1)
     assert told[0] == Kill(7, 0, "did not come back in time")
-    assert told[1] == Settled(0, 1, End.LOST, "REQUESTED timed out waiting for 6, 7")
+    assert told[1] == JoinEnded(0, 1, End.LOST, "REQUESTED timed out waiting for 6, 7")
     assert rig.pool.roles()[7] is Role.LOST
 
 
@@ -139,7 +139,7 @@ def test_a_failed_join_is_not_tried_again_at_once() -> None:
 
 @pytest.mark.parametrize("state", [R.REQUESTED, R.FETCHING_STATE, R.ZERO_SYNC, R.ACTIVATING,
                                    R.ACTIVE, R.LEAVING, R.RETURNING])
-def test_a_member_whose_new_life_is_heard_of_before_its_death(state: R) -> None:
+def test_a_member_whose_new_incarnation_is_heard_of_before_its_death(state: R) -> None:
     rig = Rig(reserved_gpus=6)
     rig.begin()
     rig.signal()
@@ -168,7 +168,7 @@ def test_one_that_was_cancelled_leaves_even_if_it_is_wanted() -> None:
     assert rig.pool.state(0) is R.REQUESTED and rig.pool.generation(0) == 2
     rig.tell(MemberFailed(6, 0, 2, "no"))
     rig.done(0, R.RETURNING)
-    told = [(o.generation, o.end) for o in rig.orders if isinstance(o, Settled)]
+    told = [(o.generation, o.end) for o in rig.orders if isinstance(o, JoinEnded)]
     assert told == [(1, End.JOINED), (1, End.LEFT), (2, End.ROLLED_BACK)]
 
 
@@ -190,11 +190,13 @@ def test_a_stale_word_changes_nothing_in_any_state(state: R) -> None:
     else:
         rig.to(0, state)
     assert rig.pool.state(0) is state
-    words: list[AnyFact] = [
-        MemberDone(7, life, generation, stage) for life in (0, 1, 2) for generation in (1, 2, 3)
-        for stage in R if (life, generation, stage) != (0, 2, state)]
-    words += [MemberFailed(7, life, generation, "no") for life in (0, 1) for generation in (1, 2, 3)
-              if (life, generation) != (0, 2)]
+    words: list[AnyPoolEvent] = [
+        MemberDone(7, incarnation, generation, stage) for incarnation in (0, 1, 2)
+        for generation in (1, 2, 3)
+        for stage in R if (incarnation, generation, stage) != (0, 2, state)]
+    words += [MemberFailed(7, incarnation, generation, "no") for incarnation in (0, 1)
+              for generation in (1, 2, 3)
+              if (incarnation, generation) != (0, 2)]
     words += [JoinCancelled(0, 1), JoinCancelled(0, 3), MemberLost(7, 1), MemberUp(7, 0),
               StepBegins(rig.step, 9), Signal(rig.version, 9, *BACK)]
     before, ignored = picture(rig.pool), rig.pool.ignored
@@ -207,11 +209,11 @@ def test_a_stale_word_changes_nothing_in_any_state(state: R) -> None:
 
 
 def wanted(*signals: tuple[int, Signal], spare: int = 3, **rules: Any) -> list[int]:
-    wish = Wish(PoolRules(**rules))
+    target = ReplicaTarget(PoolRules(**rules))
     told = []
     for step, signal in signals:
-        wish.hear(signal)
-        told.append(wish.settle(step, spare))
+        target.update(signal)
+        told.append(target.settle(step, spare))
     return told
 
 
@@ -272,8 +274,8 @@ def test_a_wrong_rule_is_named(told: dict[str, int], why: str) -> None:
 
 @pytest.mark.parametrize(("core", "rollout", "replicas", "why"), [
     (((0,), (0,)), (), (), "GPU 0 is named twice"), (((0,),), (1,), ((1,),), "GPU 1"),
-    (((0, 1),), (), ((2,),), "not a complete replica"), ((), (), (), "at least one core"),
-    (((0, 1), (2,)), (), (), "as many")])
+    (((0, 1),), (), ((2,),), "a complete replica"), ((), (), (), "at least one core"),
+    (((0, 1), (2,)), (), (), "the same number")])
 def test_a_gpu_has_one_place(core: Any, rollout: Any, replicas: Any, why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         HybridPool(PoolRules(), core, rollout, replicas)

@@ -1,7 +1,8 @@
-"""The global planner against brute force and against its laws.
+"""The global planner against brute force and against its invariants.
 
-The brute force below shares nothing with the planner but the values handed in: it counts the costs
-request by request and micro-batch by micro-batch, and tries every split, layout and assignment.
+The brute force below shares nothing with the planner but the values that are handed in: it counts
+the costs request by request and micro-batch by micro-batch, and tries every split, layout and
+assignment.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from planner_material import DENSE, HARDWARE, MOE, REQUESTS, problems
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.libra.planner.costs import AnalyticCosts
 from tangram_hpc.libra.planner.lengths import Ints, Strata, batch_of, sorted_requests, strata_of
+from tangram_hpc.libra.planner.reprice import reprice
 from tangram_hpc.libra.planner.rollout_cost import RolloutCost
 from tangram_hpc.libra.planner.rollout_dp import RolloutTable
 from tangram_hpc.libra.planner.shapes import (
@@ -35,9 +37,8 @@ from tangram_hpc.libra.planner.shapes import (
     Training,
 )
 from tangram_hpc.libra.planner.split import Plan, dealt_to, lossy, plan
-from tangram_hpc.libra.planner.standing import standing
 from tangram_hpc.libra.planner.train_cost import TrainCost
-from tangram_hpc.libra.planner.tree import Node, Tree
+from tangram_hpc.libra.planner.tree import LayoutTree, Node
 
 # ---- an independent count of costs --------------------------------------------------------------
 
@@ -388,7 +389,7 @@ def test_the_plan_of_batches_that_mix_is_as_good_as_brute_force(moe: bool, cases
             within = max(split.step_ns, 1) * (1 + 1e-6) / 1e9
             left = split.rollout_gpus - split.spare  # who lends the spare ones has as short a step
             assert brute_rollout(costs, left, search, split.price.ns / 1e9) <= within, seed
-        again = standing(costs, gpus, found.best.layout,
+        again = reprice(costs, gpus, found.best.layout,
                          [one.degree for one in found.best.instances], search)
         assert again is not None and again.rollout_ns == found.best.rollout_ns
         ran += 1
@@ -422,9 +423,10 @@ def test_layouts_are_those_of_the_brute_force() -> None:
     some = 0
     for seed in range(120):
         costs, gpus, search = random_costs(seed, moe=seed % 2 == 1)
-        found = Tree(costs, search).layouts(gpus)
+        found = LayoutTree(costs, search).layouts(gpus)
         assert sorted(found) == sorted(all_layouts(costs, gpus, search)), seed
-        assert found == Tree(costs, search, lambda node: None).layouts(gpus), "in another order"
+        noted = LayoutTree(costs, search, lambda node: None)
+        assert found == noted.layouts(gpus), "in another order"
         some += len(found)
     assert some > 120
 
@@ -547,7 +549,7 @@ def test_runs_of_lengths_are_nearly_as_good_as_any_assignment(at_once: int, most
     assert max(lost) < most and sum(lost) / len(lost) < mean, (max(lost), sum(lost) / len(lost))
 
 
-# ---- laws ---------------------------------------------------------------------------------------
+# ---- invariants ---------------------------------------------------------------------------------
 
 def planned(costs: AnalyticCosts, gpus: int, search: Search | None = None) -> Plan | None:
     try:
@@ -558,7 +560,7 @@ def planned(costs: AnalyticCosts, gpus: int, search: Search | None = None) -> Pl
 
 @settings(max_examples=30, deadline=None)
 @given(problems())
-def test_every_split_keeps_the_laws(problem: tuple[AnalyticCosts, int]) -> None:
+def test_every_split_keeps_the_invariants(problem: tuple[AnalyticCosts, int]) -> None:
     costs, gpus = problem
     found = planned(costs, gpus)
     for split in found.splits if found else ():

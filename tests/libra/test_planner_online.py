@@ -1,4 +1,4 @@
-"""The planner beside a trainer: what it learns, when it acts, what a switch must be worth."""
+"""The planner beside a trainer: what it learns, when it plans, and what a switch must gain."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tangram_hpc.libra.planner.calibrate import TRAIN, Calibrator, Learning
 from tangram_hpc.libra.planner.costs import AnalyticCosts
 from tangram_hpc.libra.planner.online import Advice, OnlinePlanner
 from tangram_hpc.libra.planner.place import place
+from tangram_hpc.libra.planner.reprice import reprice
 from tangram_hpc.libra.planner.shapes import Factors, Layout, Request, Rollout, Search, Training
 from tangram_hpc.libra.planner.split import Split, plan
-from tangram_hpc.libra.planner.standing import standing
 from tangram_hpc.libra.planner.trigger import StepFacts, Trigger, Triggers, worth
 
 # ---- what is learned ----------------------------------------------------------------------------
@@ -203,12 +203,12 @@ def test_a_standing_plan_is_priced_as_what_it_is(problem: tuple[AnalyticCosts, i
     except InvalidInput:
         return
     degrees = [one.degree for one in best.instances]
-    again = standing(costs, gpus, best.layout, degrees, Search())
+    again = reprice(costs, gpus, best.layout, degrees, Search())
     assert again is not None
     assert (again.price, again.rollout_ns) == (best.price, best.rollout_ns)
     other = [Request(x.prompt, max(1, round(x.generated * r.uniform(0.2, 2)))) for x in costs.batch]
     moved = AnalyticCosts(costs.model, costs.hardware, costs.training, costs.rollout, other)
-    old = standing(moved, gpus, best.layout, degrees, Search())
+    old = reprice(moved, gpus, best.layout, degrees, Search())
     if old is not None:
         assert plan(moved, gpus, Search()).best.step_ns <= old.step_ns
         assert sum(one.requests for one in old.instances) == costs.training.batch
@@ -225,20 +225,20 @@ def test_a_standing_plan_cuts_as_well_as_its_instances_allow() -> None:
         best = min(max(int(segments[d][a, b]) for d, (a, b) in zip(
             degrees, itertools.pairwise((0, *cuts, 6)), strict=True))
             for cuts in itertools.combinations_with_replacement(range(7), len(degrees) - 1))
-        found = standing(costs, 16, Layout(4, 1, 1, 1, 1), degrees, Search())
+        found = reprice(costs, 16, Layout(4, 1, 1, 1, 1), degrees, Search())
         assert found is not None and found.rollout_ns == best
         assert found.rollout_ns == max(one.ns for one in found.instances)
 
 
 def test_a_standing_plan_that_cannot_run_is_none() -> None:
     costs = AnalyticCosts(DENSE, HARDWARE, Training(8), Rollout(), [Request(10, 400_000)])
-    assert standing(costs, 16, Layout(8, 1, 1, 1, 1), [1], Search()) is None  # the cache
-    assert standing(costs, 16, Layout(1, 1, 1, 1, 1), [8], Search()) is None  # memory
+    assert reprice(costs, 16, Layout(8, 1, 1, 1, 1), [1], Search()) is None  # the cache
+    assert reprice(costs, 16, Layout(1, 1, 1, 1, 1), [8], Search()) is None  # memory
     costs = AnalyticCosts(DENSE, HARDWARE, Training(8), Rollout(), [Request(10, 400)])
-    assert standing(costs, 16, Layout(8, 1, 1, 1, 1), [8], Search()) is not None
+    assert reprice(costs, 16, Layout(8, 1, 1, 1, 1), [8], Search()) is not None
     for wrong in (Layout(8, 1, 1, 1, 3), Layout(4, 1, 3, 1, 1), Layout(2, 2, 1, 4, 1),
                   Layout(8, 1, 1, 2, 1)):  # batch, layers, experts, no GPU left
-        assert standing(costs, 16, wrong, [8], Search()) is None
+        assert reprice(costs, 16, wrong, [8], Search()) is None
 
 
 @settings(max_examples=15, deadline=None)
@@ -279,7 +279,7 @@ class Truth:
 
     def step(self, split: Split, batch: Sequence[Request]) -> tuple[int, dict[int, int]]:
         costs = AnalyticCosts(DENSE, HARDWARE, Training(96), Rollout(), batch, self._factors)
-        now = standing(costs, 48, split.layout, [x.degree for x in split.instances], Search())
+        now = reprice(costs, 48, split.layout, [x.degree for x in split.instances], Search())
         assert now is not None
         took: dict[int, int] = {}
         for one in now.instances:
@@ -330,8 +330,8 @@ def test_it_follows_a_drift_of_lengths() -> None:
     assert any(a.verdict.switch for a in told)
     batch = lengths(11500, 99)
     costs = AnalyticCosts(DENSE, HARDWARE, Training(96), Rollout(), batch)
-    stayed = standing(costs, 48, first.layout, [x.degree for x in first.instances], Search())
-    moved = standing(costs, 48, planner.now.layout,
+    stayed = reprice(costs, 48, first.layout, [x.degree for x in first.instances], Search())
+    moved = reprice(costs, 48, planner.now.layout,
                      [x.degree for x in planner.now.instances], Search())
     assert stayed and moved and moved.step_ns < 0.95 * stayed.step_ns
 
@@ -406,7 +406,7 @@ def dealt_by(planner: OnlinePlanner, mixtures: float, steps: int, of: int = 0, a
         assert now is not None
         costs = AnalyticCosts(DENSE, HARDWARE, Training(192), Rollout(), batch)
         degrees = [x.degree for x in now.instances]
-        ran = standing(costs, 32, now.layout, degrees, Search(loss=0.02, ahead=ahead))
+        ran = reprice(costs, 32, now.layout, degrees, Search(loss=0.02, ahead=ahead))
         assert ran is not None
         took: dict[int, int] = {}
         longer = (mixtures * 1.02 if planner.mixed else 1.0)

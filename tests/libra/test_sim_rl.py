@@ -1,4 +1,4 @@
-"""The asynchronous RL pipeline on paper: the engine, the rollouts, the stages, what is printed."""
+"""The simulated asynchronous RL pipeline: the engine, the rollouts, the stages, and the reports."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_who_comes_later_slows_who_is_there_and_neither_is_lost() -> None:
 
 
 class Served:
-    """An engine whose laws are looked at after each change, and what it has served."""
+    """An engine whose invariants are checked after each change, and what it has served."""
 
     def __init__(self, room: int, at_once: int) -> None:
         self.engine, self.at_once = Engine(small_room(room), 1, at_once), at_once
@@ -311,7 +311,7 @@ def test_no_batch_starts_before_so_many_are_trained(small: Scenario, staleness: 
 
 
 class Checked(Pipeline):
-    """Looks at the laws after each event."""
+    """Checks the invariants after each event."""
 
     def _after(self, at: int, do: Callable[[int], None]) -> None:
         def both(now: int) -> None:
@@ -328,11 +328,13 @@ class Checked(Pipeline):
                  back_s=st.sampled_from([1.0, 30.0, 200.0]), step=st.sampled_from([0.0, 0.3]),
                  tool=st.sampled_from([0.0, 0.05])))
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
-def test_laws_hold_whatever_fails(name: str, pipeline: str, seed: int, faults: Faults) -> None:
-    laws_hold(name, pipeline, seed, faults, iterations=3)
+def test_invariants_hold_whatever_fails(name: str, pipeline: str, seed: int, faults: Faults
+                                        ) -> None:
+    invariants_hold(name, pipeline, seed, faults, iterations=3)
 
 
-def laws_hold(name: str, pipeline: str, seed: int, faults: Faults, iterations: int) -> Checked:
+def invariants_hold(name: str, pipeline: str, seed: int, faults: Faults, iterations: int
+                    ) -> Checked:
     run = replace(WHOLE.run, iterations=iterations, prompts=3, samples=8, train_steps=1, seed=seed,
                   pipeline=pipeline, pool_slack=99.0)  # one node trains: others are lent
     scenario = with_run(replace(WHOLE, faults=faults), run)
@@ -347,7 +349,7 @@ def laws_hold(name: str, pipeline: str, seed: int, faults: Faults, iterations: i
 
 def test_faults_come_and_cost_time_and_the_same_seed_has_the_same_ones() -> None:
     faults = Faults(node_s=200, engine_s=150, back_s=20, step=0.3, tool=0.05)
-    calm, hit, again = (laws_hold("+ elastic", "trajectories", 3, f, iterations=3)
+    calm, hit, again = (invariants_hold("+ elastic", "trajectories", 3, f, iterations=3)
                         for f in (Faults(), faults, faults))
     assert min(hit.fate.nodes, hit.fate.engines, hit.fate.steps, hit.fate.tools) > 0
     assert vars(calm.fate)["nodes"] == calm.fate.steps == calm.fate.tools == 0
@@ -455,8 +457,9 @@ def test_other_systems_draw_the_same_faults() -> None:
                  back_s=st.sampled_from([1.0, 15.0, 100.0, 400.0]),
                  step=st.sampled_from([0.0, 0.1, 0.5]), tool=st.sampled_from([0.0, 0.05, 0.5])))
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-def test_laws_hold_in_many_histories(name: str, pipeline: str, seed: int, faults: Faults) -> None:
-    laws_hold(name, pipeline, seed, faults, iterations=5)
+def test_invariants_hold_in_many_histories(name: str, pipeline: str, seed: int, faults: Faults
+                                           ) -> None:
+    invariants_hold(name, pipeline, seed, faults, iterations=5)
 
 
 def test_lengths_drift_as_in_the_measurements() -> None:
@@ -499,17 +502,20 @@ def test_all_of_it_beats_the_baselines_and_the_tail_is_long(pipeline: str) -> No
     ("gpus = 48", "gqus = 48", "field `run.gqus` is not known; did you mean `run.gpus`?"),
     ("warmup = 1", "warmup = 500", "field `run.warmup`"),
     ("weights_s = 2.0", 'weights_s = "x"', "field `pauses.weights_s`"),
-    ("weights_s = 2.0", "weights_s = inf", "field `pauses.weights_s`: inf is not a number"),
-    ("warmup = 1", "slack = -1", "field `run.slack`: -1 is not a number from 0"),
+    ("weights_s = 2.0", "weights_s = inf", "field `pauses.weights_s`: inf must be finite"),
+    ("warmup = 1", "slack = -1", "field `run.slack`: -1 must be finite and at least 0"),
     ('pipeline = "batches"', 'pipeline = "x"', "field `run.pipeline`: 'batches' or 'trajectories'"),
-    ("[router] ", "[faults]\nstep = 1.0\n[router] ", "field `faults.step`: a share below 1"),
-    ("[router] ", "[faults]\nnode_s = 0.1\n[router] ", "field `faults.node_s`: 0, or at least 1"),
+    ("[router] ", "[faults]\nstep = 1.0\n[router] ",
+     "field `faults.step`: must be a share below 1"),
+    ("[router] ", "[faults]\nnode_s = 0.1\n[router] ",
+     "field `faults.node_s`: must be 0 or at least 1"),
     ("[router] ", "[faults]\nnodes = 1\n[router] ", "field `faults.nodes` is not known"),
     ("weight = [0.80, 0.30]", "weight = [nan, 1]", "field `lengths.phases.weight`: nan"),
     ("tokens = [1000, 4000]", "tokens = [0, 4000]", "field `lengths.phases`: finish: tokens"),
-    ("prompt_tokens = 1200", "prompt_tokens = 0", "field `lengths.prompt_tokens`: at least 1"),
-    ("to_rollout_s = 10.8", "to_rollout_s = 180", "field `pauses.to_rollout_s`: less than `pool."),
-    ("to_train_s = 8.0", "to_train_s = 500", "field `pauses.to_train_s`: less than `pool."),
+    ("prompt_tokens = 1200", "prompt_tokens = 0",
+     "field `lengths.prompt_tokens`: must be at least 1"),
+    ("to_rollout_s = 10.8", "to_rollout_s = 180", "field `pauses.to_rollout_s`: must be less than"),
+    ("to_train_s = 8.0", "to_train_s = 500", "field `pauses.to_train_s`: must be less than `pool."),
     ("uniform_degree = 2", "uniform_degree = 3", "field `baselines.uniform_degree`"),
     ("granularity = 8", "granularity = 4", "field `planner.granularity`"),
     ('model = "qwen3-14b"', 'model = "nobody"', "model 'nobody'"),

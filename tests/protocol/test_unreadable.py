@@ -64,7 +64,7 @@ from tangram_hpc.storage.spool import FileSpool
 from tangram_hpc.storage.store import FolderStore
 from tangram_hpc.transport.socket.channel import SocketChannel
 from tangram_hpc.transport.socket.dial import dial
-from tangram_hpc.transport.socket.lane import LaneLink
+from tangram_hpc.transport.socket.lane import BulkLink
 
 WORD, BROKEN = b"a-word-to-break", b"\xff\xfe\x80 is not text"
 DEEP = b"\x91" * 5000 + b"\x90"  # arrays in arrays
@@ -572,23 +572,24 @@ def test_what_a_runner_of_a_service_reads_and_says(harm: Any) -> None:
         frames.answer(harm(msgspec.msgpack.encode(frames.NoRoom(word))))
 
 
-# ---- lanes -------------------------------------------------------------------------------------
+# ---- gradient channels -------------------------------------------------------------------------
 
 
 @HARMS
 def test_what_a_member_or_its_core_reads(harm: Any) -> None:
-    body = harm(msgspec.msgpack.encode(lane.Heard(_label(), WORD.decode())))
+    body = harm(msgspec.msgpack.encode(lane.GradientReceipt(_header(), WORD.decode())))
     here, there = socket.socketpair()
     with here, there:
         there.sendall(lane.HEAD.pack(len(body), 0) + body)
         with pytest.raises(ProtocolError, match="not in the protocol"):
-            LaneLink(here).receive()
+            BulkLink(here).receive()
 
 
-def _label() -> Any:
-    from tangram_hpc.domain.hybrid import Label
+def _header() -> Any:
+    from tangram_hpc.domain.hybrid import GradientHeader
     fields = {"int": 1, "str": "", "tuple[int, ...]": ()}
-    return Label(**{n: fields.get(str(t), 0) for n, t in Label.__annotations__.items()})
+    types = GradientHeader.__annotations__
+    return GradientHeader(**{n: fields.get(str(t), 0) for n, t in types.items()})
 
 
 # ---- files -------------------------------------------------------------------------------------

@@ -1,5 +1,4 @@
-"""Satellites through the real drivers and the real port's protocol, on a Slurm that is a model; and
-what the accounting makes of it."""
+"""Satellites through the real drivers and a modelled Slurm, and what accounting makes of them."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from tangram_hpc.domain.allocation import AllocPolicy, SatelliteShape
 from tangram_hpc.domain.states import AllocState
 from tangram_hpc.scheduler.placement.placers.registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
+from tangram_hpc.simulator.message_world import Growth, MessageWorld
 from tangram_hpc.simulator.model_slurm import Queue
-from tangram_hpc.simulator.wired import Growth, WiredWorld
 from tangram_hpc.simulator.workload import Cluster, Workload
 
 S = 10**9
@@ -38,7 +37,7 @@ def crowd(seed: int, gap_s: float = 0.0) -> Workload:
     return Workload(name="crowd", trajectories=tuple(found))
 
 
-class Kept(WiredWorld):
+class Kept(MessageWorld):
     """Keeps all events."""
 
     kept: list[ev.Event]
@@ -61,13 +60,13 @@ def run(work: Workload, policy: AllocPolicy = POLICY, queue: Queue = AT_ONCE, se
 @pytest.mark.parametrize("seed", range(2))
 def test_bursts_are_met_and_what_idles_goes(seed: int) -> None:
     work = crowd(seed, 60.0)
-    alone = WiredWorld(work, SMALL, make_placer("elastic"), False)
+    alone = MessageWorld(work, SMALL, make_placer("elastic"), False)
     slow = alone.run().step_ns
     world = run(work, seed=seed)
     asked = [e.at for e in world.kept if isinstance(e, ev.AllocationAsked)]
     released = [e.at for e in world.kept if isinstance(e, ev.AllocationReleased)]
     ended = [e.at for e in world.kept if isinstance(e, ev.AllocationEnded)]
-    assert world.player is not None and world.player.step_ns < slow
+    assert world.client is not None and world.client.step_ns < slow
     assert min(asked) < 30 * S and max(asked) > 60 * S, "each burst asks"
     assert any(max(asked[:1]) < at < 60 * S for at in released), "between them it lets go"
     assert len(ended) >= 1

@@ -1,6 +1,8 @@
-"""Time limits that change while a job runs: Slurm is asked again, and nodes are drained by what it
-says then. The real drivers of broker and worker on the simulator's clock; Slurm itself is in
-test_slurm_site_nodes.py."""
+"""Time limits that change while a job runs: Slurm is asked again, and nodes drain by its answer.
+
+The real drivers of broker and worker run on the simulator's clock; the real Slurm is in
+test_slurm_site_nodes.py.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,17 @@ from tangram_hpc.ports import SlurmNotNow
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.scheduler.placement.placers.registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
-from tangram_hpc.simulator.clock import Agenda
+from tangram_hpc.simulator.clock import EventQueue
 from tangram_hpc.simulator.machine import Machine
-from tangram_hpc.simulator.network import BEAT, DELIVERY, FLUSH, AgendaTimer, MemoryJournal, Way
-from tangram_hpc.simulator.wired import Growth
+from tangram_hpc.simulator.message_world import Growth
+from tangram_hpc.simulator.network import (
+    BEAT,
+    DELIVERY,
+    FLUSH,
+    MemoryJournal,
+    SimulatedLink,
+    SimulatedTimer,
+)
 from tangram_hpc.simulator.workload import WorkAction
 from tangram_hpc.storage.journal import read_journal
 from tangram_hpc.worker.driver import WorkerDriver
@@ -48,15 +57,15 @@ class Limits:
     """A Slurm port that knows when allocations end: `ends` by `JOB` or `JOB+N`, in seconds. It
     answers after `late_s` (None: never), and keeps when it was asked."""
 
-    def __init__(self, agenda: Agenda, ends: dict[str, float]) -> None:
-        self.agenda, self.ends, self.asked = agenda, ends, list[float]()
+    def __init__(self, event_queue: EventQueue, ends: dict[str, float]) -> None:
+        self.event_queue, self.ends, self.asked = event_queue, ends, list[float]()
         self.late_s: float | None = 1.0
         self.away = False
 
     def query(self, jobs: Any, then: Callable[[Any], None], names: Any = ()) -> None:
-        self.asked.append(self.agenda.now / S)
+        self.asked.append(self.event_queue.now / S)
         if self.late_s is not None:
-            self.agenda.put(self.agenda.now + round(self.late_s * S), DELIVERY,
+            self.event_queue.put(self.event_queue.now + round(self.late_s * S), DELIVERY,
                             lambda: then(SlurmNotNow("away") if self.away else self.rows(jobs)))
 
     def rows(self, jobs: Any) -> tuple[JobView, ...]:
@@ -76,22 +85,23 @@ class Job:
     """A broker, its workers and one client, all real, from second 0 on."""
 
     def __init__(self, ends: dict[str, float], margin_s: float = MARGIN, **settings: Any) -> None:
-        self.agenda = Agenda()
+        self.event_queue = EventQueue()
         self.work_s = 1.0
-        self.agenda.now = S  # a time of 0 means that nobody knows it
-        self.slurm = Limits(self.agenda, dict(ends))
+        self.event_queue.now = S  # a time of 0 means that nobody knows it
+        self.slurm = Limits(self.event_queue, dict(ends))
         self.scheduler = Scheduler(make_placer("elastic"), round(margin_s * S))
         self.ledger = self.scheduler.ledger
         self.events: list[ev.Event] = []
         self.told: dict[int, ActionState] = {}
         self.broker = Broker(
-            self.scheduler, MemoryJournal(self.events.append), self.agenda,
-            AgendaTimer(self.agenda, BEAT), Settings("7", "", len(ends), **settings), lambda: None,
+            self.scheduler, MemoryJournal(self.events.append), self.event_queue,
+            SimulatedTimer(self.event_queue, BEAT), Settings("7", "", len(ends), **settings),
+            lambda: None,
             slurm=self.slurm)  # type: ignore[arg-type]
         self.broker.start()
         for name, end in ends.items():
             self.join(name, end)
-        down, self.up = self.way(), self.way()
+        down, self.up = self.link(), self.link()
         down.receive = self.heard
         peer = self.broker.accept(down)
         self.up.receive = lambda message, payload: self.broker.receive(peer, message, payload)
@@ -100,16 +110,17 @@ class Job:
         self.counter = 0
         self.until(2)
 
-    def way(self) -> Way:
-        return Way(self.agenda, 0, random.Random(0))
+    def link(self) -> SimulatedLink:
+        return SimulatedLink(self.event_queue, 0, random.Random(0))
 
     def join(self, allocation: str, end_s: float, **fields: Any) -> None:
-        down, up = self.way(), self.way()
+        down, up = self.link(), self.link()
         spec = NodeSpec(f"n{allocation}", "h", (0, 1), 1024, allocation=allocation,
                         ends_at_ns=round(end_s * S), backends=("model",), untrusted=("model",),
                         **fields)
-        worker = WorkerDriver("7", spec, up, AgendaTimer(self.agenda, FLUSH),
-                              lambda reports, welcome: Machine(self.agenda, reports, self.work),
+        worker = WorkerDriver("7", spec, up, SimulatedTimer(self.event_queue, FLUSH),
+                              lambda reports, welcome: Machine(self.event_queue, reports,
+                                                               self.work),
                               lambda why: None)
         down.receive = worker.receive
         peer = self.broker.accept(down)
@@ -126,7 +137,7 @@ class Job:
     def say(self, message: ms.Message, payload: bytes | None = None) -> None:
         self.up.send(message, payload)
         self.up.flush()
-        self.until(self.agenda.now / S + 0.001)
+        self.until(self.event_queue.now / S + 0.001)
 
     def id(self) -> int:
         self.counter += 1
@@ -145,12 +156,12 @@ class Job:
     def until(self, seconds: float) -> None:
         """Lets time pass."""
         end = round(seconds * S)
-        while (at := self.agenda.next_at()) is not None and at <= end:
-            self.agenda.now = at
-            while (item := self.agenda.take()) is not None:
+        while (at := self.event_queue.next_at()) is not None and at <= end:
+            self.event_queue.now = at
+            while (item := self.event_queue.take()) is not None:
                 item()
             self.ledger.check()
-        self.agenda.now = end
+        self.event_queue.now = end
 
     def states(self) -> list[NodeState]:
         return [node.state for node in self.ledger.nodes.values()]
@@ -328,15 +339,15 @@ def test_a_replay_of_moved_ends_comes_to_the_same() -> None:
     job.until(960)
     job.slurm.ends["7"] = 3000
     job.until(2000)
-    twin = Scheduler(make_placer("elastic"), MARGIN * S)
+    replayed = Scheduler(make_placer("elastic"), MARGIN * S)
     for event in job.events:
-        twin.handle(event)
-    twin.ledger.check()
-    for ours, theirs in zip(job.ledger.nodes.values(), twin.ledger.nodes.values(), strict=True):
+        replayed.handle(event)
+    replayed.ledger.check()
+    for ours, theirs in zip(job.ledger.nodes.values(), replayed.ledger.nodes.values(), strict=True):
         assert (ours.state, ours.lends_until, ours.spec) == (
             theirs.state, theirs.lends_until, theirs.spec)
-    twin.handle(ev.BrokerStarted(2000 * S, "7", "elastic", "none"))
-    assert twin.ledger.told_ends == {}  # a requeued job has another end
+    replayed.handle(ev.BrokerStarted(2000 * S, "7", "elastic", "none"))
+    assert replayed.ledger.told_ends == {}  # a requeued job has another end
 
 
 def test_journals_of_the_version_before_are_read(tmp_path: Path) -> None:
@@ -368,7 +379,7 @@ def test_satellites_limits_move_in_the_simulator_too(limit_s: int) -> None:
         for job in slurm.jobs_run():
             slurm.change_limit(job, limit_s * S)
 
-    world.agenda.put(40 * S, BEAT, change)
+    world.event_queue.put(40 * S, BEAT, change)
     world.run()
     assert slurm.jobs_run()
     told = [e for e in world.kept if isinstance(e, ev.AllocationEndTold)]

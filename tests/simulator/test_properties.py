@@ -1,7 +1,8 @@
-"""Every law on any workload and cluster that hypothesis can think of, under every placer.
+"""Every invariant on any workload and cluster that hypothesis can generate, under every placer.
 
-Law: what is drawn is the input, never a seed: a failing case shrinks to the smallest one. The laws
-are proved twice: by the ledger's own `check()` after every event, and from the records alone.
+The input itself is drawn, never a seed, so a failing case shrinks to the smallest one. The
+invariants are checked twice: by the ledger's own `check()` after every event, and from the records
+alone.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def test_a_live_run_is_what_the_simulator_says(policy: str, tmp_path: Path,
         assert done.returncode == 0, done.stderr
 
 
-def test_laws_on_two_nodes() -> None:
+def test_invariants_on_two_nodes() -> None:
     work = Workload(name="two", trajectories=tuple(
         Trajectory.model_validate(t) for t in trajectories(3, 5)))
     cluster = Cluster.model_validate(

@@ -1,4 +1,4 @@
-"""The simulator: baselines exactly as the formats define them, laws, one and the same run."""
+"""The simulator: baselines exactly as the formats define them, invariants, reproducible runs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tangram_hpc.scheduler.placement.placers.fcfs import Fcfs
 from tangram_hpc.scheduler.placement.placers.registry import make_placer
 from tangram_hpc.scheduler.state.queue import CPU
 from tangram_hpc.simulator.checkers import faults
+from tangram_hpc.simulator.message_world import Failure
 from tangram_hpc.simulator.run import simulate
-from tangram_hpc.simulator.wired import Failure
 from tangram_hpc.simulator.workload import Cluster, Workload, read_cluster, read_workload
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "workloads"
@@ -99,7 +99,7 @@ def test_shared_workloads_break_no_rule(name: str, policy: str, share: str, tmp_
 
 
 class Restless:
-    """A placer that resizes whatever it may, at random, and starts at any size: for the laws."""
+    """A placer that resizes leases at random and starts them at any size: for the invariants."""
 
     reserve, block_max = 0, 8
     name = "restless"

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tangram_hpc.slurm import environ as slurm_environ
-from tangram_hpc.transport.socket.lane import LaneListener
+from tangram_hpc.transport.socket.lane import BulkListener
 
 REPO = Path(__file__).resolve().parents[2]
 NAMES, CABLE = ("tangram1", "tangram2"), "10.213.77"
@@ -219,8 +219,8 @@ def test_the_other_nodes_of_a_job_are_known_from_its_environment() -> None:
     assert other_nodes({}) == ()
 
 
-def test_a_lane_of_the_hybrid_pool_tells_no_wildcard() -> None:
-    listener = LaneListener("0.0.0.0", b"k" * 32, "job", lambda link: None)
+def test_a_channel_of_the_hybrid_pool_tells_no_wildcard() -> None:
+    listener = BulkListener("0.0.0.0", b"k" * 32, "job", lambda link: None)
     try:
         assert not listener.address.startswith("tcp:0.0.0.0"), listener.address
     finally:

@@ -121,10 +121,10 @@ async def _until(true: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_nor_at_a_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_at_a_bulk_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane, "unproven_max", lambda: 3)
     let_in = threading.Event()
-    listener = lane.LaneListener("127.0.0.1", b"k" * 32, "job", lambda link: let_in.set())
+    listener = lane.BulkListener("127.0.0.1", b"k" * 32, "job", lambda link: let_in.set())
     _crowd(int(listener.address.rsplit(":", 1)[1]), listener.address)
     assert let_in.wait(30)
     listener.close()

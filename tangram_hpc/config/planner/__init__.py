@@ -1,6 +1,5 @@
-"""What a person writes for the planner of `libra/planner`, and the plan file that it leaves.
+"""The files that a person writes for `libra/planner`, and the plan file that the planner writes.
 
-Here are model files, hardware files, histories of lengths and measured steps, the table `[planner]`
-of the configuration, and the shipped examples. Files are read, checked and written here; nothing is
-planned here.
+Model files, hardware files, histories of lengths, measured steps, the table `[planner]` of the
+configuration and the shipped examples are read and checked here. Nothing is planned here.
 """

@@ -1,7 +1,7 @@
-"""Model files, hardware files (TOML), histories of lengths and measured steps (JSON lines).
+"""Model and hardware files (TOML), histories of lengths and measured steps (JSON lines).
 
-Law: a file is checked as a whole before anything is planned; a wrong field is one line that names
-the file and the field. A name without a suffix is one of the shipped examples.
+A file is checked as a whole before anything is planned; a wrong field is reported in one line that
+names the file and the field. A name without a suffix is one of the shipped examples.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ class RolloutTable(_Model):
 
 
 class LengthsTable(_Model):
-    """`[lengths]` of a model file: what is believed before there is a history. Each list holds
-    values at equal shares of the requests, from the shortest to the longest."""
+    """`[lengths]` of a model file: the lengths that are believed before there is a history.
+
+    Each list holds values at equal shares of the requests, from the shortest to the longest.
+    """
 
     prompt: tuple[int, ...] = Field(min_length=1)
     generated: tuple[int, ...] = Field(min_length=1)
@@ -71,7 +73,7 @@ class LengthsTable(_Model):
         return self
 
     def requests(self, count: int) -> list[Request]:
-        """So many requests, each at the middle of its share."""
+        """`count` requests, each taken from the middle of its share."""
         return [Request(round(_at(self.prompt, at)), max(1, round(_at(self.generated, at))),
                         round(_at(self.tool_s, at) * 1e9))
                 for at in ((k + 0.5) / count for k in range(count))]
@@ -117,16 +119,16 @@ class ModelFile(_Model):
         return self
 
     def shape(self) -> ModelShape:
-        """For the core."""
+        """The model's shape, as the planner has it."""
         fields = self.model_dump(exclude={"training", "rollout", "lengths", "head_dim"})
         return ModelShape(head_dim=self.head_dim or self.hidden // self.heads, **fields)
 
     def job(self) -> Training:
-        """For the core."""
+        """The training job, as the planner has it."""
         return Training(**self.training.model_dump())
 
     def engine(self) -> Rollout:
-        """For the core."""
+        """What a rollout engine may be, as the planner has it."""
         return Rollout(**self.rollout.model_dump())
 
 
@@ -155,7 +157,7 @@ class HardwareFile(_Model):
     update_s: float = Field(0.0, ge=0, description="an optimizer step, whatever it trains")
 
     def hardware(self) -> Hardware:
-        """For the core."""
+        """The hardware, as the planner has it."""
         return Hardware(
             self.name, self.gpus_per_node, int(self.mem_gib * 2**30), self.tflops * 1e12,
             self.mem_gbs * 1e9, self.link_gbs * 1e9, self.net_gbs * 1e9,
@@ -166,7 +168,7 @@ class HardwareFile(_Model):
 
 
 class _Length(_Model):
-    """A line of a history; other fields are somebody else's."""
+    """A line of a history; fields that are not listed here are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -178,7 +180,7 @@ class _Length(_Model):
 
 
 class _Measured(_Model):
-    """A line of measured steps: times that a plan said, without learned factors, and real ones."""
+    """A line of measured steps: a plan's time without learned factors, and the real time."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -192,15 +194,23 @@ class _Measured(_Model):
     @model_validator(mode="after")
     def _has_degree(self) -> _Measured:
         if (self.stage == "rollout") != (self.degree > 0):
-            raise ValueError("degree: of 1 on with stage rollout, absent with train")
+            raise ValueError("degree: must be at least 1 with stage rollout, and absent with train")
         if self.mixed and self.stage == "train":
-            raise ValueError("mixed: of rollouts alone, leave it out with train")
+            raise ValueError("mixed: only rollouts have it; leave it out with stage train")
         return self
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One measured time. `degree` 0 is training; `mixed`: beside instances of other degrees."""
+    """One measured time.
+
+    Attributes:
+        degree: The rollout degree; 0 for training.
+        modelled_ns: The time that the plan said, without learned factors.
+        measured_ns: The time that it took.
+        mean_tokens: Mean length of the requests.
+        mixed: Whether its plan had instances of other degrees as well.
+    """
 
     degree: int
     modelled_ns: int
@@ -210,16 +220,16 @@ class Measured:
 
 
 def read_model(name: str) -> ModelFile:
-    """A model file.
+    """Reads a model file, or a shipped one by name.
 
     Raises:
-        InvalidInput: it cannot be read or is none; one line.
+        InvalidInput: The file cannot be read or has a wrong field; one line.
     """
     return _read(name, "model", ModelFile)
 
 
 def read_hardware(name: str) -> HardwareFile:
-    """A hardware file; raises as `read_model`."""
+    """Reads a hardware file, or a shipped one by name; raises as `read_model` does."""
     return _read(name, "hardware", HardwareFile)
 
 
@@ -229,14 +239,16 @@ def shipped(kind: str) -> list[str]:
 
 
 def read_history(path: Path) -> list[Request]:
-    """A history of lengths: `{"prompt": 512, "generated": 3000, "tool": 900, "tool_s": 4.5,
-    "turns": 6}` a line; raises as `read_model`."""
+    """Reads a history of lengths; raises as `read_model` does.
+
+    A line looks like `{"prompt": 512, "generated": 3000, "tool": 900, "tool_s": 4.5, "turns": 6}`.
+    """
     return _lines(path, _Length, lambda one: Request(
         one.prompt + one.tool, one.generated, round(one.tool_s * 1e9), one.turns))
 
 
 def read_measured(path: Path) -> list[Measured]:
-    """Measured times, oldest first; raises as `read_model`."""
+    """Reads measured times, oldest first; raises as `read_model` does."""
     return _lines(path, _Measured, lambda one: Measured(
         one.degree, round(one.modelled_s * 1e9), round(one.measured_s * 1e9), one.mean_tokens,
         one.mixed))
@@ -275,12 +287,12 @@ def _lines(path: Path, shape: type[_FileT], made: Callable[[Any], Any]) -> list[
         except ValueError as error:
             raise InvalidInput(f"{path} line {number}: {error}") from None
     if not found:
-        raise InvalidInput(f"{path}: it holds no line")
+        raise InvalidInput(f"{path}: the file holds no line")
     return found
 
 
 def _at(values: tuple[int, ...] | tuple[float, ...], share: float) -> float:
-    """The value at a share of the way through equally spaced ones."""
+    """The value at `share` (0 to 1) of the way through equally spaced values, interpolated."""
     place = share * (len(values) - 1)
     low = min(int(place), len(values) - 2) if len(values) > 1 else 0
     high = min(low + 1, len(values) - 1)

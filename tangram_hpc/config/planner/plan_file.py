@@ -1,8 +1,8 @@
-"""The plan file: what `tangram plan --apply` leaves for a trainer to read.
+"""The plan file, which `tangram plan --apply` writes and a trainer reads.
 
-Law: JSON, `tangram-plan/1`, replaced as a whole, so a reader sees the old plan or the new one and
-never half of one. It is a proposal on paper: no process moves because it is there. `modelled_s` are
-times without learned factors, to be set against measured ones.
+Invariants: JSON in the format `tangram-plan/1`, always replaced as a whole, so a reader sees the
+old plan or the new one and never a part. The file is a proposal: no process moves because of it.
+The fields `modelled_s` are times without learned factors, for comparison with measured times.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class _Part(BaseModel):
 
 
 class BlockOf(_Part):
-    """GPUs of a node, counted among the planned ones from 0."""
+    """GPUs of a node; nodes and GPUs count from 0 among those that are planned."""
 
     node: int = Field(ge=0)
     gpus: tuple[int, ...]
 
 
 class TrainingPart(_Part):
-    """The training side. One block a tensor-parallel group, in order of (pipeline, replica)."""
+    """The training side; `blocks` has one for each TP group, by (pipeline, replica)."""
 
     gpus: int = Field(ge=1)
     tp: int = Field(ge=1)
@@ -47,12 +47,12 @@ class TrainingPart(_Part):
     blocks: tuple[BlockOf, ...]
 
     def layout(self) -> Layout:
-        """For the planner."""
+        """The layout, as the planner has it."""
         return Layout(self.tp, self.ep, self.pp, self.dp, self.micro_batch)
 
 
 class InstancePart(_Part):
-    """One rollout instance, and the requests that are its own, by total tokens."""
+    """One rollout instance, and the range of total tokens of the requests that it gets."""
 
     degree: int = Field(ge=1)
     requests: int
@@ -64,7 +64,7 @@ class InstancePart(_Part):
 
 
 class BucketPart(_Part):
-    """Neighbouring instances of one degree: requests of at most so many tokens go there."""
+    """Neighbouring instances of one degree, for requests of at most `up_to_tokens` tokens."""
 
     degree: int = Field(ge=1)
     instances: int
@@ -87,13 +87,13 @@ class PlanFile(_Part):
     buckets: tuple[BucketPart, ...] = Field(min_length=1)
 
     def degrees(self) -> list[int]:
-        """Of its instances, short requests first."""
+        """The degrees of its instances, short requests first."""
         return [one.degree for one in self.rollout]
 
 
 def plan_file(split: Split, model: str, hardware: str, gpus_per_node: int, factors: Factors,
               costs: str) -> PlanFile:
-    """The file of a split; `costs` says where its times are from."""
+    """The plan file of a split; `costs` says where its times come from."""
     blocks = place(split, gpus_per_node)
     cuts = [BlockOf(node=b.node, gpus=b.gpus) for b in blocks]
     mine = split.layout.pp * split.layout.dp
@@ -117,7 +117,7 @@ def write_plan(path: Path, plan: PlanFile) -> None:
     """Replaces the file.
 
     Raises:
-        InvalidInput: it cannot be written.
+        InvalidInput: The file cannot be written.
     """
     try:
         replace_file(path, json.dumps(plan.model_dump(), indent=1) + "\n", 0o666)
@@ -126,10 +126,10 @@ def write_plan(path: Path, plan: PlanFile) -> None:
 
 
 def read_plan(path: Path) -> PlanFile:
-    """A plan file.
+    """Reads a plan file.
 
     Raises:
-        InvalidInput: it cannot be read or is none; one line.
+        InvalidInput: The file cannot be read or is no plan; one line.
     """
     try:
         return PlanFile.model_validate_json(path.read_text())

@@ -1,7 +1,7 @@
 """The table `[planner]` of the configuration.
 
-Law: every bound and threshold of the planner has its one default here or in the core's structs,
-and a range; a wrong field is one line that names it.
+Every bound and threshold of the planner has its one default here or in the planner's own structs,
+and a range. A wrong field is reported in one line that names it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...libra.planner.trigger import Triggers
 
 
 class PlannerSettings(BaseModel):
-    """All of it. Seconds end in `_s`."""
+    """The table `[planner]`. Fields that end in `_s` are seconds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -63,28 +63,28 @@ class PlannerSettings(BaseModel):
     cost_fallback: bool = Field(False, description="plan with the own model where it fails")
 
     def search(self) -> Search:
-        """For the core."""
+        """The bounds of the search, as the planner has them."""
         return Search(self.tp_share, self.bubble, self.granularity, self.min_train,
                       self.min_rollout, self.strata, loss=self.routing_loss,
                       ahead=self.ahead)
 
     def triggers(self) -> Triggers:
-        """For the core."""
+        """When to plan, as the planner has it."""
         return Triggers(
             self.plan_interval, self.warmup_steps, self.queue_pressure, self.rollout_pressure,
             self.rejected, self.time_ratio, self.min_history, self.history, self.cooldown,
             round(self.reconfiguration_cost_s * 1e9), self.min_gain_ratio, self.horizon_steps)
 
     def learning(self) -> Learning:
-        """For the core."""
+        """How factors follow measurements, as the planner has it."""
         return Learning(self.ema, self.ema_fast, self.sigma)
 
 
 def planner_settings(table: Mapping[str, Any]) -> PlannerSettings:
-    """The settings in a table.
+    """Checks a table and returns its settings.
 
     Raises:
-        InvalidInput: a field is unknown or wrong; names it.
+        InvalidInput: A field is unknown or wrong; the message names it.
     """
     try:
         return PlannerSettings(**table)
@@ -93,8 +93,7 @@ def planner_settings(table: Mapping[str, Any]) -> PlannerSettings:
 
 
 def first_fault(error: ValidationError, kind: type[BaseModel]) -> str:
-    """The first wrong field, and what is wrong with it; a misspelt one before what it leaves out.
-    """
+    """Describes the first wrong field; a misspelt field comes before the one that it leaves out."""
     first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     field = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":

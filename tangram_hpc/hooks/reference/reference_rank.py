@@ -25,13 +25,13 @@ import torch
 
 import tangram_hpc
 from tangram_hpc.training import (
-    HybridCore,
+    CoreTrainer,
     Member,
     PipelineSignal,
     PoolRules,
     ReplicaState,
     Request,
-    lend,
+    add_leased_member,
     publish_weights,
     read_access,
 )
@@ -44,7 +44,7 @@ from .reference_routes import SERVICES, Routes, routes
 from .reference_run import Plan
 from .reference_turns import credits
 
-LOAN = 1000  # the member number of the one replica that may be lent
+LEASED = 1000  # the member number of the one replica that may be lent
 
 
 class Adam:
@@ -91,15 +91,18 @@ class Trainer:
         self._planned = Planned(comm.size, plan.slots, 1, plan.prompts * plan.group * comm.size,
                                 plan.hidden) if plan.planner else None
         access = Path(plan.folder, "hybrid.json")
-        lent = [[LOAN]] if plan.pool else []
-        self._core = HybridCore(
+        lent = [[LEASED]] if plan.pool else []
+        self._core = CoreTrainer(
             comm, access, [[rank] for rank in range(comm.size)],
-            [LOAN + 1 + n for n in range(plan.slots - len(lent))], lent,
+            [LEASED + 1 + n for n in range(plan.slots - len(lent))], lent,
             rules=PoolRules(reserved_gpus=1), patience_s=120.0, silence_s=120.0)
-        if self._core.desk is not None and lent:
-            lend(self._core.desk, LOAN, 0, lambda number, life: self._client.submit(
-                serve_member, str(access), number, life, model, plan.device, gpus=1, retries=0,
-                name="replica"))
+        if self._core.coordinator is not None and lent:
+            def start(number: int, incarnation: int) -> tangram_hpc.Future:
+                return self._client.submit(
+                    serve_member, str(access), number, incarnation, model, plan.device, gpus=1,
+                    retries=0, name="replica")
+
+            add_leased_member(self._core.coordinator, LEASED, 0, start)
 
     def run(self) -> list[dict[str, Any]]:
         """Runs all steps; returns the metrics of each."""
@@ -134,9 +137,10 @@ class Trainer:
 
     def close(self) -> dict[str, Any]:
         """Ends the rank in order; returns what the pool, the planner and the router did."""
-        desk, lane = self._core.desk, self._core.lane
-        news = [[n.generation, n.end.value, n.reason] for n in desk.news] if desk else []
-        told = {"news": news, "added": lane.added, "ignored": dict(lane.ignored),
+        coordinator, channel = self._core.coordinator, self._core.channel
+        ended = coordinator.ended_joins if coordinator else []
+        news = [[n.generation, n.end.value, n.reason] for n in ended]
+        told = {"news": news, "added": channel.added, "ignored": dict(channel.ignored),
                 "plan": self._planned.log if self._planned else []}
         told |= {"turns": self._summed(self._routes.tally()), "router": self._routes.told()}
         settle(self._comm.Ibarrier())  # another rank may still need the services
@@ -177,17 +181,18 @@ class Trainer:
         on, and waits until a replica that it asked for has started. If none should train, the
         training time is reported as 0, because the pool would otherwise decide by the ratio of both
         times."""
-        desk, plan = self._core.desk, self._plan
-        if desk is None or not plan.pool:
+        coordinator, plan = self._core.coordinator, self._plan
+        if coordinator is None or not plan.pool:
             return
         if self._planned is not None:
             wanted = self._planned.step(step, helped, train_s, rollout_s, requests)
         else:
             wanted = int(plan.lend[0] <= step + 1 < plan.lend[1])
-        desk.signal(PipelineSignal(step + 1, step, round(train_s * 1e9) if wanted else 0,
-                           round(rollout_s * 1e9), planned=wanted))
+        train_ns = round(train_s * 1e9) if wanted else 0
+        coordinator.signal(PipelineSignal(step + 1, step, train_ns, round(rollout_s * 1e9),
+                                          planned=wanted))
         until = time.monotonic() + plan.patience_s
-        while desk.states()[0] is ReplicaState.REQUESTED and time.monotonic() < until:
+        while coordinator.states()[0] is ReplicaState.REQUESTED and time.monotonic() < until:
             time.sleep(0.05)
 
 
@@ -214,7 +219,7 @@ def _counts(batch: Batch) -> list[float]:
             sum(one.turns for one in ones), batch.rollout_s]
 
 
-class _Skills:
+class _Callbacks:
     """The callbacks of a replica member. The broker lends its GPU: it has parked the rollout
     service there before this process begins, and restores it after the end."""
 
@@ -228,12 +233,13 @@ class _Skills:
         """Does nothing, likewise."""
 
 
-def serve_member(access: str, number: int, life: int, model: str, device: str) -> None:
+def serve_member(access: str, number: int, incarnation: int, model: str, device: str) -> None:
     """Runs a replica for as long as it is lent, as an action that holds its GPU. The process id is
     written to `replica.pid` beside the access file."""
     Path(access).with_name("replica.pid").write_text(str(os.getpid()))
     torch.set_num_threads(1)
-    Member(read_access(Path(access)), number, life, _Skills(Policy(Path(model), device))).run()
+    callbacks = _Callbacks(Policy(Path(model), device))
+    Member(read_access(Path(access)), number, incarnation, callbacks).run()
 
 
 def settle(request: Any, pause_s: float = 0.002) -> None:

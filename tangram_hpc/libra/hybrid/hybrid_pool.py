@@ -1,14 +1,17 @@
-"""Pure. The elastic hybrid pool: rollout GPUs that join training as one complete data-parallel
-replica and go back (Libra, arXiv 2606.03077, elastic hybrid pool).
+"""Pure. The state machine of the elastic hybrid pool: rollout GPUs that help in training and go
+back.
 
-Law: facts in, orders out, `now` handed in (ns). A replica moves as a whole and only when all of its
-members have said so; whatever fails, ends too late or is cancelled brings the whole replica back to
-rollout. It begins and ceases to count between two steps; only `Expel` ends it sooner. What is of
-another generation, stage or life than is asked for changes nothing. The core is given once: no
-order ever names one of its GPUs.
+A pool of complete data-parallel replicas joins training when training is the longer stage, and
+returns when rollout needs the GPUs (Libra, arXiv 2606.03077, elastic hybrid pool). Events go in,
+orders come out, and `now` is handed in (ns). A replica enters a stage of a join when all of its
+members have reported the stage before; a failure, a timeout or a cancellation at any stage sends
+the whole replica back to rollout.
 
-Waiting for the members' word at REQUESTED and RETURNING is what keeps a GPU in one role: it leaves
-rollout when its server says so, and serves again when its trainer says so or is dead.
+Invariants: a replica begins and stops counting only between two steps, except that `EvictReplica`
+ends it at once. An event of another generation, stage or incarnation changes nothing. The core's
+GPUs are fixed and never named in an order. A GPU leaves rollout when its server has confirmed
+REQUESTED, and serves again when its trainer has confirmed RETURNING or is dead: so no GPU is ever
+in two roles.
 """
 
 from __future__ import annotations
@@ -17,20 +20,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...domain.hybrid import (
-    AnyFact,
     AnyOrder,
+    AnyPoolEvent,
     Ask,
+    ContributorId,
     End,
-    Expel,
+    EvictReplica,
     JoinCancelled,
+    JoinEnded,
     Kill,
     MemberDone,
     MemberFailed,
     MemberLost,
     MemberUp,
     Role,
-    Seat,
-    Settled,
     Signal,
     StepBegins,
     StepPlan,
@@ -38,9 +41,9 @@ from ...domain.hybrid import (
 from ...domain.hybrid import ReplicaState as R
 from ...errors import InvalidInput
 from ...scheduler.state.transitions import REPLICA_MOVES, move
-from .hybrid_signal import PoolRules, Wish
+from .hybrid_signal import PoolRules, ReplicaTarget
 
-# what members are asked to do, and what follows when all have done it
+# each stage of a join that members carry out, and the stage after it
 _NEXT = {R.REQUESTED: R.FETCHING_STATE, R.FETCHING_STATE: R.ZERO_SYNC, R.ZERO_SYNC: R.ACTIVATING}
 _JOINING = frozenset({*_NEXT, R.ACTIVATING})
 _COUNTS = frozenset({R.ACTIVE, R.LEAVING})
@@ -50,15 +53,28 @@ _ROLES = {R.ROLLOUT: Role.HYBRID_ROLLOUT, R.LOST: Role.HYBRID_ROLLOUT,
 
 @dataclass(slots=True)
 class _Member:
-    """One GPU's process: its last known life, and whether that is going on."""
+    """The process of one GPU: its last known incarnation, and whether it is still alive."""
 
-    life: int = -1
+    incarnation: int = -1
     alive: bool = False
 
 
 @dataclass(slots=True)
 class _Replica:
-    """One replica; `waits_for`: the members that have not done the stage yet, in order."""
+    """One replica and where it is on its way.
+
+    Attributes:
+        number: Its place in the pool's list of replicas.
+        members: Its GPUs, in rank order.
+        state: See `ReplicaState`.
+        generation: How many joins it has begun.
+        core: The core that it helps in this join.
+        joined: Whether this join has reached ACTIVE.
+        reason: Why it goes back; empty while it does not.
+        deadline: When the current state times out, in ns; 0 for never.
+        not_before: The first step at which it may be asked to join again.
+        waits_for: Members that have not done the current stage, in order; values are unused.
+    """
 
     number: int
     members: tuple[int, ...]
@@ -67,31 +83,32 @@ class _Replica:
     core: int = 0
     joined: bool = False
     reason: str = ""
-    deadline: int = 0  # 0: none
-    not_before: int = 0  # the step from which it may be asked again
+    deadline: int = 0
+    not_before: int = 0
     waits_for: dict[int, None] = field(default_factory=dict)
 
     @property
-    def seat(self) -> Seat:
-        return Seat(self.number, self.generation, self.core)
+    def contributor(self) -> ContributorId:
+        return ContributorId(self.number, self.generation, self.core)
 
 
 class HybridPool:
-    """The pool's state; O(replicas + members) an event at most.
+    """The pool's state. Handling an event is O(replicas + members).
 
     Args:
-        core_training: for each core its GPUs; their number is the training's core width.
-        core_rollout: GPUs that serve rollouts always.
-        replicas: for each hybrid replica its members' GPUs. All are LOST until `MemberUp` says
-            that they live.
+        rules: Thresholds and timeouts.
+        core_training: The GPUs of each core; all cores have as many.
+        core_rollout: GPUs that always serve rollouts.
+        replicas: The members' GPUs of each hybrid replica. A replica is LOST until `MemberUp` has
+            arrived for each of them.
 
     Raises:
-        InvalidInput: a GPU has two places, or replicas are not all of a core's size.
+        InvalidInput: A GPU is named twice, or a replica has not as many GPUs as a core.
     """
 
     def __init__(self, rules: PoolRules, core_training: Sequence[Sequence[int]],
                  core_rollout: Sequence[int], replicas: Sequence[Sequence[int]]) -> None:
-        self._rules, self._wish = rules, Wish(rules)
+        self._rules, self._target = rules, ReplicaTarget(rules)
         self.core_training = tuple(tuple(gpus) for gpus in core_training)
         self.core_rollout = tuple(core_rollout)
         self.replicas = tuple(tuple(gpus) for gpus in replicas)
@@ -99,14 +116,14 @@ class HybridPool:
         self._replicas = [_Replica(n, gpus) for n, gpus in enumerate(self.replicas)]
         self._home = {gpu: replica for replica in self._replicas for gpu in replica.members}
         self._members = {gpu: _Member() for gpu in self._home}
-        self._counting: tuple[Seat, ...] = ()
+        self._counting: tuple[ContributorId, ...] = ()
         self._step, self.epoch, self.ignored = -1, 0, 0
         self._orders: list[AnyOrder] = []
 
     # ---- questions ----
 
     def roles(self) -> dict[int, Role]:
-        """Whose each GPU is."""
+        """The role of each GPU."""
         told = {gpu: Role.CORE_TRAINING for gpus in self.core_training for gpu in gpus}
         told |= dict.fromkeys(self.core_rollout, Role.CORE_ROLLOUT)
         for replica in self._replicas:
@@ -116,37 +133,37 @@ class HybridPool:
         return told
 
     def state(self, replica: int) -> R:
-        """Where a replica is on its way."""
+        """The state of a replica."""
         return self._replicas[replica].state
 
     def rests(self, replica: int) -> bool:
-        """Whether it is with rollout and not asked again yet, as its last join failed."""
+        """Whether a replica is in rollout and not yet asked again because its last join failed."""
         one = self._replicas[replica]
         return one.state is R.ROLLOUT and max(0, self._step) < one.not_before
 
     def generation(self, replica: int) -> int:
-        """The number of its last join."""
+        """The number of a replica's last join; 0 before the first."""
         return self._replicas[replica].generation
 
     def next_deadline(self) -> int | None:
-        """When `tick` has something to do if nothing happens until then."""
+        """When `tick` next has something to do if no event arrives, in ns; None for never."""
         return min((r.deadline for r in self._replicas if r.deadline), default=None)
 
-    # ---- facts ----
+    # ---- events ----
 
-    def handle(self, fact: AnyFact, now: int) -> list[AnyOrder]:
-        """Takes one fact in; what is to be done about it, in order."""
-        match fact:
+    def handle(self, event: AnyPoolEvent, now: int) -> list[AnyOrder]:
+        """Handles one event and returns the orders that follow, in order."""
+        match event:
             case MemberDone():
-                known = self._done(fact, now)
+                known = self._done(event, now)
             case MemberFailed():
-                known = self._failed(fact, now)
-            case MemberLost(member=member, life=life, reason=reason):
-                known = self._lives(member, life)
+                known = self._failed(event, now)
+            case MemberLost(member=member, incarnation=incarnation, reason=reason):
+                known = self._is_current(member, incarnation)
                 if known:
                     self._lose(member, reason or "died", now)
-            case MemberUp(member=member, life=life):
-                known = self._up(member, life, now)
+            case MemberUp(member=member, incarnation=incarnation):
+                known = self._up(member, incarnation, now)
             case JoinCancelled(replica=number, generation=generation, reason=reason):
                 known = self._cancel(number, generation, reason or "cancelled", now)
             case StepBegins(step=step, version=version):
@@ -154,21 +171,21 @@ class HybridPool:
                 if known:
                     self._begin(step, version, now)
             case Signal():
-                known = self._wish.hear(fact)
+                known = self._target.update(event)
                 if known:
-                    self._follow_wish(now)
+                    self._follow_target(now)
         self.ignored += not known
         return self._taken()
 
     def tick(self, now: int) -> list[AnyOrder]:
-        """Ends what has taken too long by now."""
+        """Rolls back, or kills, whatever has exceeded its deadline at `now`."""
         for replica in self._replicas:
             if not replica.deadline or now < replica.deadline:
                 continue
             if replica.state is R.RETURNING:
                 for member in list(replica.waits_for):
                     late = "did not come back in time"
-                    self._order(Kill(member, self._members[member].life, late))
+                    self._order(Kill(member, self._members[member].incarnation, late))
                     self._lose(member, late, now)
             else:
                 whom = ", ".join(map(str, replica.waits_for)) or "the next step"
@@ -177,25 +194,25 @@ class HybridPool:
 
     # ---- members ----
 
-    def _lives(self, member: int, life: int) -> bool:
+    def _is_current(self, member: int, incarnation: int) -> bool:
         known = self._members.get(member)
-        return known is not None and known.alive and known.life == life
+        return known is not None and known.alive and known.incarnation == incarnation
 
-    def _up(self, number: int, life: int, now: int) -> bool:
+    def _up(self, number: int, incarnation: int, now: int) -> bool:
         member = self._members.get(number)
-        if member is None or life <= member.life:
+        if member is None or incarnation <= member.incarnation:
             return False
-        if member.alive:  # the news of its death is still on its way
-            self._lose(number, "began a new life", now)
-        member.life, member.alive = life, True
+        if member.alive:  # the report of its death has not arrived yet
+            self._lose(number, "began a new incarnation", now)
+        member.incarnation, member.alive = incarnation, True
         replica = self._home[number]
         if replica.state is R.LOST and all(self._members[m].alive for m in replica.members):
             self._to(replica, R.ROLLOUT, 0)
-            self._follow_wish(now)
+            self._follow_target(now)
         return True
 
     def _lose(self, number: int, reason: str, now: int) -> None:
-        """A member's life is over."""
+        """Marks a member as dead and brings its replica back, or to LOST."""
         replica = self._home[number]
         self._members[number].alive = False
         replica.waits_for.pop(number, None)
@@ -206,27 +223,27 @@ class HybridPool:
         elif replica.state is not R.LOST:
             self._roll_back(replica, f"member {number} {reason}", now)
 
-    def _done(self, fact: MemberDone, now: int) -> bool:
-        replica = self._home.get(fact.member)
-        if (replica is None or not self._lives(fact.member, fact.life)
-                or fact.generation != replica.generation or fact.stage is not replica.state
-                or fact.member not in replica.waits_for):
+    def _done(self, event: MemberDone, now: int) -> bool:
+        replica = self._home.get(event.member)
+        if (replica is None or not self._is_current(event.member, event.incarnation)
+                or event.generation != replica.generation or event.stage is not replica.state
+                or event.member not in replica.waits_for):
             return False
-        del replica.waits_for[fact.member]
+        del replica.waits_for[event.member]
         if replica.state is R.RETURNING:
             self._maybe_home(replica, now)
         elif not replica.waits_for:
             self._stage(replica, _NEXT[replica.state], now)
         return True
 
-    def _failed(self, fact: MemberFailed, now: int) -> bool:
-        replica = self._home.get(fact.member)
-        if (replica is None or not self._lives(fact.member, fact.life)
-                or fact.generation != replica.generation):
+    def _failed(self, event: MemberFailed, now: int) -> bool:
+        replica = self._home.get(event.member)
+        if (replica is None or not self._is_current(event.member, event.incarnation)
+                or event.generation != replica.generation):
             return False
         if replica.state not in _JOINING | _COUNTS:
-            return False  # said before it heard that it may go
-        self._roll_back(replica, f"member {fact.member}: {fact.reason}", now)
+            return False  # it failed before it received the order to return
+        self._roll_back(replica, f"member {event.member}: {event.reason}", now)
         return True
 
     # ---- moving a replica ----
@@ -236,7 +253,7 @@ class HybridPool:
         replica.deadline = deadline
 
     def _stage(self, replica: _Replica, state: R, now: int) -> None:
-        """Enters a stage of a join; what its members have to do in it is asked of them."""
+        """Enters a stage of a join and asks the members to do it."""
         if state is R.ACTIVATING:
             self._to(replica, state, now + self._rules.boundary_timeout_ns)
             return
@@ -247,32 +264,32 @@ class HybridPool:
         alive = [m for m in replica.members if self._members[m].alive]
         replica.waits_for = dict.fromkeys(alive)
         for member in alive:
-            self._order(Ask(member, self._members[member].life, replica.number,
+            self._order(Ask(member, self._members[member].incarnation, replica.number,
                             replica.generation, replica.state, replica.core))
 
     def _roll_back(self, replica: _Replica, reason: str, now: int) -> None:
-        """Off to rollout with all that live, at once."""
+        """Ends a join that failed; the replica is not asked again for `retry_steps`."""
         replica.not_before = self._step + 1 + self._rules.retry_steps
         self._return(replica, reason, now)
 
     def _return(self, replica: _Replica, reason: str, now: int) -> None:
         if replica.state is not R.REQUESTED and replica.state is not R.FETCHING_STATE:
-            self._order(Expel(replica.number, replica.generation, reason))
+            self._order(EvictReplica(replica.number, replica.generation, reason))
         replica.reason = reason
         self._to(replica, R.RETURNING, now + self._rules.stage_timeout_ns)
         self._ask(replica)
         self._maybe_home(replica, now)
 
     def _maybe_home(self, replica: _Replica, now: int) -> None:
-        """Ends the return when nobody is waited for."""
+        """Ends the return when no member is waited for."""
         if replica.waits_for:
             return
         whole = all(self._members[m].alive for m in replica.members)
         self._to(replica, R.ROLLOUT if whole else R.LOST, 0)
         end = End.LOST if not whole else End.LEFT if replica.joined else End.ROLLED_BACK
-        self._order(Settled(replica.number, replica.generation, end, replica.reason))
+        self._order(JoinEnded(replica.number, replica.generation, end, replica.reason))
         replica.joined, replica.reason = False, ""
-        self._follow_wish(now)
+        self._follow_target(now)
 
     def _cancel(self, number: int, generation: int, reason: str, now: int) -> bool:
         replica = self._replicas[number] if 0 <= number < len(self._replicas) else None
@@ -288,36 +305,36 @@ class HybridPool:
         return True
 
     def _leave(self, replica: _Replica, reason: str, now: int) -> None:
-        """It counts to the end of the running step."""
+        """Marks an active replica as leaving; it counts to the end of the running step."""
         replica.reason = reason
         self._to(replica, R.LEAVING, now + self._rules.boundary_timeout_ns)
 
-    # ---- steps and wishes ----
+    # ---- steps and the target ----
 
     def _begin(self, step: int, version: int, now: int) -> None:
         self._step = step
         for replica in self._replicas:
-            if replica.state is R.LEAVING:  # whatever is wanted from here on
+            if replica.state is R.LEAVING:  # it goes back, whatever is wanted now
                 self._return(replica, replica.reason, now)
-        self._follow_wish(now)
+        self._follow_target(now)
         for replica in self._replicas:
-            if replica.state is R.LEAVING:  # it counted until here, and no longer
+            if replica.state is R.LEAVING:  # it was told to leave just now, at this boundary
                 self._return(replica, replica.reason, now)
             elif replica.state is R.ACTIVATING:
                 self._to(replica, R.ACTIVE, 0)
                 replica.joined = True
-                self._order(Settled(replica.number, replica.generation, End.JOINED))
-        counting = tuple(r.seat for r in self._replicas if r.state is R.ACTIVE)
+                self._order(JoinEnded(replica.number, replica.generation, End.JOINED))
+        counting = tuple(r.contributor for r in self._replicas if r.state is R.ACTIVE)
         if counting != self._counting:
             self._counting, self.epoch = counting, self.epoch + 1
-        following = tuple(r.seat for r in self._replicas if r.state is R.ZERO_SYNC)
+        following = tuple(r.contributor for r in self._replicas if r.state is R.ZERO_SYNC)
         self._order(StepPlan(step, version, self.epoch, counting, following))
 
-    def _follow_wish(self, now: int) -> None:
-        """Asks replicas to join, or has them go, until as many are in training as are wanted."""
-        wanted = self._wish.settle(self._step, self._spare())
+    def _follow_target(self, now: int) -> None:
+        """Asks replicas to join, or sends them back, until as many are in training as wanted."""
+        wanted = self._target.settle(self._step, self._spare())
         inside = [r for r in self._replicas if r.state in _JOINING or r.state is R.ACTIVE]
-        for replica in self._replicas:  # those who were about to leave cost nothing to keep
+        for replica in self._replicas:  # keeping a replica that was about to leave costs nothing
             if (len(inside) < wanted and replica.state is R.LEAVING
                     and self._step >= replica.not_before):
                 self._to(replica, R.ACTIVE, 0)
@@ -328,7 +345,7 @@ class HybridPool:
                     and self._step >= replica.not_before):
                 self._request(replica, now)
                 inside.append(replica)
-        # those on their way go first, and of each the last one
+        # joining replicas go before active ones, the highest number first
         leaving = sorted(inside, key=lambda r: (r.state is R.ACTIVE, -r.number))
         for replica in leaving[: max(0, len(inside) - wanted)]:
             if replica.state is R.ACTIVE:
@@ -343,8 +360,10 @@ class HybridPool:
         self._stage(replica, R.REQUESTED, now)
 
     def _spare(self) -> int:
-        """Replicas that may be in training at once (Libra: (rollout GPUs - reserved) / size), of
-        those that are whole."""
+        """How many replicas may be in training at once: (rollout GPUs - reserved) / replica size.
+
+        Only replicas all of whose members live are counted. The formula is Libra's.
+        """
         whole = [r for r in self._replicas if all(self._members[m].alive for m in r.members)]
         if not whole:
             return 0
@@ -367,13 +386,15 @@ def _check_places(cores: tuple[tuple[int, ...], ...], rollout: tuple[int, ...],
     seen: dict[int, None] = {}
     for gpu in [gpu for group in (*cores, rollout, *replicas) for gpu in group]:
         if gpu in seen:
-            raise InvalidInput(f"hybrid pool: GPU {gpu} is named twice; each has one place")
+            raise InvalidInput(f"hybrid pool: GPU {gpu} is named twice; name each GPU once")
         seen[gpu] = None
     if not cores or not all(cores):
-        raise InvalidInput("hybrid pool: core_training: at least one core with a GPU must train")
+        raise InvalidInput("hybrid pool: core_training: name at least one core, each with at least "
+                           "one GPU")
     for gpus in replicas:
         if len(gpus) != len(cores[0]):
-            raise InvalidInput(f"hybrid pool: a replica of {len(gpus)} GPUs {list(gpus)} is not a "
-                               f"complete replica: a core has {len(cores[0])}")
+            raise InvalidInput(f"hybrid pool: replica {list(gpus)} has {len(gpus)} GPUs; a "
+                               f"complete replica has as many as a core: {len(cores[0])}")
     if any(len(gpus) != len(cores[0]) for gpus in cores):
-        raise InvalidInput("hybrid pool: core_training: all cores must have as many GPUs")
+        raise InvalidInput("hybrid pool: core_training: all cores must have the same number of "
+                           "GPUs")

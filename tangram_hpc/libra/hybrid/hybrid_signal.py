@@ -1,8 +1,11 @@
-"""Pure. How many replicas training should have, from what was last measured (Libra, arXiv
-2606.03077, the elastic hybrid pool's signal).
+"""Pure. How many replicas training should have, decided from the last measured signal.
 
-Law: whole numbers only. A signal is believed for a number of steps and then counts for nothing; the
-gap between the two thresholds keeps what is (hysteresis).
+If training is the longer stage, spare replicas are lent to it; if rollout is, they go back. Between
+the two thresholds the number stays as it is (hysteresis), so replicas do not come and go each step.
+The rule is that of Libra (arXiv 2606.03077, the elastic hybrid pool's signal).
+
+Invariants: whole numbers only. A signal counts for `ttl_steps` steps; after that no replica is
+wanted in training until a newer signal arrives.
 """
 
 from __future__ import annotations
@@ -15,20 +18,21 @@ from ...errors import InvalidInput
 
 @dataclass(frozen=True)
 class PoolRules:
-    """What a site may set of the pool; the defaults are those of Libra's released code, but the
+    """What a site may set for the pool. Defaults are those of Libra's released code, except the
     last four.
 
     Attributes:
-        ttl_steps: train_steps for which a signal is believed.
-        pressure_permille: rollout this full gets everything back.
-        join_permille, leave_permille: T_train / T_rollout at which all spare replicas are lent, and
-            at which none is.
-        reserved_gpus: rollout GPUs that are never lent.
-        stage_timeout_ns: how long a replica may take for one stage of a join, and for its return.
-        boundary_timeout_ns: how long it may wait for the next step to begin or to end.
-        cooldown_steps: steps between two changes of the number wanted, but for pressure and an
-            expired signal.
-        retry_steps: steps for which a replica whose join failed is not asked again.
+        ttl_steps: For how many train_steps a signal counts.
+        pressure_permille: At this queue pressure all replicas go back to rollout.
+        join_permille: T_train / T_rollout at or above which all spare replicas are lent to
+            training.
+        leave_permille: T_train / T_rollout at or below which no replica is lent.
+        reserved_gpus: Rollout GPUs that are never lent.
+        stage_timeout_ns: How long a replica may take for one stage of a join, and for its return.
+        boundary_timeout_ns: How long a replica may wait for the next step to begin or to end.
+        cooldown_steps: Least number of steps between two changes of the wanted number. High
+            pressure and an expired signal do not wait for it.
+        retry_steps: For how many steps a replica is not asked again after its join failed.
     """
 
     ttl_steps: int = 20
@@ -42,7 +46,11 @@ class PoolRules:
     retry_steps: int = 5
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput: a number that makes no sense; names it."""
+        """Checks the numbers.
+
+        Raises:
+            InvalidInput: A number is out of its range; the message names it.
+        """
         for name in ("ttl_steps", "pressure_permille", "leave_permille", "stage_timeout_ns",
                      "boundary_timeout_ns"):
             if getattr(self, name) < 1:
@@ -55,8 +63,8 @@ class PoolRules:
                                f"({self.leave_permille}), or replicas would come and go each step")
 
 
-class Wish:
-    """How many replicas are wanted in training; O(1) a question."""
+class ReplicaTarget:
+    """How many replicas are wanted in training. Each call is O(1)."""
 
     __slots__ = ("_changed_at", "_rules", "_signal", "wanted")
 
@@ -66,15 +74,15 @@ class Wish:
         self._changed_at = -(1 << 62)
         self.wanted = 0
 
-    def hear(self, signal: Signal) -> bool:
-        """A signal came; False if it is not newer than the last, which then stands."""
+    def update(self, signal: Signal) -> bool:
+        """Takes a signal; returns False, and keeps the last one, if it is not newer."""
         if self._signal is not None and signal.version <= self._signal.version:
             return False
         self._signal = signal
         return True
 
     def settle(self, step: int, spare: int) -> int:
-        """How many are wanted at this step, where `spare` can be lent at most."""
+        """The number of replicas wanted at this step; `spare` is the most that can be lent."""
         target, urgent = self._target(step, spare)
         rested = step - self._changed_at >= self._rules.cooldown_steps
         if target != self.wanted and (urgent or rested):
@@ -82,7 +90,7 @@ class Wish:
         return min(self.wanted, spare)
 
     def _target(self, step: int, spare: int) -> tuple[int, bool]:
-        """The number, and whether it may not wait for the cooldown."""
+        """The wanted number, and whether the change may not wait for the cooldown."""
         signal, rules = self._signal, self._rules
         if signal is None or step - signal.step > rules.ttl_steps:
             return 0, True

@@ -1,5 +1,6 @@
 """Libra in a trainer's processes: the hybrid pool over sockets, and cost models in other programs.
 
-What moves when is decided in `libra/hybrid`; it is only carried out here. The trainer hands its own
-communicator in, which is used and never changed, so mpi4py is not imported here.
+Which replica moves when is decided in `libra/hybrid`; this package only carries it out. The trainer
+hands in its own communicator, which is used and never changed, so mpi4py is not imported here. The
+modules `core.py` and `lend.py` are old names, kept for one release.
 """

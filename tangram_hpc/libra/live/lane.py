@@ -1,9 +1,12 @@
-"""One core rank's lane: gives work to the members whose gradients are added here, takes them in.
+"""The gradient channel of one core rank: sends work to its replicas' members, receives gradients.
 
-Law: the trainer's thread only ever waits in `collect`, and there no longer than it says. What
-comes is held until `collect` hands it over; `libra/hybrid/hybrid_lane.py` says what is believed,
-and all else is counted by its reason. A member that is connected and does not count is sent each
-step's parameters, and zeros are expected of it.
+One member of each replica that helps this core connects here. With every step each connected member
+is sent the parameters. Members of replicas that count are sent samples as well; the others are
+expected to answer with zeros.
+
+Invariants: the trainer's thread waits only in `collect`, and no longer than it was told to. Arrived
+gradients are kept until `collect` returns them. `libra/hybrid/gradient_filter.py` decides what is
+added; everything else is counted by the reason of its refusal.
 """
 
 from __future__ import annotations
@@ -17,31 +20,39 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...domain.hybrid import Label, Seat, StepPlan
+from ...domain.hybrid import ContributorId, GradientHeader, StepPlan
 from ...errors import ProtocolError
 from ...protocol.frame import Buffer
-from ...protocol.lane import Enter, Gradient, Heard, Work
+from ...protocol.lane import Gradient, GradientReceipt, JoinMessage, Work
 from ...protocol.liveness import Patience
 from ...protocol.value import encode_value
-from ...transport.socket.lane import LaneLink, LaneListener
-from ..hybrid.hybrid_lane import Intake, crew, split
+from ...transport.socket.lane import BulkLink, BulkListener
+from ..hybrid.gradient_filter import GradientFilter, contributors, split
 
 Vector = NDArray[Any]
 
-_LOOK_S = 0.1  # between two looks at the clock of who collects; a longer gap was a stall
+_LOOK_S = 0.1  # seconds between two checks of the clock in `collect`; a longer gap is a stall
 
 
-class _Guest:
-    """A member's conversation; a thread of its own sends, so that a slow one delays nobody. Only
-    the newest work waits. `zeros`: work that was sent without samples and is not answered yet."""
+class _MemberLink:
+    """The connection to one member. A thread of its own sends, so that a slow member delays nobody.
 
-    def __init__(self, link: LaneLink, seat: Seat) -> None:
-        self.link, self.seat = link, seat
-        self.zeros: dict[Label, None] = {}
+    Only the newest work waits to be sent: older work of a member that is behind is dropped.
+
+    Attributes:
+        link: The connection.
+        id: The replica, its generation and its core.
+        zeros: Headers of work that was sent without samples and is not answered yet; values are
+            unused.
+    """
+
+    def __init__(self, link: BulkLink, contributor: ContributorId) -> None:
+        self.link, self.id = link, contributor
+        self.zeros: dict[GradientHeader, None] = {}
         self._work: tuple[Work, tuple[Buffer, ...]] | None = None
         self._wake = threading.Condition()
         self._ended = False
-        threading.Thread(target=self._run, name="lane-send", daemon=True).start()
+        threading.Thread(target=self._run, name="channel-send", daemon=True).start()
 
     def give(self, work: Work, *payload: Buffer) -> None:
         with self._wake:
@@ -60,154 +71,180 @@ class _Guest:
                 if self._ended or self._work is None:
                     return
                 (work, payload), self._work = self._work, None
-            if not work.label.samples:
-                self.zeros[work.label] = None
+            if not work.header.samples:
+                self.zeros[work.header] = None
             try:
                 self.link.send(work, *payload)
             except OSError:
-                self.link.close()  # its reader sees that
+                self.link.close()  # the thread that reads it ends the link
                 return
 
 
 @dataclass
 class _Step:
-    """What is given out and taken in between two calls of `begin`."""
+    """What was sent and received since the last call of `begin`.
+
+    Attributes:
+        plan: The plan of the running step.
+        params: Its parameters.
+        filter: Decides which payloads are added.
+        taken: The gradients that were accepted, by replica.
+    """
 
     plan: StepPlan
     params: Vector
-    intake: Intake
+    filter: GradientFilter
     taken: dict[int, Vector] = field(default_factory=dict)
 
 
 class Lane:
-    """The lane of the core rank that is number `core` in its group.
+    """The gradient channel of one rank of core number `core`.
+
+    Args:
+        core: The core's number in its group.
+        host: The address of the interface to listen on.
+        key, job: The secret and the job name that members must prove.
 
     Attributes:
-        ignored: how many payloads were not added, by the reason.
-        added: how many were taken.
+        ignored: How many payloads were refused, by reason.
+        added: How many payloads were accepted.
+        address: Where members dial.
     """
 
     def __init__(self, core: int, host: str, key: bytes, job: str) -> None:
         self._core = core
         self._lock = threading.Condition()
-        self._guests: dict[int, _Guest] = {}
+        self._members: dict[int, _MemberLink] = {}
         self._step: _Step | None = None
         self.ignored: Counter[str] = Counter()
         self.added = 0
-        self._listener = LaneListener(host, key, job, self._serve)
+        self._listener = BulkListener(host, key, job, self._serve)
         self.address = self._listener.address
 
     def close(self) -> None:
-        """Ends every conversation."""
+        """Ends every connection."""
         self._listener.close()
         with self._lock:
-            for guest in self._guests.values():
-                guest.end()
+            for member in self._members.values():
+                member.end()
 
     # ---- the trainer's side ----
 
     def begin(self, plan: StepPlan, params: Vector, samples: list[Any]
               ) -> tuple[tuple[int, int], dict[int, tuple[int, int]]]:
-        """Gives out a step's work; returns the range of samples that is this core's own, and those
-        of the replicas that count here. When `params` change before all have been sent, only such
-        gradients are spoilt as come too late to be added."""
-        counting = crew(plan, self._core)
+        """Sends out the work of a step.
+
+        `params` may change before all members have been sent it: that spoils only gradients that
+        arrive too late to be added.
+
+        Returns:
+            The range of samples that this core computes itself, and the range of each replica that
+                counts here.
+        """
+        counting = contributors(plan, self._core)
         own, *others = split(len(samples), 1 + len(counting))
         given = dict(zip(counting, others, strict=True))
-        intake = Intake(plan, {seat: end - begin for seat, (begin, end) in given.items()},
-                        params.size, params.dtype.str)
+        counts = {contributor: end - begin for contributor, (begin, end) in given.items()}
+        wanted = GradientFilter(plan, counts, params.size, params.dtype.str)
         with self._lock:
-            self._step = _Step(plan, params, intake)
-            for seat in counting:
-                guest = self._guests.get(seat.replica)
-                if guest is None or guest.seat != seat:
-                    intake.expel(seat.replica, seat.generation)
-            for guest in self._guests.values():
-                begin, end = given.get(guest.seat, (0, 0))
-                self._give(self._step, guest, samples[begin:end])
-        return own, {seat.replica: range_ for seat, range_ in given.items()}
+            self._step = _Step(plan, params, wanted)
+            for contributor in counting:
+                member = self._members.get(contributor.replica)
+                if member is None or member.id != contributor:
+                    wanted.evict(contributor.replica, contributor.generation)
+            for member in self._members.values():
+                begin, end = given.get(member.id, (0, 0))
+                self._give(self._step, member, samples[begin:end])
+        return own, {contributor.replica: range_ for contributor, range_ in given.items()}
 
     def collect(self, wait_s: float) -> dict[int, Vector]:
-        """Waits for the gradients that were given out, `wait_s` at most; those that came, by
-        replica. Nothing is taken after this. Time in which this process was stopped does not count:
-        what came meanwhile lies unread in its sockets."""
+        """Waits for the gradients of this step, and returns those that arrived, by replica.
+
+        Nothing is accepted for this step afterwards. Time in which this process was stopped does
+        not count, because what arrived meanwhile lies unread in its sockets.
+
+        Args:
+            wait_s: The longest time to wait, in seconds.
+        """
         patience = Patience(time.monotonic(), wait_s, _LOOK_S)
         with self._lock:
             step = self._step
             assert step is not None, "no step has begun"
-            while step.intake.missing and not patience.over(time.monotonic()):
+            while step.filter.missing and not patience.over(time.monotonic()):
                 self._lock.wait(min(_LOOK_S, max(wait_s, 0)))
             self._step = None
             return step.taken
 
     # ---- the members' side ----
 
-    def _give(self, step: _Step, guest: _Guest, samples: list[Any]) -> None:
-        plan, seat = step.plan, guest.seat
-        label = Label(seat.replica, seat.generation, plan.epoch, plan.step, plan.version,
-                      len(samples), step.params.size, step.params.dtype.str)
-        guest.link.most = step.params.nbytes
-        guest.give(Work(label), step.params.data, encode_value(samples))
+    def _give(self, step: _Step, member: _MemberLink, samples: list[Any]) -> None:
+        plan, params = step.plan, step.params
+        header = GradientHeader(
+            member.id.replica, member.id.generation, plan.epoch, plan.step, plan.version,
+            len(samples), params.size, params.dtype.str)
+        member.link.most = params.nbytes
+        member.give(Work(header), params.data, encode_value(samples))
 
-    def _serve(self, link: LaneLink) -> None:
+    def _serve(self, link: BulkLink) -> None:
         first = link.receive()
-        if first is None or not isinstance(first[0], Enter):
+        if first is None or not isinstance(first[0], JoinMessage):
             return
-        guest = _Guest(link, Seat(first[0].replica, first[0].generation, self._core))
-        replica, generation = guest.seat.replica, guest.seat.generation
+        member = _MemberLink(link, ContributorId(first[0].replica, first[0].generation, self._core))
+        replica, generation = member.id.replica, member.id.generation
         with self._lock:
-            known = self._guests.get(replica)
-            if known is not None and known.seat.generation >= generation:
+            known = self._members.get(replica)
+            if known is not None and known.id.generation >= generation:
                 self.ignored["entrance"] += 1
-                guest.end()
+                member.end()
                 return
             if known is not None:
                 known.link.close()
-            self._guests[replica] = guest
+            self._members[replica] = member
             if self._step is not None:
-                self._give(self._step, guest, [])
+                self._give(self._step, member, [])
         try:
-            self._listen(guest)
+            self._listen(member)
         finally:
-            guest.end()
+            member.end()
             with self._lock:
-                if self._guests.get(replica) is guest:
-                    del self._guests[replica]
+                if self._members.get(replica) is member:
+                    del self._members[replica]
                     if self._step is not None:
-                        self._step.intake.expel(replica, generation)
+                        self._step.filter.evict(replica, generation)
                         self._lock.notify_all()
 
-    def _listen(self, guest: _Guest) -> None:
-        while (got := guest.link.receive()) is not None:
+    def _listen(self, member: _MemberLink) -> None:
+        while (got := member.link.receive()) is not None:
             message, payload = got
             if not isinstance(message, Gradient):
-                raise ProtocolError("not a gradient")
-            guest.link.send(Heard(message.label, self._take(guest, message.label, payload)))
+                raise ProtocolError("a member sent a message that is not a gradient")
+            refusal = self._take(member, message.header, payload)
+            member.link.send(GradientReceipt(message.header, refusal))
 
-    def _take(self, guest: _Guest, label: Label, payload: bytearray) -> str:
-        size = label.size * np.dtype(label.dtype).itemsize if _is_float(label.dtype) else -1
+    def _take(self, member: _MemberLink, header: GradientHeader, payload: bytearray) -> str:
+        size = header.size * np.dtype(header.dtype).itemsize if _is_float(header.dtype) else -1
         with self._lock:
             step = self._step
-            if label in guest.zeros and len(payload) == size:
-                del guest.zeros[label]  # adds nothing, in its step or after; but the lane works
+            if header in member.zeros and len(payload) == size:
+                del member.zeros[header]  # zeros add nothing, but prove that the channel works
                 return ""
-            if (label.replica, label.generation) != (guest.seat.replica, guest.seat.generation):
+            if (header.replica, header.generation) != (member.id.replica, member.id.generation):
                 refusal = "seat"
             elif step is None:
                 refusal = "step"
             elif len(payload) != size:
                 refusal = "size"
             else:
-                refusal = step.intake.refusal(label)
+                refusal = step.filter.refusal(header)
             if refusal or step is None:
                 self.ignored[refusal] += 1
                 return refusal
-            step.taken[label.replica] = np.frombuffer(payload, step.params.dtype)
+            step.taken[header.replica] = np.frombuffer(payload, step.params.dtype)
             self.added += 1
             self._lock.notify_all()
             return ""
 
 
 def _is_float(dtype: str) -> bool:
-    """Whether it is numpy's name of a type that gradients have."""
+    """Whether `dtype` is numpy's name of a type that gradients may have."""
     return dtype in ("<f2", "<f4", "<f8", ">f2", ">f4", ">f8")

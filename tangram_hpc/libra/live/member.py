@@ -1,8 +1,10 @@
-"""A member of a hybrid replica: a process that serves rollouts and, when asked, computes gradients.
+"""A member of a hybrid replica: a process that serves rollouts and computes gradients when asked.
 
-Law: it does what the desk asks, in that order, and says when it is done. It serves rollouts or
-belongs to training, never both: its server is told to stop before its lane is opened and starts
-again after that is closed. Without a desk it is a rollout worker.
+It carries out the coordinator's orders one after the other and reports each as done.
+
+Invariants: the process serves rollouts or belongs to training, never both. Its server is told to
+stop before the gradient channel is opened, and starts again after the channel is closed. When the
+coordinator is gone, the process is a rollout worker again.
 """
 
 from __future__ import annotations
@@ -16,133 +18,168 @@ from numpy.typing import NDArray
 from ...domain.hybrid import Ask, MemberDone, MemberFailed
 from ...domain.hybrid import ReplicaState as R
 from ...errors import ProtocolError, TangramError
-from ...protocol.lane import PAYLOAD_MAX, Alive, Enter, Gradient, Heard, Hello, Told, Word, Work
+from ...protocol.lane import (
+    PAYLOAD_MAX,
+    Alive,
+    Gradient,
+    GradientReceipt,
+    Hello,
+    JoinMessage,
+    MemberReport,
+    Told,
+    Work,
+)
 from ...protocol.value import decode_value
 from ...storage.access import Access
-from ...transport.socket.lane import LaneLink, dial_lane
+from ...transport.socket.lane import BulkLink, dial_bulk
 
 _ALIVE_S = 2.0
 
 
-class Skills(Protocol):
-    """What a trainer's author fills in. A TangramError from any of them brings the replica back to
-    rollout; another exception ends the process."""
+class ReplicaCallbacks(Protocol):
+    """What a trainer's author implements for a member.
+
+    A TangramError from any of the methods brings the replica back to rollout; any other exception
+    ends the process.
+    """
 
     def stop_rollouts(self) -> None:
-        """Ends or hands on what is being generated; returns when the GPU is free for training."""
+        """Finishes or hands on running generations; returns when the GPU is free for training."""
         ...
 
     def start_rollouts(self) -> None:
-        """Serves again; also if it never stopped."""
+        """Serves rollouts again. It is also called when they never stopped."""
         ...
 
     def gradient(self, params: NDArray[Any], samples: list[Any]) -> NDArray[Any]:
-        """The sum of the samples' gradients at these parameters; same shape and dtype."""
+        """Returns the sum of the samples' gradients at `params`, with the same shape and dtype."""
         ...
 
 
+Skills = ReplicaCallbacks  # the old name, kept for one release
+
+
 class Member:
-    """Runs in the member's process.
+    """A member of a replica, in its own process.
 
     Args:
-        access: where the desk listens (`HybridCore` writes the file).
-        member: its GPU's number, as in the pool's replicas.
-        life: above that of every earlier life of it; the time of its start will do.
+        access: Where the coordinator listens; `CoreTrainer` writes the file.
+        member: The number of its GPU, as in the pool's replicas.
+        incarnation: A number above that of every earlier incarnation; the time of the start will
+            do.
+        callbacks: What the trainer's author implements.
+        life, skills: Old names of `incarnation` and `callbacks`, kept for one release.
+
+    Example:
+        Member(read_access(Path("run/hybrid.json")), 6, time.time_ns(), MyCallbacks()).run()
     """
 
-    def __init__(self, access: Access, member: int, life: int, skills: Skills) -> None:
-        self._access, self._member, self._life, self._skills = access, member, life, skills
-        self._desk: LaneLink | None = None
-        self._lane: _LaneThread | None = None
+    def __init__(self, access: Access, member: int, incarnation: int | None = None,
+                 callbacks: ReplicaCallbacks | None = None, *, life: int | None = None,
+                 skills: ReplicaCallbacks | None = None) -> None:
+        incarnation = life if incarnation is None else incarnation
+        callbacks = callbacks or skills
+        if incarnation is None or callbacks is None:
+            raise TypeError("Member: pass `incarnation` and `callbacks`")
+        self._access, self._callbacks = access, callbacks
+        self._member, self._incarnation = member, incarnation
+        self._coordinator: BulkLink | None = None
+        self._channel: _ChannelThread | None = None
 
     def run(self) -> None:
-        """Serves until the desk is gone; a rollout worker when it returns.
+        """Obeys the coordinator until it is gone; the process serves rollouts when this returns.
 
         Raises:
-            TangramError: there is no desk there, or it does not hold the key.
+            TangramError: No coordinator answers at that address, or it does not hold the key.
         """
-        desk = self._desk = dial_lane(self._access.addresses, self._access.key, self._access.job)
+        access = self._access
+        coordinator = self._coordinator = dial_bulk(access.addresses, access.key, access.job)
         stop = threading.Event()
         try:
-            desk.send(Hello(self._member, self._life))
-            threading.Thread(target=_breathe, args=(desk, stop), daemon=True).start()
-            while (got := desk.receive()) is not None:
+            coordinator.send(Hello(self._member, self._incarnation))
+            threading.Thread(target=_breathe, args=(coordinator, stop), daemon=True).start()
+            while (got := coordinator.receive()) is not None:
                 if not isinstance(got[0], Told):
-                    raise ProtocolError("the desk sent no order")
-                self._obey(got[0].order, got[0].lane)
+                    raise ProtocolError("the coordinator sent a message that is not an order")
+                self._obey(got[0].order, got[0].channel)
         except OSError:
-            pass  # the desk is gone
+            pass  # the coordinator is gone
         finally:
             stop.set()
-            desk.close()
-            self._leave_lane()
-            self._skills.start_rollouts()
+            coordinator.close()
+            self._leave_channel()
+            self._callbacks.start_rollouts()
 
-    def _obey(self, order: Ask, lane: tuple[str, ...]) -> None:
+    def _obey(self, order: Ask, channel: tuple[str, ...]) -> None:
         try:
             match order.stage:
                 case R.REQUESTED:
-                    self._skills.stop_rollouts()
+                    self._callbacks.stop_rollouts()
                 case R.FETCHING_STATE:
-                    self._leave_lane()
-                    self._lane = _LaneThread(self, lane, order)
-                    return  # it says itself when it has the parameters
+                    self._leave_channel()
+                    self._channel = _ChannelThread(self, channel, order)
+                    return  # the channel's thread reports when it has the parameters
                 case R.ZERO_SYNC:
-                    if self._lane is not None:
-                        self._lane.follow()
+                    if self._channel is not None:
+                        self._channel.follow()
                     return
                 case R.RETURNING:
-                    self._leave_lane()
-                    self._skills.start_rollouts()
+                    self._leave_channel()
+                    self._callbacks.start_rollouts()
                 case _:
-                    raise ProtocolError(f"{order.stage.value} is nothing that a member does")
+                    raise ProtocolError(f"a member has nothing to do at stage {order.stage.value}")
         except TangramError as error:
             self.failed(order, str(error))
             return
         self.done(order, order.stage)
 
     def done(self, order: Ask, stage: R) -> None:
-        """Says so to the desk."""
-        assert self._desk is not None
-        self._desk.send(Word(MemberDone(self._member, self._life, order.generation, stage)))
+        """Reports to the coordinator that a stage is done."""
+        self._report(MemberDone(self._member, self._incarnation, order.generation, stage))
 
     def failed(self, order: Ask, reason: str) -> None:
-        """Says so to the desk."""
-        assert self._desk is not None
-        self._desk.send(Word(MemberFailed(self._member, self._life, order.generation, reason)))
+        """Reports to the coordinator that this join cannot go on."""
+        self._report(MemberFailed(self._member, self._incarnation, order.generation, reason))
+
+    def _report(self, event: MemberDone | MemberFailed) -> None:
+        assert self._coordinator is not None
+        self._coordinator.send(MemberReport(event))
 
     def gradient(self, params: NDArray[Any], samples: list[Any]) -> NDArray[Any]:
-        """See `Skills.gradient`."""
-        return self._skills.gradient(params, samples)
+        """See `ReplicaCallbacks.gradient`."""
+        return self._callbacks.gradient(params, samples)
 
     def access_key(self) -> tuple[bytes, str]:
-        """What lanes are dialled with."""
+        """The secret and the job name that a gradient channel asks for."""
         return self._access.key, self._access.job
 
-    def _leave_lane(self) -> None:
-        if self._lane is not None:
-            self._lane.close()
-            self._lane = None
+    def _leave_channel(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
 
-class _LaneThread:
-    """The conversation with the core; computes. Parameters that came before it may follow are
-    answered with zeros once it may, as is everything that gives it no samples."""
+class _ChannelThread:
+    """The connection to the core's gradient channel; a thread of its own computes.
 
-    def __init__(self, member: Member, lane: tuple[str, ...], order: Ask) -> None:
+    Work without samples is answered with zeros, but only after the coordinator has told the member
+    to follow (ZERO_SYNC). Until then the last such work is kept in `_unanswered`.
+    """
+
+    def __init__(self, member: Member, channel: tuple[str, ...], order: Ask) -> None:
         self._member, self._order = member, order
         key, job = member.access_key()
-        self._link = dial_lane(lane, key, job)
+        self._link = dial_bulk(channel, key, job)
         self._link.most = PAYLOAD_MAX
         self._lock = threading.Lock()
         self._fetched = self._follows = self._synced = self._closing = False
         self._unanswered: Work | None = None
-        self._thread = threading.Thread(target=self._run, name="lane", daemon=True)
-        self._link.send(Enter(order.replica, order.generation))
+        self._thread = threading.Thread(target=self._run, name="gradient-channel", daemon=True)
+        self._link.send(JoinMessage(order.replica, order.generation))
         self._thread.start()
 
     def follow(self) -> None:
-        """Contributes zero from here on."""
+        """From now on answers work without samples with zeros."""
         with self._lock:
             self._follows = True
             work, self._unanswered = self._unanswered, None
@@ -150,7 +187,7 @@ class _LaneThread:
             try:
                 self._answer_zero(work)
             except OSError:
-                pass  # its own thread sees that and says so
+                pass  # the channel's thread notices and reports it
 
     def close(self) -> None:
         """Leaves the core; returns when nothing is computed any more."""
@@ -164,53 +201,53 @@ class _LaneThread:
                 message, payload = got
                 if isinstance(message, Work):
                     self._work(message, payload)
-                elif isinstance(message, Heard):
-                    self._heard(message)
+                elif isinstance(message, GradientReceipt):
+                    self._received(message)
                 else:
-                    raise ProtocolError("the core sent no work")
-            why = "its lane ended"
+                    raise ProtocolError("the core sent a message that is not work")
+            why = "its channel ended"
         except OSError as error:
-            why = f"its lane broke: {error.strerror or error}"
+            why = f"its channel broke: {error.strerror or error}"
         except TangramError as error:
             why = str(error)
         if not self._closing:
             try:
                 self._member.failed(self._order, why)
             except OSError:
-                pass  # the desk is gone as well
+                pass  # the coordinator is gone as well
 
     def _work(self, work: Work, payload: bytearray) -> None:
         if not self._fetched:
             self._fetched = True
             self._member.done(self._order, R.FETCHING_STATE)
-        if not work.label.samples:
+        if not work.header.samples:
             with self._lock:
                 if not self._follows:
                     self._unanswered = work
                     return
             self._answer_zero(work)
             return
-        label = work.label
-        dtype = np.dtype(label.dtype)
-        params = np.frombuffer(payload, dtype, label.size)
-        samples = decode_value(memoryview(payload)[label.size * dtype.itemsize :])
+        header = work.header
+        dtype = np.dtype(header.dtype)
+        params = np.frombuffer(payload, dtype, header.size)
+        samples = decode_value(memoryview(payload)[header.size * dtype.itemsize :])
         gradient = self._member.gradient(params, samples)
-        self._link.send(Gradient(label), np.ascontiguousarray(gradient, dtype).data)
+        self._link.send(Gradient(header), np.ascontiguousarray(gradient, dtype).data)
 
     def _answer_zero(self, work: Work) -> None:
-        label = work.label
-        self._link.send(Gradient(label), np.zeros(label.size, np.dtype(label.dtype)).data)
+        header = work.header
+        self._link.send(Gradient(header), np.zeros(header.size, np.dtype(header.dtype)).data)
 
-    def _heard(self, heard: Heard) -> None:
-        if not heard.refusal and not heard.label.samples and not self._synced:
+    def _received(self, receipt: GradientReceipt) -> None:
+        if not receipt.refusal and not receipt.header.samples and not self._synced:
             self._synced = True
             self._member.done(self._order, R.ZERO_SYNC)
 
 
-def _breathe(desk: LaneLink, stop: threading.Event) -> None:
-    """Says that the process lives, while it may be busy."""
+def _breathe(coordinator: BulkLink, stop: threading.Event) -> None:
+    """Sends `Alive` every `_ALIVE_S` seconds, also while the process computes."""
     while not stop.wait(_ALIVE_S):
         try:
-            desk.send(Alive())
+            coordinator.send(Alive())
         except OSError:
             return

@@ -1,16 +1,18 @@
-"""Costs that somebody else's program knows: one JSON question on its stdin, one answer on stdout.
+"""Costs that another program computes: one JSON question on its stdin, one answer on its stdout.
 
-Law: `tangram-costs/1`. A program that fails, is late, or answers what cannot be meant is one clear
-error; nothing is made up in its place. What it is not asked (structure, TP share, batches that mix,
-and memory where it tells none) is the own model's. Learned factors apply to it as to the own model.
+The format is `tangram-costs/1`. The question has `format`, `kind`, `model`, `hardware` and either
 
-The question has `format`, `kind`, `model`, `hardware` and either
   kind `train`: `training`, `lengths` (tokens of each sequence), `layouts` (tables of tp, ep, pp,
   dp, micro);
   kind `rollout`: `rollout`, `degree`, `requests` ([prompt, generated, tool_s], short ones first),
   `segments` ([first, end]: requests first .. end - 1).
-The answer has `seconds`, one for each layout or segment, null for one that cannot run; for `train`
+
+The answer has `seconds`, one for each layout or segment, null for one that cannot run. For `train`
 it may have `mem_bytes` (of the fullest GPU) in the same order.
+
+A program that fails, is late or gives an unusable answer is one clear error; nothing is made up in
+its place. What it is not asked (structure, TP share, batches that mix, and memory where it gives
+none) comes from the analytic model. Learned factors apply to its times as well.
 """
 
 from __future__ import annotations
@@ -31,11 +33,17 @@ FORMAT = "tangram-costs/1"
 
 
 class CostsFailed(TangramError):
-    """The cost program gave no usable answer."""
+    """Raised when the cost program gives no usable answer."""
 
 
 class CommandCosts:
-    """The costs of a command; one call for all layouts, one for each rollout degree."""
+    """Costs by a command: one call for all layouts, one for each rollout degree.
+
+    Args:
+        own: The analytic model, for what the command is not asked.
+        command: The program and its arguments.
+        timeout_s: How long it may take to answer.
+    """
 
     def __init__(self, own: AnalyticCosts, command: Sequence[str], timeout_s: float) -> None:
         self._own, self._command, self._timeout_s = own, list(command), timeout_s
@@ -44,7 +52,7 @@ class CommandCosts:
         self._segments: dict[tuple[int, int], Ints] = {}
 
     def tp_share(self, tp: int) -> float:
-        """The own model's."""
+        """The analytic model's share."""
         return self._own.tp_share(tp)
 
     def strata(self, most: int) -> Strata:
@@ -55,7 +63,7 @@ class CommandCosts:
         """See `Costs`; an empty list asks nothing.
 
         Raises:
-            CostsFailed: no usable answer.
+            CostsFailed: The program gave no usable answer.
         """
         if not layouts:
             return Prices((), ())
@@ -74,11 +82,11 @@ class CommandCosts:
         """See `Costs`.
 
         Raises:
-            CostsFailed: no usable answer.
+            CostsFailed: The program gave no usable answer.
         """
         n = len(strata)
         if strata.generated.tolist() != [r.generated for r in self.batch]:
-            raise self._wrong("it is not asked for parts of a batch: leave `routing_loss` at 0")
+            raise self._wrong("it prices whole batches only; set `routing_loss` to 0")
         if (degree, n) not in self._segments:
             spans = [(j, i) for j in range(n) for i in range(j + 1, n + 1)]
             told = self._ask({
@@ -90,7 +98,7 @@ class CommandCosts:
         return self._segments[degree, n]
 
     def flow(self, degree: int, strata: Strata, ahead: int, train_ns: int) -> Ints:
-        """The own model's: a program is not asked for batches that mix."""
+        """The analytic model's matrix: a program is not asked for batches that mix."""
         return self._own.flow(degree, strata, ahead, train_ns)
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -106,7 +114,7 @@ class CommandCosts:
         except UnicodeDecodeError:
             raise self._wrong("its answer is not text") from None
         if told.returncode:
-            last = (told.stderr.strip().splitlines() or ["without a word"])[-1]
+            last = (told.stderr.strip().splitlines() or ["nothing on stderr"])[-1]
             raise self._wrong(f"exit status {told.returncode}: {last[:200]}")
         try:
             answer = json.loads(told.stdout)

@@ -1,12 +1,13 @@
-"""Pure. What steps really took, against what the model said: one factor for training, one for
-each rollout degree, and what plans of several degrees take beyond those of one.
+"""Pure. Corrects the cost model by measured times: one factor for training, one per rollout degree.
 
-Law: a factor is a moving average of measured over modelled time, slow as long as all is as it was
-and fast after a change point: when the error, or the mean length of the requests, leaves `sigma`
-deviations of its recent past. (Libra: 0.1, 0.8, 3 sigma; that the first samples weigh alike, and
-that the past is forgotten at a change point, is ours: a wrong alarm is soon mended.) How well a
-router deals requests to instances of several degrees says nothing of a degree: it is learned apart,
-from whole plans of each kind, and forgotten when it is old.
+A factor is the moving average of measured time over modelled time. It follows slowly while nothing
+changes and fast after a change point, that is, when the error or the mean length of the requests
+leaves `sigma` standard deviations of its recent past. The weights 0.1 and 0.8 and the 3 sigma are
+Libra's. Ours are two details: the first samples weigh alike, and the past is forgotten at a change
+point, so that a false alarm is soon corrected.
+
+How well a router deals requests to instances of several degrees says nothing about one degree. That
+is learned apart, from whole plans of each kind (`UNIFORM`, `MIXED`), and forgotten when it is old.
 """
 
 from __future__ import annotations
@@ -19,32 +20,40 @@ from typing import Any
 
 from .shapes import Factors
 
-TRAIN = 0  # the key of training among rollout degrees
-UNIFORM, MIXED = -1, -2  # the keys of whole plans: instances of one degree, of several
-_PRIOR = 1  # measured mixtures that weigh as much as what was believed of them before
-_LEAST_LOSS = 0.001  # alike instances are looked at as long as there is some
-_LEAST_SHARE = 0.01  # a deviation is taken for at least so much, relative
+TRAIN = 0  # key of training; rollout degrees are their own keys
+UNIFORM, MIXED = -1, -2  # keys of whole plans: of one degree, of several degrees
+_PRIOR = 1  # so many mixed samples weigh as much as the prior belief
+_LEAST_LOSS = 0.001  # alike instances are examined only while the loss is not 0
+_LEAST_SHARE = 0.01  # least relative deviation, so that a still past has one
 
 
 @dataclass(frozen=True)
 class Learning:
-    """How factors follow what is measured."""
+    """How factors follow what is measured.
+
+    Attributes:
+        slow: Weight of a new sample in normal times.
+        fast: Weight of a new sample at a change point.
+        sigma: How many standard deviations make a change point.
+        least: Number of samples before a change point can be detected.
+        window: Number of samples that are the recent past.
+    """
 
     slow: float = 0.1
     fast: float = 0.8
     sigma: float = 3.0
-    least: int = 8  # samples before a change point can be told
-    window: int = 64  # samples that are the recent past
+    least: int = 8
+    window: int = 64
 
 
 @dataclass
 class _Past:
-    """Recent values of one kind."""
+    """The recent values of one quantity."""
 
     values: deque[float]
 
     def left_by(self, value: float, rules: Learning, scale: float) -> bool:
-        """Whether this value lies outside of the recent past."""
+        """Whether `value` lies outside of the recent past."""
         n = len(self.values)
         if n < rules.least:
             return False
@@ -55,27 +64,43 @@ class _Past:
 
 @dataclass
 class _Track:
-    """One factor and its recent past."""
+    """One factor and its recent past.
+
+    Attributes:
+        factor: Measured time over modelled time, as believed now.
+        samples: Number of samples since the last change point.
+        errors: Recent relative errors of the factor.
+        lengths: Recent mean lengths of requests, in tokens.
+        changes: Number of change points so far.
+        age: For `MIXED`: uniform plans that were measured since the last mixed one.
+    """
 
     factor: float
     samples: int
     errors: _Past
     lengths: _Past
     changes: int = field(default=0)
-    age: int = field(default=0)  # of mixtures: uniform plans measured since the last one
+    age: int = field(default=0)
 
 
 class Calibrator:
-    """The factors, fed with measured steps."""
+    """All factors, fed with measured steps."""
 
     def __init__(self, rules: Learning | None = None) -> None:
         self._rules = rules or Learning()
         self._tracks: dict[int, _Track] = {}
 
     def observe(self, key: int, modelled_ns: int, measured_ns: int, mean_tokens: float) -> bool:
-        """One measured time of `TRAIN` or of rollout instances of a degree; `modelled_ns` is
-        without any factor. Returns whether it is a change point. What is not positive says
-        nothing and is ignored. O(window)."""
+        """Takes one measured time; returns whether it is a change point. O(window).
+
+        Times that are not positive are ignored.
+
+        Args:
+            key: `TRAIN`, a rollout degree, `UNIFORM` or `MIXED`.
+            modelled_ns: The modelled time without any factor.
+            measured_ns: The measured time.
+            mean_tokens: Mean length of the requests, in tokens.
+        """
         if modelled_ns <= 0 or measured_ns <= 0:
             return False
         track = self._tracks.setdefault(key, self._new())
@@ -97,10 +122,18 @@ class Calibrator:
 
     def observe_plan(self, mixed: bool, modelled_ns: int, measured_ns: int,
                      mean_tokens: float) -> None:
-        """What the rollouts of a whole plan took; `mixed`: it has several degrees. `modelled_ns` is
-        without any factor, of a mixture with the routing loss that was believed at first. What
-        mixtures took is forgotten after `window` uniform plans or a change point of these: then
-        another may be tried. O(window)."""
+        """Takes the measured rollout time of a whole plan. O(window).
+
+        What mixed plans took is forgotten after `window` uniform plans, or at a change point of
+        these; then a mixed plan may be tried again.
+
+        Args:
+            mixed: Whether the plan has instances of several degrees.
+            modelled_ns: The modelled time without any factor; for a mixed plan with the routing
+                loss that was believed at first.
+            measured_ns: The measured time.
+            mean_tokens: Mean length of the requests, in tokens.
+        """
         if mixed:
             self.observe(MIXED, modelled_ns, measured_ns, mean_tokens)
         changed = not mixed and self.observe(UNIFORM, modelled_ns, measured_ns, mean_tokens)
@@ -111,44 +144,50 @@ class Calibrator:
                 del self._tracks[MIXED]
 
     def beside(self) -> float:
-        """By which plans of several degrees took longer than was said, beside those of one; 1 if
-        none was measured. Till a uniform one was, they are believed to be no slower than said: then
-        one is soon tried, and both are known. What a degree takes beyond this is its own."""
+        """How many times longer mixed plans took than modelled, relative to uniform plans.
+
+        The result is 1 if no mixed plan was measured. While no uniform plan was measured, uniform
+        plans are believed to be no slower than modelled. So one is soon tried, and both are known.
+        What a degree takes beyond this ratio is its own.
+        """
         mixed, uniform = self._tracks.get(MIXED), self._tracks.get(UNIFORM)
         if mixed is None:
             return 1.0
         return mixed.factor / uniform.factor if uniform else max(1.0, mixed.factor)
 
     def mixed(self) -> float:
-        """As much of `beside` as is believed after so many samples."""
+        """`beside`, pulled towards 1 while there are few samples of mixed plans."""
         samples = self._tracks[MIXED].samples if MIXED in self._tracks else 0
         return float(self.beside() ** (samples / (samples + _PRIOR)))
 
     def loss(self, routing: float) -> float:
-        """The routing loss as learned where one of `routing` was believed at first; 0 stays 0:
-        there lengths are known. A router that does better than that is not believed."""
+        """The learned routing loss, where `routing` is the loss that was believed at first.
+
+        A loss of 0 stays 0, as lengths are known there. A router that does better than that is not
+        believed: the result is at least 0.001 once mixed plans were measured.
+        """
         mixed = self.mixed()
         return max(_LEAST_LOSS, (1 + routing) * mixed - 1) if routing and mixed != 1 else routing
 
     def changes(self, key: int) -> int:
-        """Change points so far."""
+        """Number of change points of a key so far."""
         return self._tracks[key].changes if key in self._tracks else 0
 
     def factors(self) -> Factors:
-        """What is believed now."""
+        """The factors that are believed now."""
         train = self._tracks[TRAIN].factor if TRAIN in self._tracks else 1.0
         return Factors(train, tuple((key, self._tracks[key].factor)
                                     for key in sorted(self._tracks) if key > TRAIN))
 
     def saved(self) -> dict[str, Any]:
-        """All that it knows, for a file."""
+        """The whole state, for a file."""
         return {str(key): {"factor": t.factor, "samples": t.samples, "changes": t.changes,
                            "age": t.age, "errors": list(t.errors.values),
                            "lengths": list(t.lengths.values)}
                 for key, t in self._tracks.items()}
 
     def load(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
-        """Goes on from what `saved` gave."""
+        """Restores the state that `saved` returned."""
         for key, told in saved.items():
             track = self._new(told["errors"], told["lengths"])
             track.factor, track.samples = float(told["factor"]), int(told["samples"])

@@ -1,8 +1,10 @@
-"""Pure. The costs that a search asks for, and the analytic model's own answer to them.
+"""Pure. The costs that a search asks for, and the analytic model that answers them.
 
-Law: `Costs` is the hole, `AnalyticCosts` one filling; another is a command
-(`libra/live/plan_costs.py`). Prices are whole ns with the learned factors in them; `NEVER` is what
-cannot run. The same question has the same answer for as long as a plan is made.
+`Costs` is the port, `AnalyticCosts` one adapter; the other one asks an external command
+(`libra/live/plan_costs.py`).
+
+Invariants: prices are whole ns and include the learned factors; `NEVER` is the price of what cannot
+run. The same question has the same answer for as long as one plan is made.
 """
 
 from __future__ import annotations
@@ -31,7 +33,12 @@ from .train_cost import TrainCost
 
 
 class Costs(Protocol):
-    """What a search has to know."""
+    """What a search has to know.
+
+    Attributes:
+        model, hardware, training, rollout: What is planned for.
+        batch: The requests of one batch.
+    """
 
     model: ModelShape
     hardware: Hardware
@@ -40,7 +47,7 @@ class Costs(Protocol):
     batch: Sequence[Request]
 
     def tp_share(self, tp: int) -> float:
-        """TP communication over compute."""
+        """Communication of tensor parallelism over compute, as a ratio."""
         ...
 
     def train(self, layouts: Sequence[Layout]) -> Prices:
@@ -48,7 +55,7 @@ class Costs(Protocol):
         ...
 
     def strata(self, most: int) -> Strata:
-        """The batch in that many groups at most."""
+        """The batch in at most that many groups."""
         ...
 
     def segments(self, degree: int, strata: Strata) -> Ints:
@@ -61,7 +68,7 @@ class Costs(Protocol):
 
 
 def matrix_of(strata: int, times: Mapping[tuple[int, int], int]) -> Ints:
-    """A matrix as of `RolloutCost.matrix` from the ns of each (j, i)."""
+    """A matrix like `RolloutCost.matrix`, from the ns of each (j, i)."""
     found = np.full((strata + 1, strata + 1), NEVER, np.int64)
     np.fill_diagonal(found, 0)
     for (j, i), ns in times.items():
@@ -70,12 +77,19 @@ def matrix_of(strata: int, times: Mapping[tuple[int, int], int]) -> Ints:
 
 
 class AnalyticCosts:
-    """The model of `train_cost` and `rollout_cost`, times what was learned."""
+    """The models of `train_cost`, `rollout_cost` and `flow_cost`, times learned factors."""
 
     def __init__(self, model: ModelShape, hardware: Hardware, training: Training,
                  rollout: Rollout, history: Sequence[Request],
                  factors: Factors | None = None) -> None:
-        """`history`: lengths seen; a batch of `training.batch` is spread over them."""
+        """Prepares the models.
+
+        Args:
+            model, hardware, training, rollout: What is planned for.
+            history: Requests that were seen; a batch of `training.batch` requests is spread over
+                them.
+            factors: Learned factors; default 1 for everything.
+        """
         self.model, self.hardware = model, hardware
         self.training, self.rollout = training, rollout
         self.batch: Sequence[Request] = batch_of(history, training.batch)
@@ -86,7 +100,7 @@ class AnalyticCosts:
         self._flows: dict[int, tuple[Strata, FlowCost]] = {}
 
     def tp_share(self, tp: int) -> float:
-        """TP communication over compute, at the mean length."""
+        """Communication of tensor parallelism over compute, at the batch's mean length."""
         return self.train_cost.tp_share(tp)
 
     def train(self, layouts: Sequence[Layout]) -> Prices:
@@ -94,7 +108,7 @@ class AnalyticCosts:
         return self.train_cost.prices(layouts, self.factors.train)
 
     def strata(self, most: int) -> Strata:
-        """The batch in that many groups at most."""
+        """The batch in at most that many groups; the same object for the same number."""
         if most not in self._strata:
             self._strata[most] = strata_of(self.batch, most)
         return self._strata[most]

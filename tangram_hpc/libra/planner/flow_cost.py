@@ -1,16 +1,17 @@
-"""Pure. What period a rollout instance keeps up with where batches mix: trajectories of the next
-ones begin while the longest of the ones before still run.
+"""Pure. The least period with which a rollout instance keeps up where batches overlap.
 
-Law: a function of its arguments; more requests, and a longer training step, never take less time.
-Each period one batch's requests come to the instance, and one batch must be whole: its last
-trajectory ends within `ahead + 1` periods less the training step, as the batch that is `ahead`
-later begins when it has been trained. In a period of P seconds the instance makes as many decode
-steps S as fit into it; so a step takes P / S, a request of g tokens takes g P / S and the time of
-its prompt and tools, and about tokens / S of them run at once, which cache and engine must hold.
-Fewer steps share the weights' reading among more sequences, more steps end a request sooner: the
-least period is that of the fewest steps with which all are in time, the most tokens and the longest
-prompt and tools taken as one request's (the mean of a processor-sharing queue; Kleinrock, Queueing
-Systems II, section 4.4).
+Where batches mix, trajectories of the next batches begin while the longest ones of earlier batches
+still run. In each period one batch's requests come to the instance. Its last trajectory must end
+within `ahead + 1` periods less the training step, as the batch that is `ahead` later begins when it
+has been trained. In a period of P seconds the instance makes as many decode steps S as fit into it.
+A step takes P / S, a request of g tokens takes g P / S plus the time of its prompt and its tools,
+and about tokens / S requests run at once, which the cache and the engine must hold. With fewer
+steps more sequences share each reading of the weights; with more steps a request ends sooner. The
+least period belongs to the fewest steps with which all requests are in time, where the most tokens
+and the longest prompt and tools are taken as those of one request (the mean of a processor-sharing
+queue; Kleinrock, Queueing Systems II, section 4.4).
+
+Invariants: a function of its arguments; more requests, or a longer training step, never lower it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from .lengths import Ints, Strata
 from .rollout_cost import RolloutCost, spans, tops
 from .shapes import NEVER, SECOND
 
-_HALVINGS = 44  # of the steps between which the answer lies: to a nanosecond of a day
+_HALVINGS = 44  # bisections, which resolve a nanosecond of a day
 
 
 class FlowCost:
     """Instances of one degree for one batch in strata."""
 
     def __init__(self, cost: RolloutCost, degree: int, strata: Strata) -> None:
-        """O(strata ** 2)."""
+        """Sums the batch up. O(strata ** 2)."""
         self._cost, self._degree, self._n = cost, degree, len(strata)
         room = cost.kv_tokens(degree)
         self._most = most = int(np.searchsorted(strata.totals, room, "right")) if room else 0
@@ -48,9 +49,16 @@ class FlowCost:
         self._packed = np.maximum(self._areas / room, self._tokens / cost.rollout.max_batch)
 
     def matrix(self, ahead: int, train_s: float, factor: float = 1.0) -> Ints:
-        """[j, i]: the least period of an instance for strata j .. i-1, ns; 0 for none of them,
-        NEVER where the cache is too small for one of them and for j > i. `ahead` is at least 1,
-        `factor` what was learned of the instance's speed. O(strata ** 2)."""
+        """[j, i]: the least period, in ns, of an instance that has strata j .. i-1. O(strata ** 2).
+
+        An entry is 0 where j = i, and NEVER where the cache cannot hold one of the requests and
+        where j > i.
+
+        Args:
+            ahead: How many batches begin beside an older one; at least 1.
+            train_s: Length of the training step, in seconds.
+            factor: Learned factor of the instance's speed.
+        """
         n, most = self._n, self._most
         found = np.full((n + 1, n + 1), NEVER, np.int64)
         np.fill_diagonal(found, 0)
@@ -62,7 +70,7 @@ class FlowCost:
         return found
 
     def _periods(self, within: int, train_s: float, factor: float) -> Any:
-        """In seconds; what lies under the diagonal is junk."""
+        """The least periods in seconds, by bisection; without meaning under the diagonal."""
         wait = self._beside * factor + train_s
         least = np.maximum(np.maximum(self._packed, self._longest / within), 1e-9)
         step = factor * (self._cost.common_s(self._degree) + self._cost.fixed_s(self._degree))
@@ -74,7 +82,7 @@ class FlowCost:
         return self._period(most, factor)
 
     def _period(self, steps: Any, factor: float) -> Any:
-        """Seconds of a period of so many steps."""
+        """Seconds of a period with this many decode steps."""
         cost, degree = self._cost, self._degree
         experts = steps * cost.experts_s(degree, self._tokens / steps)
         return factor * (self._read + cost.decode_s(degree, steps, self._tokens, self._areas,

@@ -1,7 +1,8 @@
-"""Pure. Requests in order of length: a batch out of a history, and a batch in strata.
+"""Pure. Requests in order of length: a batch drawn from a history, and a batch in strata.
 
-Law: a stratum is assigned whole; its sums are those of all its requests, so strata restrict only
-where a batch may be cut and lose nothing of what it costs. Nothing is drawn at random.
+The planner assigns groups of requests (strata) instead of single ones, which keeps its dynamic
+program small. A stratum is assigned whole, and its sums are those of all its requests. So strata
+restrict only where a batch may be cut; they do not change what it costs. Nothing is random.
 """
 
 from __future__ import annotations
@@ -21,21 +22,30 @@ Ints = NDArray[np.int64]
 
 
 def sorted_requests(requests: Sequence[Request]) -> list[Request]:
-    """Shortest first, by total length; equal ones by prompt and tool time."""
+    """The requests in order of total length; ties are ordered by prompt and tool time."""
     return sorted(requests, key=lambda r: (r.prompt + r.generated, r.prompt, r.tool_ns))
 
 
 def batch_of(history: Sequence[Request], batch: int) -> list[Request]:
-    """`batch` requests that are spread over the history's lengths as it is: the middle of each of
-    so many equal shares of it. O(n log n). A history of `batch` requests is itself."""
+    """`batch` requests that represent a history's lengths. O(n log n).
+
+    The history is cut into that many equal shares, and the middle of each share is taken. A history
+    of `batch` requests is returned as it is, in order.
+    """
     ordered, n = sorted_requests(history), len(history)
     return [ordered[(2 * k + 1) * n // (2 * batch)] for k in range(batch)]
 
 
 @dataclass(frozen=True)
 class Strata:
-    """A batch in groups whose longest ascend: the arrays of requests, and where each group begins
-    in them."""
+    """A batch in groups: arrays over its requests, and the index at which each group begins.
+
+    Attributes:
+        prompt, generated: Tokens of each request.
+        tool_ns: Tool time of each request.
+        turns: How often each request comes to the engine.
+        starts: Index of the first request of each group.
+    """
 
     prompt: Ints
     generated: Ints
@@ -47,17 +57,17 @@ class Strata:
         return len(self.starts)
 
     def begin(self, group: int) -> int:
-        """The index of a group's first request; of the one after the last: how many there are."""
+        """The index of a group's first request; for `len(self)`, the number of requests."""
         return int(self.starts[group]) if group < len(self) else len(self.prompt)
 
     @cached_property
     def totals(self) -> Ints:
-        """The longest total of each group; ascends."""
+        """The longest total (prompt and generated tokens) of each group."""
         return np.maximum.reduceat(self.prompt + self.generated, self.starts)
 
     @cached_property
     def longest(self) -> Ints:
-        """The most tokens that a request of each group generates."""
+        """The most tokens that one request of each group generates."""
         return np.maximum.reduceat(self.generated, self.starts)
 
     @cached_property
@@ -77,33 +87,44 @@ class Strata:
 
     @cached_property
     def areas(self) -> Ints:
-        """Sum of generated * (2 prompt + generated) of each group: twice the times that the keys of
-        a token are read."""
+        """Sum of generated * (2 prompt + generated) of each group.
+
+        That is twice the number of times that a decode step reads the keys of a token.
+        """
         return np.add.reduceat(self.generated * (2 * self.prompt + self.generated), self.starts)
 
     @cached_property
     def contexts(self) -> Any:
-        """Sum of each group's tokens if every turn reads its whole context, which is that of the
-        middle; floats, as are their squares."""
+        """Sum of each group's context tokens if every turn reads its whole context, as floats.
+
+        The context of a request is taken as it is in its middle: prompt + generated / 2.
+        """
         return np.add.reduceat(self.turns * (self.prompt + self.generated / 2), self.starts)
 
     @cached_property
     def context_squares(self) -> Any:
-        """The same of the contexts' squares."""
+        """The same sum for the squares of the contexts."""
         return np.add.reduceat(self.turns * (self.prompt + self.generated / 2) ** 2, self.starts)
 
     @cached_property
     def growth(self) -> tuple[Ints, Ints]:
-        """For each request and each last group: how long the request gets, and how many up to that
-        group, it among them, are no shorter: O(requests x groups)."""
+        """Two arrays that `peaks` needs. O(requests x groups).
+
+        The first holds the length of each request. The second holds, for each request and each last
+        group, how many requests from this one to the end of that group there are.
+        """
         ends = np.array([self.begin(k + 1) for k in range(len(self))], np.int64)
         places = np.arange(len(self.prompt))[:, None]
         return (self.prompt + self.generated)[:, None], np.maximum(ends[None, :] - places, 0)
 
     def peaks(self, at_once: int) -> Any:
-        """[j, i]: the most tokens that groups j .. i-1 want to have in a cache at once, if all
-        begin together and grow alike; 0 for none. Who waits for one of `at_once` places has nothing
-        there if nobody comes back from a tool. O(requests x groups)."""
+        """[j, i]: the most tokens that groups j .. i-1 want to hold in a cache at once.
+
+        It is 0 for no group. All requests are taken to begin together and to grow alike. Only
+        `at_once` of them decode at a time. A request that waits for a place holds nothing, provided
+        that none returns from a tool, so the limit is applied only where every request has one
+        turn. O(requests x groups).
+        """
         n, (totals, live) = len(self), self.growth
         if self.turns.max() == 1:
             live = np.minimum(live, at_once)
@@ -114,15 +135,17 @@ class Strata:
 
 
 def strata_of(batch: Sequence[Request], most: int) -> Strata:
-    """The batch in `most` groups whose sizes differ by at most one, or one a request."""
+    """The batch in `most` groups whose sizes differ by at most one, or in one group per request."""
     ordered = sorted_requests(batch)
     groups = min(most, len(ordered))
     return _strata(ordered, [k * len(ordered) // groups for k in range(groups)])
 
 
 def hands_of(batch: Sequence[Request], most: int) -> Strata:
-    """The batch dealt in turn to `most` groups, or one a request, from the longest on, which comes
-    to the last group."""
+    """The batch dealt in turn to `most` groups, or one group per request.
+
+    Dealing begins with the longest request, which goes to the last group.
+    """
     ordered = sorted_requests(batch)[::-1]
     count = min(most, len(ordered))
     hands = [ordered[k::count][::-1] for k in reversed(range(count))]

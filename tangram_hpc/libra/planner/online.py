@@ -1,9 +1,11 @@
-"""Pure. A planner beside a running trainer: told each step, it says when to switch to which split.
+"""Pure. The planner beside a running trainer: it is told each step and says when to switch.
 
-Law: the plan in force changes by `preflight` and by an `Advice` that says so, by nothing else.
-Measured times correct the model before it is asked again; old and new plan are priced for the same
-batch with the same factors. Rollouts that had begun when a plan was taken teach nothing of it, and
-a plan that can run is measured before another is looked for.
+After each step it corrects the cost model by the measured times, asks the trigger whether a plan is
+due, and compares the new plan with the one in force.
+
+Invariants: the plan in force changes only in `preflight` and with an `Advice` that says so. Old and
+new plan are priced for the same batch with the same factors. Rollouts that had begun before a plan
+was taken teach nothing about it, and a plan that can run is measured before another is searched.
 """
 
 from __future__ import annotations
@@ -15,43 +17,56 @@ from typing import Any
 from ...errors import InvalidInput
 from .calibrate import TRAIN, Calibrator, Learning
 from .costs import Costs
+from .reprice import reprice
 from .shapes import Factors, Layout, Request, Search
 from .split import Plan, Split, plan
-from .standing import standing
 from .trigger import StepFacts, Trigger, Triggers, Verdict, worth
 
-Priced = Callable[[Sequence[Request], Factors], Costs]  # costs of a history with learned factors
+Priced = Callable[[Sequence[Request], Factors], Costs]  # the costs of a history, with these factors
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A plan that was made: why, what the plan in force and the new one take, and whether to
-    switch. `plan` is None where none can run."""
+    """A plan that was made.
+
+    Attributes:
+        reason: Why a plan was due.
+        verdict: Whether to switch to it, and why or why not.
+        plan: The new plan; None where no split can run.
+    """
 
     reason: str
     verdict: Verdict
     plan: Plan | None
-    standing: Split | None
 
 
 class OnlinePlanner:
-    """One trainer's planner."""
+    """The planner of one trainer."""
 
     def __init__(self, priced: Priced, gpus: int, search: Search, triggers: Triggers,
                  learning: Learning, slack: float = 0.0) -> None:
-        """`slack`: see `Plan.roomy`."""
+        """Prepares a planner without a plan; call `preflight` next.
+
+        Args:
+            priced: Makes the costs of a history with learned factors.
+            gpus: GPUs to divide.
+            search: Bounds of the search.
+            triggers: When to plan, and what a switch must gain.
+            learning: How factors follow measurements.
+            slack: See `Plan.roomy`.
+        """
         self._priced, self._gpus, self._search = priced, gpus, search
         self._slack = slack
         self.trigger, self.calibrator = Trigger(triggers), Calibrator(learning)
         self._now: Split | None = None
-        self._degrees: tuple[int, ...] = ()  # of its instances; some may idle in `_now`
-        self._lag = 1 + search.ahead  # steps whose rollouts had begun when a plan was taken
-        self._since = 2 * self._lag  # steps with it; the first plan has nobody's rollouts
-        self._sums = (0, 0, 0)  # of late, `_lag` at most: modelled ns, measured ns, steps
+        self._degrees: tuple[int, ...] = ()  # of all its instances; some may idle in `_now`
+        self._lag = 1 + search.ahead  # steps whose rollouts had begun before a plan was taken
+        self._since = 2 * self._lag  # steps on this plan; no rollouts had begun before the first
+        self._sums = (0, 0, 0)  # over at most `_lag` steps: modelled ns, measured ns, steps
 
     @property
     def now(self) -> Split | None:
-        """The split in force."""
+        """The split in force; None before `preflight`."""
         return self._now
 
     @property
@@ -65,10 +80,10 @@ class OnlinePlanner:
         return self._since >= self._lag
 
     def preflight(self, history: Sequence[Request]) -> Plan:
-        """The first plan, before anything runs: switching costs nothing.
+        """Makes and takes the first plan, before anything runs, so switching costs nothing.
 
         Raises:
-            InvalidInput: no split can run.
+            InvalidInput: No split can run.
         """
         self.trigger.add(history)
         costs, search = self._believed(history)
@@ -79,8 +94,16 @@ class OnlinePlanner:
 
     def step(self, facts: StepFacts, requests: Sequence[Request],
              rollouts: Mapping[int, int]) -> Advice | None:
-        """A step has ended with these requests; `rollouts`: ns that the slowest instance of each
-        degree took. A plan is made if one is due, and taken if it is worth it."""
+        """Learns from a step that has ended, and plans if a plan is due.
+
+        Args:
+            facts: What was measured in the step.
+            requests: The requests that ended in it.
+            rollouts: For each degree, the ns that its slowest instance took.
+
+        Returns:
+            The advice, which is already taken if it says to switch; None if no plan was due.
+        """
         assert self._now is not None, "preflight comes first"
         self.trigger.add(requests)
         self._learn(facts, requests, rollouts)
@@ -89,37 +112,39 @@ class OnlinePlanner:
         if not reason:
             return None
         costs, search = self._believed(list(self.trigger.history))
-        old = standing(costs, self._gpus, self._now.layout, self._degrees, search)
+        old = reprice(costs, self._gpus, self._now.layout, self._degrees, search)
         if old is not None and self._since < 2 * self._lag:
             return None
         self.trigger.planned(facts.step)
         try:
             found = plan(costs, self._gpus, search)
         except InvalidInput as error:
-            return Advice(reason, Verdict(False, str(error)), None, old)
+            return Advice(reason, Verdict(False, str(error)), None)
         best = found.roomy(self._slack)
         verdict = worth(self.trigger.rules, old.step_ns if old else None, best.step_ns)
         if verdict.switch:
             self._take(best)
-        return Advice(reason, verdict, found, old)
+        return Advice(reason, verdict, found)
 
     def saved(self) -> dict[str, Any]:
-        """All that it knows, for a file; what it knows of the plan in force too."""
+        """The whole state, for a file, with what is known of the plan in force."""
         now = self._now
         return {"calibrator": self.calibrator.saved(), "trigger": self.trigger.saved(),
                 "layout": [*astuple(now.layout)] if now else None,
                 "degrees": list(self._degrees), "since": self._since, "sums": list(self._sums)}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from what `saved` gave. A plan that cannot run any more is forgotten: then
-        `now` is None and `preflight` is due."""
+        """Restores the state that `saved` returned.
+
+        If the plan in force cannot run any more, `now` is None and `preflight` is due.
+        """
         self.calibrator.load(saved["calibrator"])
         self.trigger.load(saved["trigger"])
         history = list(self.trigger.history)
         if saved["layout"] and history:
             self._degrees = tuple(saved["degrees"])
             costs, search = self._believed(history)
-            self._now = standing(costs, self._gpus, Layout(*saved["layout"]), self._degrees,
+            self._now = reprice(costs, self._gpus, Layout(*saved["layout"]), self._degrees,
                                  search)
             self._since = int(saved.get("since", self._since))
             said, took, steps = saved.get("sums", self._sums)
@@ -137,12 +162,12 @@ class OnlinePlanner:
 
     def _learn(self, facts: StepFacts, requests: Sequence[Request],
                rollouts: Mapping[int, int]) -> None:
-        """Against what the bare model says of the very requests of this step."""
+        """Compares the measured times with the bare model's for the requests of this step."""
         if not requests or self._now is None:
             return
         bare = self._priced(requests, Factors())
         mean = sum(r.total for r in requests) / len(requests)
-        modelled = standing(bare, self._gpus, self._now.layout, self._degrees, self._search)
+        modelled = reprice(bare, self._gpus, self._now.layout, self._degrees, self._search)
         if modelled is None:
             return
         self.calibrator.observe(TRAIN, modelled.price.ns, facts.train_ns, mean)
@@ -155,9 +180,12 @@ class OnlinePlanner:
             self.calibrator.observe(degree, round(said * longer), measured, mean)
 
     def _learn_plan(self, said_ns: int, took_ns: int, mean: float) -> None:
-        """Of batches that mix so many steps together as mix: one that began early ended late."""
+        """Compares a plan's rollout time; where batches mix, over as many steps as mix.
+
+        A batch that began early ended late, so single steps of mixing batches would mislead.
+        """
         said, took, steps = self._sums
         said, took, steps = said + said_ns, took + took_ns, steps + 1
-        if steps == self._lag and self._search.loss:  # without, the router knows all lengths
+        if steps == self._lag and self._search.loss:  # without loss the router knows all lengths
             self.calibrator.observe_plan(self.mixed, said, took, mean)
         self._sums = (said, took, steps) if steps < self._lag else (0, 0, 0)

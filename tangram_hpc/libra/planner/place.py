@@ -1,8 +1,9 @@
 """Pure. Which GPUs of which nodes each part of a split gets.
 
-Law: no GPU twice, and GPUs that share layers lie in one node. Groups are put one behind the other,
-the largest first: as sizes are powers of two that divide a node, each begins at a multiple of its
-size, so none spans two nodes and none is ever without room.
+Parts are placed one behind the other, the largest first. As sizes are powers of two that divide a
+node, each part begins at a multiple of its size, so none spans two nodes and there is always room.
+
+Invariants: no GPU is given twice, and GPUs that share layers lie in one node.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from .split import Split
 
 
 class Block(NamedTuple):
-    """Neighbouring GPUs of one node. `train` or `rollout`, and which group or instance of it."""
+    """Neighbouring GPUs of one node.
+
+    Attributes:
+        role: `train` or `rollout`.
+        part: Which training group or which rollout instance it is.
+        node: Number of the node.
+        gpus: Their numbers on the node.
+    """
 
     role: str
     part: int
@@ -22,7 +30,7 @@ class Block(NamedTuple):
 
 
 def place(split: Split, gpus_per_node: int) -> list[Block]:
-    """The blocks of all training groups, then of all instances. O(groups x log)."""
+    """The blocks of all training groups, then those of all instances. O(groups x log groups)."""
     layout = split.layout
     wanted = [(layout.tp, "train", k) for k in range(layout.pp * layout.dp)]
     wanted += [(one.degree, "rollout", k) for k, one in enumerate(split.instances)]

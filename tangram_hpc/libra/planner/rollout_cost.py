@@ -1,12 +1,15 @@
-"""Pure. What a rollout instance of some degree takes for some requests.
+"""Pure. How long a rollout instance of a given degree takes for given requests.
 
-Law: a function of its arguments; more requests never take less time. Decoding is bound by reading:
-each step reads the weights once, each token its sequence's keys. So the keys' time is a plain sum,
-and the weights' time is that of `steps`: the longest request, or the batch's key-steps over the
-cache, or its tokens over the engine's batch, whichever is most. Of a mixture each step reads the
-experts that its sequences pass: as if all began at once, or as if all steps were alike, whichever
-is more. (After Libra's cost model, which takes mean lengths and no longest request; see
-docs/LIBRA.md.)
+Decoding is bound by memory reads: each step reads the weights once, and each token reads the keys
+of its sequence. So the time of the keys is a plain sum, and the time of the weights is that of
+`steps`, which is the largest of three numbers: the longest request, the batch's key-steps over the
+cache, and its tokens over the engine's batch. In a mixture of experts each step reads the experts
+that its sequences pass, counted as if all requests began at once or as if all steps were alike,
+whichever is more.
+
+The model follows Libra's, which takes mean lengths and no longest request; see docs/LIBRA.md.
+
+Invariants: a function of its arguments; more requests never take less time.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ import numpy as np
 from .lengths import Ints, Strata
 from .shapes import NEVER, SECOND, Hardware, ModelShape, Rollout
 
-_LEAST = 5e-324  # has a logarithm
-PIECES = 64  # of time, in which a mixture's sequences are counted
+_LEAST = 5e-324  # the smallest number with a logarithm, for models whose tokens pass all experts
+PIECES = 64  # pieces of time in which the sequences of a mixture are counted
 
 
 class RolloutCost:
@@ -31,7 +34,7 @@ class RolloutCost:
         self._read: tuple[Strata, Any] | None = None  # the last answer of `_together`
 
     def cut(self, degree: int) -> str:
-        """Why there are no instances of this degree at all; empty: there are."""
+        """Why no instance of this degree can exist; "" if one can."""
         if not self.model.fits(degree):
             return "TP does not divide the model's heads or width"
         if self.hardware.gpus_per_node % degree:
@@ -39,23 +42,25 @@ class RolloutCost:
         return ""
 
     def kv_tokens(self, degree: int) -> int:
-        """Tokens whose keys an instance holds; 0 if its weights do not fit, or if there
-        are none of this degree."""
+        """How many tokens' keys an instance holds; 0 if its weights do not fit or it is `cut`."""
         if self.cut(degree):
             return 0
         weights = self.model.params * self.model.value_bytes
         free = degree * (self.hardware.mem_bytes - self.hardware.workspace_bytes) - weights
-        copies = max(1, degree // self.model.kv_heads)  # fewer key heads than GPUs: copied
+        copies = max(1, degree // self.model.kv_heads)  # copies of each key head
         return max(0, int(free / (self.model.kv_bytes * copies) * (1 - self.rollout.kv_loss)))
 
     def common_s(self, degree: int) -> float:
-        """Reading once the weights that every token passes."""
+        """Seconds to read once the weights that every token passes."""
         m = self.model
         values = m.layers * m.dense_params + m.head_params
         return values * m.value_bytes / (degree * self.hardware.mem_bw * self.hardware.mem_share)
 
     def experts_s(self, degree: int, sequences: Any) -> Any:
-        """Reading once the experts that any of so many sequences passes, drawn alike."""
+        """Seconds to read once the experts that any of `sequences` tokens passes.
+
+        Each token is taken to draw its experts uniformly.
+        """
         m, h = self.model, self.hardware
         if not m.experts:
             return 0.0 * sequences
@@ -64,38 +69,43 @@ class RolloutCost:
         return values * read / (degree * h.mem_bw * h.mem_share)
 
     def fixed_s(self, degree: int) -> float:
-        """What a decode step takes however little it does: the engine's own time, and the hops of
-        two sums a layer."""
+        """Seconds that a decode step takes however little it does.
+
+        They are the engine's own time, and the hops of two all-reduces in each layer.
+        """
         hops = 2 * math.log2(degree) * self.hardware.link_latency_s
         return self.hardware.step_s + 2 * self.model.layers * hops
 
     def key_step_s(self, degree: int) -> float:
-        """Reading one token's keys once."""
+        """Seconds to read one token's keys once."""
         copies = max(1, degree // self.model.kv_heads)
         h = self.hardware
         return self.model.kv_bytes * copies / (degree * h.mem_bw * h.mem_share)
 
     def flops_s(self, degree: int) -> float:
-        """Multiplying one token with the weights."""
+        """Seconds to multiply one token with the weights."""
         h = self.hardware
         return 2 * self.model.active_params / (degree * h.flops * h.mfu_prefill)
 
     def sums_s(self, degree: int) -> float:
-        """Carrying one token's two sums a layer between the GPUs."""
+        """Seconds to carry one token's two all-reduces in each layer between the GPUs."""
         m, h = self.model, self.hardware
         ring = 2 * (degree - 1) / degree * m.hidden * m.value_bytes / (h.link_bw * h.comm_share)
         return 2 * m.layers * ring
 
     def prefill_s(self, degree: int, tokens: Any, squares: Any) -> Any:
-        """Reading prompts of so many tokens and squares of tokens in all."""
+        """Seconds to read prompts with this sum of tokens and this sum of squared tokens."""
         m, h = self.model, self.hardware
         attention = 2 * m.layers * m.heads * m.head_dim / (degree * h.flops * h.mfu_prefill)
         return tokens * (self.flops_s(degree) + self.sums_s(degree)) + squares * attention
 
     def decode_s(self, degree: int, steps: Any, tokens: Any, key_steps: Any,
                  experts_s: Any) -> Any:
-        """Writing so many tokens in so many steps, while keys are read so many times and experts
-        for so long in all."""
+        """Seconds to write `tokens` tokens in `steps` steps.
+
+        `key_steps` is how often a token's keys are read in all, `experts_s` the seconds in which
+        experts are read in all.
+        """
         reading = (steps * self.common_s(degree) + experts_s
                    + key_steps * self.key_step_s(degree))
         return (np.maximum(reading, tokens * self.flops_s(degree))
@@ -103,23 +113,26 @@ class RolloutCost:
                 + steps * self.fixed_s(degree))
 
     def step_s(self, degree: int, sequences: int, keys: float) -> float:
-        """One decode step of so many sequences that have so many tokens in the cache."""
+        """Seconds of one decode step of `sequences` sequences with `keys` tokens in the cache."""
         return float(self.decode_s(degree, 1, sequences, keys, self.experts_s(degree, sequences)))
 
     def alone_s(self, degree: int, prompt: Any, generated: Any, tool_s: Any = 0.0) -> Any:
-        """A request with the instance to itself, and its tools; numbers or arrays of them."""
+        """Seconds of a request alone on the instance, tools included; for numbers or arrays."""
         area = generated * (2 * prompt + generated) / 2
         experts = generated * self.experts_s(degree, 1)
         return (tool_s + self.prefill_s(degree, prompt, prompt * prompt)
                 + self.decode_s(degree, generated, generated, area, experts))
 
     def matrix(self, degree: int, strata: Strata, factor: float = 1.0) -> Ints:
-        """[j, i]: ns of an instance for strata j .. i-1; 0 for none of them, NEVER where the cache
-        is too small for one of them and for j > i. O(strata ** 2)."""
+        """[j, i]: the time, in ns, of an instance that has strata j .. i-1. O(strata ** 2).
+
+        An entry is 0 where j = i, and NEVER where the cache cannot hold one of the requests and
+        where j > i.
+        """
         n, room = len(strata), self.kv_tokens(degree)
         found = np.full((n + 1, n + 1), NEVER, np.int64)
         np.fill_diagonal(found, 0)
-        most = int(np.searchsorted(strata.totals, room, "right"))  # none after these fits
+        most = int(np.searchsorted(strata.totals, room, "right"))  # longer strata do not fit
         if not room or not most:
             return found
         seconds = self._seconds(degree, strata, most, room) * factor
@@ -129,7 +142,7 @@ class RolloutCost:
         return found
 
     def _seconds(self, degree: int, strata: Strata, most: int, room: int) -> Any:
-        """[j, i] in seconds, for the first `most` strata; what lies under the diagonal is junk."""
+        """[j, i] in seconds for the first `most` strata; without meaning under the diagonal."""
         end = strata.begin(most)
         bare = self.alone_s(degree, strata.prompt[:end], strata.generated[:end])
         alone, bare = (tops(np.maximum.reduceat(one, strata.starts[:most]), most)
@@ -143,24 +156,29 @@ class RolloutCost:
         read = self._again(degree, strata, most, room) + self.prefill_s(
             degree, spans(strata.prompts, most), spans(strata.squares, most))
         crowd = read + self.decode_s(degree, np.maximum(longest, packed), tokens, areas, experts)
-        # the longest waits for its tools and has its steps among the others
+        # the longest request also waits for its tools; its steps are shared with the others
         last = read + self.decode_s(degree, longest, tokens, areas, together) + alone - bare
         return np.maximum(np.maximum(crowd, last), alone)
 
     def _again(self, degree: int, strata: Strata, most: int, room: int) -> Any:
-        """[j, i]: seconds in which contexts are read that had been in the cache. All begin
-        together and grow alike; once they fill the cache, each turn finds its context gone. With a
-        peak of p tokens and room for r these are the turns after r / p of a life, which is
-        1 - (r / p) ** 2 of all that the turns would read."""
+        """[j, i]: seconds in which contexts are read again that had been evicted from the cache.
+
+        All requests are taken to begin together and to grow alike. Once they fill the cache, each
+        turn finds its context gone. With a peak of p tokens and room for r, these are the turns
+        after the fraction r / p of a request's time, which is 1 - (r / p) ** 2 of all that the
+        turns would read.
+        """
         peaks = np.maximum(strata.peaks(self.rollout.max_batch)[:most + 1, :most + 1], room)
         share = 1 - (room / peaks) ** 2
         return self.prefill_s(degree, spans(strata.contexts, most) * share,
                               spans(strata.context_squares, most) * share)
 
     def _together(self, strata: Strata) -> Any:
-        """[j, i]: seconds of one GPU that read experts for strata j .. i-1, if all begin at once
-        and each ends after its own tokens. Time is cut at some lengths; within each piece the
-        mean number of sequences counts. O(strata ** 2 x pieces), once for all degrees."""
+        """[j, i]: seconds in which one GPU reads experts for strata j .. i-1, if all begin at once.
+
+        Each request ends after its own tokens. Time is cut into pieces, and in each piece the mean
+        number of sequences counts. O(strata ** 2 x pieces), once for all degrees.
+        """
         if self._read is None or self._read[0] is not strata:
             n = len(strata) + 1
             first, end = np.triu_indices(n, 1)
@@ -178,13 +196,13 @@ class RolloutCost:
 
 
 def spans(values: Any, most: int) -> Any:
-    """[j, i]: the sum of values j .. i-1 of the first `most`; 0 where there is none."""
+    """[j, i]: the sum of values j .. i-1 of the first `most`; 0 where there are none."""
     prefix = np.concatenate(([0], np.cumsum(values[:most])))
     return np.maximum(prefix[None, :] - prefix[:, None], 0)
 
 
 def tops(values: Any, most: int) -> Any:
-    """[j, i]: the largest of values j .. i-1 of the first `most`; 0 where there is none."""
+    """[j, i]: the largest of values j .. i-1 of the first `most`; 0 where there are none."""
     high = np.zeros((most + 1, most + 1))
     for j in range(most):
         high[j, j + 1:] = np.maximum.accumulate(values[j:most])
@@ -192,8 +210,10 @@ def tops(values: Any, most: int) -> Any:
 
 
 def _edges(lengths: Ints) -> list[int]:
-    """All lengths if they are few, else some: at equal shares of the requests, and evenly up to the
-    longest."""
+    """The lengths at which time is cut: all lengths if they are few, else `PIECES` of them.
+
+    Half of those are at equal shares of the distinct lengths, half evenly up to the longest.
+    """
     found = np.unique(lengths)
     if len(found) > PIECES:
         shares = found[np.arange(1, PIECES // 2 + 1) * len(found) // (PIECES // 2) - 1]

@@ -1,9 +1,11 @@
-"""Pure. The rollout side: which instances, and which requests each, for every number of GPUs.
+"""Pure. The best rollout instances, and their requests, for every number of GPUs.
 
-Law: exact over all ways to cut the length-sorted requests into runs, one an instance of any degree.
-The table of G GPUs holds that of each fewer, so one table serves all splits. More GPUs are never
-worse, as one may idle; of equal answers the one that uses fewest GPUs is kept. (Libra, Algorithm 1:
-ROLLOUT_DP.)
+A dynamic program over the length-sorted requests (Libra, Algorithm 1: ROLLOUT_DP). It is exact over
+all ways to cut them into runs, one run for one instance of any degree. The table for G GPUs
+contains that of every smaller number, so one table serves all splits.
+
+Invariants: more GPUs are never worse, as one may idle; among equal answers the one that uses the
+fewest GPUs is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from .shapes import NEVER
 
 
 class Piece(NamedTuple):
-    """One instance, for strata `first` .. `end - 1`."""
+    """One instance of this degree, for strata `first` .. `end - 1`."""
 
     degree: int
     first: int
@@ -26,10 +28,18 @@ class Piece(NamedTuple):
 
 
 class RolloutTable:
-    """least[g][i] = min over degree, j of max(least[g - degree][j], cost(degree, j .. i-1)), ns."""
+    """The least makespan, in ns, of the first i strata on at most g GPUs.
+
+    least[g][i] = min over degree and j of max(least[g - degree][j], cost(degree, j .. i-1)).
+    """
 
     def __init__(self, segments: Mapping[int, Ints], gpus: int) -> None:
-        """`segments[degree][j, i]` in ns. O(gpus x degrees x strata ** 2), in numpy."""
+        """Fills the table. O(gpus x degrees x strata ** 2), in numpy.
+
+        Args:
+            segments: For each degree the matrix [j, i] of what strata j .. i-1 take, in ns.
+            gpus: The largest number of GPUs.
+        """
         self._ending = {d: np.ascontiguousarray(segments[d].T) for d in sorted(segments)}  # [i, j]
         strata = next(iter(self._ending.values())).shape[0]
         self._least = np.full((gpus + 1, strata), NEVER, np.int64)
@@ -45,29 +55,31 @@ class RolloutTable:
                 np.minimum(row, room.min(axis=1, out=least), out=row)
 
     def ns(self, gpus: int) -> int:
-        """The least makespan of all requests on at most so many GPUs; NEVER if there is none."""
+        """The least makespan of all requests on at most `gpus` GPUs; NEVER if they cannot run."""
         return int(self._least[gpus, -1])
 
     def least_gpus(self, within_ns: int) -> int:
-        """On how few GPUs all requests are done within that time; -1: on none of the table's."""
+        """The fewest GPUs on which all requests end within that time; -1 for none."""
         good = np.flatnonzero(self._least[:, -1] <= within_ns)
         return int(good[0]) if len(good) else -1
 
     def pieces(self, gpus: int) -> list[Piece]:
-        """The instances behind `ns(gpus)`, shortest requests first. O(instances x degrees x
-        strata)."""
+        """The instances behind `ns(gpus)`, shortest requests first.
+
+        O(instances x degrees x strata).
+        """
         found: list[Piece] = []
         at, g = self._least.shape[1] - 1, gpus
         while at:
             wanted = self._least[g, at]
-            g = int(np.flatnonzero(self._least[:, at] == wanted)[0])  # the others idle
+            g = int(np.flatnonzero(self._least[:, at] == wanted)[0])  # the other GPUs idle
             piece = next(self._ways(g, at, int(wanted)))
             found.append(piece)
             at, g = piece.first, g - piece.degree
         return found[::-1]
 
     def _ways(self, g: int, at: int, ns: int) -> Iterator[Piece]:
-        """Last instances that take all before `at` to `ns` on g GPUs; the smallest first."""
+        """Last instances with which `g` GPUs take all before `at` to `ns`; small degrees first."""
         for degree, ending in self._ending.items():
             if degree <= g:
                 takes = np.maximum(ending[at], self._least[g - degree])

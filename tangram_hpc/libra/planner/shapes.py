@@ -1,7 +1,9 @@
-"""Pure. What the planner is told: a model, hardware, a training job, how to search; and requests.
+"""Pure. The planner's inputs: a model, hardware, a training job, bounds of the search, and
+requests.
 
-Law: values only. Whole numbers where a thing is counted (tokens, bytes, GPUs, ns); rates are per
-second, shares lie between 0 and 1. Bounds are checked where a person writes them, not here.
+The module holds values only. What is counted (tokens, bytes, GPUs, ns) is a whole number, rates are
+per second, and shares lie between 0 and 1. Bounds are checked where a person writes them
+(`config/planner`), not here.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-NEVER = 1 << 60  # ns of what cannot run at all
+NEVER = 1 << 60  # the ns of what cannot run at all
 SECOND = 10**9
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of `layers` equal layers; dense (`experts` 0) or a mixture of experts."""
+    """A decoder of `layers` equal layers, dense (`experts` is 0) or a mixture of experts."""
 
     name: str
     layers: int
@@ -25,13 +27,13 @@ class ModelShape:
     heads: int
     kv_heads: int
     head_dim: int
-    ffn: int  # width of the gated MLP that every token passes; of a mixture often 0
+    ffn: int  # width of the gated MLP that every token passes; often 0 in a mixture
     vocab: int
     tied: bool = False  # input and output embedding are one matrix
-    experts: int = 0  # a layer
+    experts: int = 0  # experts in each layer
     top_k: int = 0  # experts that a token passes
     expert_ffn: int = 0
-    value_bytes: int = 2  # of a weight, an activation, a cached key
+    value_bytes: int = 2  # bytes of a weight, an activation or a cached key
 
     @cached_property
     def dense_params(self) -> int:
@@ -63,11 +65,14 @@ class ModelShape:
 
     @cached_property
     def kv_bytes(self) -> int:
-        """Cached keys and values of one token."""
+        """Bytes of the cached keys and values of one token."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.value_bytes
 
     def fits(self, degree: int) -> bool:
-        """Whether `degree` GPUs can share its heads (key heads may be copied, as engines do)."""
+        """Whether `degree` GPUs can share its heads and its width.
+
+        Key heads may be copied, as engines do.
+        """
         wide = (self.ffn or self.expert_ffn) % degree == 0
         keys = self.kv_heads % degree == 0 or degree % self.kv_heads == 0
         return self.heads % degree == 0 and keys and wide
@@ -75,45 +80,44 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Nodes of one kind. Rates are of one GPU, bytes or operations a second."""
+    """Nodes of one kind. Rates are of one GPU, in bytes or operations per second."""
 
     name: str
     gpus_per_node: int
     mem_bytes: int
     flops: float
     mem_bw: float
-    link_bw: float  # to the other GPUs of its node
-    net_bw: float  # its share of the network
-    link_latency_s: float = 4e-6  # of one hop of a collective inside a node
+    link_bw: float  # between GPUs of one node
+    net_bw: float  # one GPU's share of the network
+    link_latency_s: float = 4e-6  # one hop of a collective inside a node
     net_latency_s: float = 15e-6
     mfu_train: float = 0.45
     mfu_prefill: float = 0.55
-    mem_share: float = 0.85  # of mem_bw that decoding reaches
-    comm_share: float = 0.80  # of link_bw and net_bw that collectives reach
-    overlap: float = 0.80  # of a backward pass under which gradients may travel
-    rho: float = 0.15  # a backward pass under which they travel is 1 + rho * use ** theta longer
+    mem_share: float = 0.85  # share of mem_bw that decoding reaches
+    comm_share: float = 0.80  # share of link_bw and net_bw that collectives reach
+    overlap: float = 0.80  # share of a backward pass during which gradients may travel
+    rho: float = 0.15  # they slow that share by rho * use ** theta
     theta: float = 1.0
-    step_s: float = 2e-3  # of a decode step, whatever it does: the engine's scheduler and launches
-    workspace_bytes: int = 4 << 30  # of a GPU, not for weights, states or keys
-    sequence_s: float = 0.0  # of a decode step, for each of its sequences: scheduling, sampling
-    update_s: float = 0.0  # of an optimizer step, whatever it trains: the trainer's own time
+    step_s: float = 2e-3  # constant part of a decode step: scheduler and kernel launches
+    workspace_bytes: int = 4 << 30  # memory of a GPU that holds no weights, states or keys
+    sequence_s: float = 0.0  # part of a decode step per sequence: scheduling, sampling
+    update_s: float = 0.0  # constant part of an optimizer step
 
 
 @dataclass(frozen=True)
 class Training:
-    """One training step: `batch` sequences in `steps` optimizer steps of equal size, and how their
-    states are kept."""
+    """One training step: `batch` sequences in `steps` optimizer steps of equal size."""
 
     batch: int
     micro_batches: tuple[int, ...] = (1, 2, 4, 8)
-    degrees: tuple[int, ...] = (1, 2, 4, 8)  # of tensor parallelism
-    zero: int = 1  # 1: optimizer, 2: and gradients, 3: and weights are divided over replicas
-    recompute: bool = True  # activations are computed again in the backward pass
-    forward_passes: int = 1  # besides the step's own: log-probabilities of the old policy
+    degrees: tuple[int, ...] = (1, 2, 4, 8)  # degrees of tensor parallelism
+    zero: int = 1  # ZeRO stage: 1 divides optimizer states, 2 gradients too, 3 weights too
+    recompute: bool = True  # whether the backward pass recomputes activations
+    forward_passes: int = 1  # extra forward passes, such as the old policy's log-probabilities
     grad_bytes: int = 4
     optimizer_bytes: int = 12
     logit_chunk: int = 4096  # tokens whose logits are in memory at once
-    steps: int = 1  # optimizer steps; each waits for its own pipeline, gradients and update
+    steps: int = 1  # optimizer steps, each with its own pipeline, gradients and update
 
 
 @dataclass(frozen=True)
@@ -122,36 +126,36 @@ class Rollout:
 
     degrees: tuple[int, ...] = (1, 2, 4, 8)
     max_batch: int = 256  # sequences that decode at once
-    kv_loss: float = 0.04  # of the cache, to fragmentation
+    kv_loss: float = 0.04  # share of the cache that fragmentation wastes
 
 
 @dataclass(frozen=True)
 class Search:
-    """Bounds of the search: prunes, and which splits are looked at."""
+    """Bounds of the search: which layouts are pruned, and which splits are examined."""
 
-    tp_share: float = 0.50  # prune: TP communication over compute
-    bubble: float = 0.30  # prune: idle share of a pipeline
-    granularity: int = 1  # training gets a multiple of so many GPUs
+    tp_share: float = 0.50  # layouts with more TP communication over compute are pruned
+    bubble: float = 0.30  # layouts whose pipeline idles for a larger share are pruned
+    granularity: int = 1  # training gets a multiple of this many GPUs
     min_train: int = 1
     min_rollout: int = 1
     strata: int = 0  # groups of requests that are assigned whole; 0: see `groups_for`
-    dealt: bool = False  # only alike instances, dealt requests whatever their length
-    loss: float = 0.0  # by which cuts take longer as the router knows lengths roughly; see `plan`
-    ahead: int = 0  # batches that roll out beside an older one, mixed; 0: one after the other
+    dealt: bool = False  # only alike instances, which are dealt requests of all lengths
+    loss: float = 0.0  # how much longer cuts take as the router knows lengths roughly
+    ahead: int = 0  # batches that may roll out beside an older one; 0: one after the other
 
 
 @dataclass(frozen=True, order=True)
 class Request:
-    """One trajectory: `prompt` tokens are read (tools' returns too), `generated` ones written."""
+    """One trajectory, with the tokens that it reads (tools' returns too) and generates."""
 
     prompt: int
     generated: int
-    tool_ns: int = 0  # it waits so long for its tools, all together
-    turns: int = 1  # it comes to the engine so often: once, and after each tool
+    tool_ns: int = 0  # time of all its tools together
+    turns: int = 1  # how often it comes to the engine: once, and after each tool
 
     @property
     def total(self) -> int:
-        """Its length at the end."""
+        """Its length at the end, in tokens."""
         return self.prompt + self.generated
 
 
@@ -167,7 +171,7 @@ class Layout:
 
     @property
     def gpus(self) -> int:
-        """GPUs that it takes."""
+        """How many GPUs it takes."""
         return self.tp * self.pp * self.dp
 
 
@@ -176,8 +180,13 @@ PARTS = ("compute", "tp", "ep", "pp", "bubble", "dp", "contention", "update")
 
 @dataclass(frozen=True)
 class Price:
-    """What a layout costs: a step, and the memory of its fullest GPU. `parts`: ns, as `PARTS`
-    names them; empty where nobody knows."""
+    """What a layout costs: the time of a step, and the memory of its fullest GPU.
+
+    Attributes:
+        ns: The time of a step.
+        mem_bytes: The memory that its fullest GPU needs.
+        parts: The time in parts, in ns, in the order of `PARTS`; empty where they are not known.
+    """
 
     ns: int
     mem_bytes: int
@@ -189,8 +198,13 @@ class Price:
 
 
 class Prices:
-    """Prices of layouts in order, `ns` and `mem_bytes` of each; a whole one is made of them, and of
-    its row of `parts`, when it is asked for: most are only compared."""
+    """Prices of layouts, in order.
+
+    A whole `Price` is made only when it is asked for, as most layouts are only compared.
+
+    Attributes:
+        ns, mem_bytes: See `Price`; one entry for each layout.
+    """
 
     def __init__(self, ns: Sequence[int], mem_bytes: Sequence[int], parts: Any = None) -> None:
         self.ns, self.mem_bytes, self._parts = ns, mem_bytes, parts
@@ -205,14 +219,22 @@ class Prices:
 
 @dataclass(frozen=True)
 class Factors:
-    """What was measured over what the model says, as learned; 1 where nothing is known."""
+    """Measured time over modelled time, as learned; 1 where nothing is known.
+
+    Attributes:
+        train: The factor of training.
+        rollout: Pairs of rollout degree and factor, by degree.
+    """
 
     train: float = 1.0
-    rollout: tuple[tuple[int, float], ...] = ()  # (degree, factor)
+    rollout: tuple[tuple[int, float], ...] = ()
 
     def of(self, degree: int) -> float:
-        """The factor of rollout instances of this degree; of one that was never measured, that of
-        the nearest that was, the smaller of two: what is unknown must not look better."""
+        """The factor of rollout instances of this degree.
+
+        A degree that was never measured gets the factor of the nearest degree that was, and of two
+        that are equally near the smaller one's, as what is unknown must not look better.
+        """
         if not self.rollout:
             return 1.0
         return min(self.rollout, key=lambda one: (max(one[0], degree) / min(one[0], degree),

@@ -1,13 +1,14 @@
 """Pure. The plan: the split of N GPUs between training and rollouts with the shortest step.
 
-Law: a step of the asynchronous pipeline takes max(T_train, T_rollout); every split that the bounds
-allow is looked at, each with its best training layout and its best rollout instances. Where batches
-mix (`Search.ahead`), T_rollout is the period that the instances keep up with beside that training
-(`FlowCost`), not the time of a batch that is alone. Where the router is not believed to know all
-lengths (`Search.loss`), alike instances that are dealt requests in turn are looked at as well. Of
-equal steps the one with the smaller sum of both is better, then the one that trains on fewer GPUs.
-No GPU is on both sides. With `memo` off the rollouts of each split are planned anew: the same
-answer, later.
+A step of the asynchronous pipeline takes max(T_train, T_rollout). Every split that the bounds allow
+is examined, each with its best training layout and its best rollout instances. Where batches mix
+(`Search.ahead`), T_rollout is the period with which the instances keep up beside that training
+(`FlowCost`), not the time of a batch alone. Where the router is not believed to know all lengths
+(`Search.loss`), alike instances that are dealt requests in turn are examined as well.
+
+Among equal steps the one with the smaller sum of both times is better, then the one that trains on
+fewer GPUs. No GPU is on both sides. With `memo` off the rollouts of each split are planned anew,
+with the same result in more time.
 """
 
 from __future__ import annotations
@@ -22,33 +23,49 @@ from .costs import Costs
 from .lengths import Ints, Strata, hands_of
 from .rollout_dp import RolloutTable
 from .shapes import NEVER, Layout, Price, Search
-from .tree import Node, Note, Tree
+from .tree import LayoutTree, Node, Note
 
-STRATA, STRATA_MOST = 64, 256  # groups of requests that are assigned whole (Libra: 64)
+STRATA, STRATA_MOST = 64, 256  # least and most groups of requests (Libra: always 64)
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A rollout instance, and the requests of the length-sorted batch that are its own."""
+    """A rollout instance, and its run of the length-sorted batch.
+
+    Attributes:
+        degree: Number of its GPUs.
+        first: Index of its shortest request.
+        requests: Number of its requests.
+        shortest, longest: Total tokens of its shortest and longest request.
+        ns: How long it takes.
+    """
 
     degree: int
-    first: int  # the index of its shortest
+    first: int
     requests: int
-    shortest: int  # tokens
+    shortest: int
     longest: int
     ns: int
 
 
 @dataclass(frozen=True)
 class Split:
-    """One split with the best of both sides."""
+    """One split, with the best of both sides.
+
+    Attributes:
+        gpus: GPUs of both sides.
+        layout, price: The training side.
+        instances: The rollout side, short requests first.
+        rollout_ns: How long the rollouts take.
+        spare: Rollout GPUs that the step would not miss; where requests are dealt, the idle ones.
+    """
 
     gpus: int
     layout: Layout
-    price: Price  # of training
+    price: Price
     instances: tuple[Instance, ...]
     rollout_ns: int
-    spare: int  # rollout GPUs that the step would not miss; where requests are dealt, the idle ones
+    spare: int
 
     @property
     def train_gpus(self) -> int:
@@ -57,54 +74,59 @@ class Split:
 
     @property
     def rollout_gpus(self) -> int:
-        """GPUs that are left to rollouts, idle ones too."""
+        """GPUs that are left to rollouts, idle ones included."""
         return self.gpus - self.layout.gpus
 
     @property
     def idle(self) -> int:
-        """Rollout GPUs without an instance: none would make the rollouts shorter."""
+        """Rollout GPUs without an instance, because none would make the rollouts shorter."""
         return self.rollout_gpus - sum(one.degree for one in self.instances)
 
     @property
     def step_ns(self) -> int:
-        """What a step takes."""
+        """How long a step takes."""
         return max(self.price.ns, self.rollout_ns)
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Less is better."""
+        """Sort key; the smallest is the best split."""
         return self.step_ns, self.price.ns + self.rollout_ns, self.train_gpus
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All splits that can run, best first."""
+    """All splits that can run, the best first."""
 
     gpus: int
     splits: tuple[Split, ...]
 
     @property
     def best(self) -> Split:
-        """The one with the shortest step."""
+        """The split with the shortest step."""
         return self.splits[0]
 
     def roomy(self, slack: float) -> Split:
-        """The one with the most rollout GPUs of those whose step is at most `slack` (a share)
-        longer: lengths are only believed, so what training would not miss is better there."""
+        """The split with the most rollout GPUs among those that are nearly as good as the best.
+
+        Their step is longer by at most a share of `slack`. Lengths are only believed, so GPUs that
+        training would not miss are better used for rollouts.
+        """
         near = [s for s in self.splits if s.step_ns <= self.best.step_ns * (1 + slack)]
         return min(near, key=lambda s: (s.train_gpus, s.rank)) if slack else self.best
 
 
 def train_sizes(gpus: int, search: Search) -> list[int]:
-    """The numbers of training GPUs that are looked at, ascending."""
+    """The numbers of training GPUs that are examined, ascending."""
     grain = search.granularity
     least = -(-max(1, search.min_train) // grain) * grain
     return list(range(least, gpus - max(1, search.min_rollout) + 1, grain))
 
 
 def groups_for(gpus: int) -> int:
-    """How many groups of requests are assigned: 64, doubled until there is one a GPU, at most 256.
-    Doubled, so that every cut of fewer groups is a cut of more, and more GPUs are never worse."""
+    """Number of groups of requests: 64, doubled until one per GPU, at most 256.
+
+    Doubling makes every cut of fewer groups a cut of more, so more GPUs are never worse.
+    """
     groups = STRATA
     while groups < min(gpus, STRATA_MOST):
         groups *= 2
@@ -113,12 +135,17 @@ def groups_for(gpus: int) -> int:
 
 def plan(costs: Costs, gpus: int, search: Search, note: Note | None = None,
          memo: bool = True) -> Plan:
-    """Plans `gpus` GPUs; `note` is told every node of every tree.
+    """Plans `gpus` GPUs. O(layouts + gpus x degrees x strata ** 2).
 
-    O(layouts + gpus x degrees x strata ** 2).
+    Args:
+        costs: Prices of layouts and instances.
+        gpus: GPUs to divide.
+        search: Bounds of the search.
+        note: Called with every node of every layout search tree.
+        memo: Whether one rollout table serves all splits.
 
     Raises:
-        InvalidInput: no split can run; says what stands in the way.
+        InvalidInput: No split can run; the message says what prevents it.
     """
     sizes = train_sizes(gpus, search)
     if not sizes:
@@ -139,10 +166,13 @@ def plan(costs: Costs, gpus: int, search: Search, note: Note | None = None,
 
 def _trained(costs: Costs, sizes: list[int], search: Search, note: Note | None, memo: bool) -> (
         list[tuple[int, tuple[Layout, Price] | None]]):
-    """The best layout of each size. All are priced at once, as a command may be asked."""
+    """The best layout of each size.
+
+    All layouts are priced in one call, as a command may have to answer it.
+    """
     if not memo:
-        return [(size, Tree(costs, search, note).best(size)) for size in sizes]
-    tree = Tree(costs, search, note)
+        return [(size, LayoutTree(costs, search, note).best(size)) for size in sizes]
+    tree = LayoutTree(costs, search, note)
     layouts = [tree.layouts(size) for size in sizes]
     prices = costs.train([one for some in layouts for one in some])
     ends = accumulate(len(some) for some in layouts)
@@ -160,10 +190,10 @@ class _Rollouts:
         self._kept = self._planned(most, 0) if memo and not self._ahead else None
 
     def _planned(self, most: int, train_ns: int) -> tuple[dict[int, Ints], RolloutTable]:
-        """Prices and table of that many GPUs at most; of batches that mix, beside that training."""
+        """Prices and table of at most `most` GPUs; where batches mix, beside that training."""
         strata = self._strata
         if not (self._memo and self._ahead):
-            strata = replace(strata)  # of this plan alone: nothing was summed for it before
+            strata = replace(strata)  # a copy without cached sums, so that each plan is made anew
         segments = segments_of(self._costs, self._costs.rollout.degrees, strata, self._ahead,
                                train_ns)
         return segments, RolloutTable(segments, most)
@@ -177,18 +207,18 @@ class _Rollouts:
                    default=None)
 
     def _cut(self, layout: Layout, price: Price) -> Split:
-        """With the best cuts of the sorted requests."""
+        """The split with the best cuts of the sorted requests."""
         left = self._gpus - layout.gpus
         segments, table = self._kept or self._planned(left, price.ns)
         ns = table.ns(left)
         instances = tuple(instance_of(*piece, self._strata, segments[piece.degree])
                           for piece in table.pieces(left)) if ns < NEVER else ()
-        within = int(price.ns / (1 + self._search.loss))  # without loss, as the table is
+        within = int(price.ns / (1 + self._search.loss))  # the table is without loss
         spare = left - table.least_gpus(max(ns, within))
         return Split(self._gpus, layout, price, instances, lossy(ns, self._search), spare)
 
     def _dealt(self, degree: int, layout: Layout, price: Price) -> Split:
-        """With as many instances of one degree as there is room for."""
+        """The split with as many instances of one degree as there is room for."""
         left = self._gpus - layout.gpus
         ns, instances = dealt_to(self._costs, degree, left // degree, self._search.ahead, price.ns)
         spare = left - degree * len(instances)
@@ -202,8 +232,11 @@ def lossy(ns: int, search: Search) -> int:
 
 def dealt_to(costs: Costs, degree: int, count: int, ahead: int, train_ns: int
              ) -> tuple[int, tuple[Instance, ...]]:
-    """So many alike instances that are dealt the requests in turn, from the longest: what the
-    slowest takes, ns. O(instances ** 2 + requests)."""
+    """The time of `count` alike instances that are dealt the requests in turn, and the instances.
+
+    The longest request is dealt first. The time is that of the slowest instance, in ns, and NEVER
+    for no instance. O(instances ** 2 + requests).
+    """
     if not count:
         return NEVER, ()
     hands = hands_of(costs.batch, count)
@@ -214,7 +247,7 @@ def dealt_to(costs: Costs, degree: int, count: int, ahead: int, train_ns: int
 
 def segments_of(costs: Costs, degrees: Iterable[int], strata: Strata, ahead: int,
                 train_ns: int) -> dict[int, Ints]:
-    """What each segment of the sorted batch takes on an instance of each degree."""
+    """For each degree the matrix [j, i] of what strata j .. i-1 take on one instance, in ns."""
     if ahead:
         return {degree: costs.flow(degree, strata, ahead, train_ns) for degree in degrees}
     return {degree: costs.segments(degree, strata) for degree in degrees}
@@ -229,13 +262,13 @@ def instance_of(degree: int, first: int, end: int, strata: Strata, segments: Int
 
 
 def _hopeless(costs: Costs, gpus: int, sizes: list[int], search: Search, trains: bool) -> str:
-    """Why nothing was found; looks again where only the trees know."""
+    """Says why no split was found; searches once more with notes where only the trees know it."""
     if trains:
         return (f"{gpus} GPUs: the rollouts cannot run in any split: the longest request does not "
                 "fit into the cache of any degree; more GPUs, or shorter requests")
     cut: list[Node] = []
     _trained(costs, sizes, search, cut.append, True)
-    deepest = max(len(node.path) for node in cut)  # the nearest to a layout that can run
+    deepest = max(len(node.path) for node in cut)  # the nodes that came nearest to a layout
     cut = [node for node in cut if node.cut and len(node.path) == deepest]
     full = [node for node in cut if node.price is not None and node.price.ns < NEVER]
     if full:

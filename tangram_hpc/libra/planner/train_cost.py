@@ -1,10 +1,12 @@
-"""Pure. What a training step takes in a layout, and what its fullest GPU must hold.
+"""Pure. How long a training step takes in a layout, and how much memory its fullest GPU needs.
 
-Law: a function of its arguments. The batch is packed without padding: sorted by length, cut into
-micro-batches, dealt to the replicas in turn; the first replica has the most work and is the one
-that is timed. Its pipeline is a flow shop of alike stages, which takes the sum of all micro-batches
-and the longest once more for each further stage (Pinedo, Scheduling, section 6.1); of several
-optimizer steps each may have the longest.
+The batch is packed without padding: sorted by length, cut into micro-batches, and dealt to the
+replicas in turn. The first replica has the most work and is the one that is timed. Its pipeline is
+a flow shop of alike stages, which takes the sum of all micro-batches plus the longest one once more
+for each further stage (Pinedo, Scheduling, section 6.1). Each of several optimizer steps may have
+the longest micro-batch.
+
+Invariants: a function of its arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from .shapes import NEVER, SECOND, Hardware, Layout, ModelShape, Price, Prices, 
 
 @dataclass(frozen=True)
 class Load:
-    """Tokens and squares of tokens in so many micro-batches; one entry a layout."""
+    """Tokens and squares of tokens in a number of micro-batches; one entry for each layout."""
 
     tokens: Any
     squares: Any
@@ -29,7 +31,7 @@ class Load:
 
 
 class _Layouts:
-    """Columns of many layouts."""
+    """Many layouts as columns."""
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
         table = np.array([(x.tp, x.ep, x.pp, x.dp, x.micro) for x in layouts], np.int64)
@@ -39,7 +41,7 @@ class _Layouts:
 
 @dataclass(frozen=True)
 class Stage:
-    """Seconds of one pipeline stage for a load."""
+    """Seconds of one pipeline stage for a load; one entry for each layout."""
 
     compute: Any
     tp: Any
@@ -48,7 +50,7 @@ class Stage:
 
     @property
     def total(self) -> Any:
-        """All of it: nothing of this overlaps."""
+        """The sum: nothing in a stage overlaps."""
         return self.compute + self.tp + self.ep + self.pp
 
 
@@ -61,12 +63,18 @@ class TrainCost:
         self._lengths = np.array([r.total for r in sorted_requests(batch)][::-1], np.int64)
         self._dealt: dict[tuple[int, int], tuple[int, int, int, int, int]] = {}
         self.mean_tokens = int(self._lengths.mean())
-        self.passes = 3 + training.recompute + training.forward_passes  # a backward one is two
-        self._rounds = 2 * (self.passes - 1)  # collectives of a layer: two a pass
+        self.passes = 3 + training.recompute + training.forward_passes  # forward 1, backward 2
+        self._rounds = 2 * (self.passes - 1)  # all-reduces of a layer: two in each pass
 
     def _deal(self, dp: int, micro: int) -> tuple[int, int, int, int, int]:
-        """Tokens, squares and micro-batches of the first replica; tokens and squares of its first
-        micro-batch. `dp * micro` divides the batch. O(batch) the first time."""
+        """Sums of the first replica, and of its first (longest) micro-batch.
+
+        O(batch) the first time. `dp * micro` must divide the batch.
+
+        Returns:
+            Tokens, squares and number of micro-batches of the replica; tokens and squares of the
+                micro-batch.
+        """
         found = self._dealt.get((dp, micro))
         if found is None:
             sums = self._lengths.reshape(-1, micro).sum(axis=1)
@@ -77,7 +85,7 @@ class TrainCost:
         return found
 
     def _loads(self, of: _Layouts) -> tuple[Load, Load]:
-        """What the slowest replica does, and its longest micro-batch."""
+        """The load of the slowest replica, and that of its longest micro-batch."""
         pairs = zip(of.dp.tolist(), of.micro.tolist(), strict=True)
         tokens, squares, micros, top_tokens, top_squares = np.array(
             [self._deal(dp, micro) for dp, micro in pairs], np.int64).T
@@ -90,11 +98,11 @@ class TrainCost:
         return float(one.tp[0] / one.compute[0])
 
     def price(self, layout: Layout, factor: float = 1.0) -> Price:
-        """A step in this layout. Memory is counted in full even where it does not fit."""
+        """The price of a step in this layout; memory is counted in full even if it does not fit."""
         return self.prices([layout], factor)[0]
 
     def prices(self, layouts: Sequence[Layout], factor: float = 1.0) -> Prices:
-        """The price of each. O(layouts), in numpy."""
+        """The price of each layout. O(layouts), in numpy."""
         if not layouts:
             return Prices((), ())
         of = _Layouts(layouts)
@@ -113,16 +121,16 @@ class TrainCost:
         return Prices(total, memory, parts)
 
     def _mem_bytes(self, of: _Layouts, load: Load, top: Load) -> Ints:
-        """Weights, gradients, optimizer, activations and logits of the fullest GPU."""
+        """Weights, gradients, optimizer states, activations and logits of the fullest GPU."""
         t, m = self.training, self.model
         held = np.zeros(len(of.tp), np.int64)
         for params, replicas in self._held(of):
             for size, divided in ((m.value_bytes, 3), (t.grad_bytes, 2), (t.optimizer_bytes, 1)):
                 held += -(-params * size // (replicas if t.zero >= divided else 1))
-        tokens = top.tokens.astype(float)  # exact as far as any memory goes, and no overflow
+        tokens = top.tokens.astype(float)  # exact up to any real memory size, without overflow
         flying = tokens * np.minimum(of.pp, load.micros // t.steps)
         width = 6 * m.hidden + 2 * (m.heads + m.kv_heads) * m.head_dim + 3 * (
-            m.ffn + m.top_k * m.expert_ffn)  # values of a token kept by a layer
+            m.ffn + m.top_k * m.expert_ffn)  # values that a layer keeps for each token
         layers = m.layers // of.pp
         if t.recompute:
             kept = flying * m.hidden * layers + tokens * width
@@ -133,7 +141,7 @@ class TrainCost:
         return np.asarray(held + buffers + self.hardware.workspace_bytes)
 
     def _held(self, of: _Layouts) -> tuple[tuple[Ints, Ints], ...]:
-        """(weights of a GPU, replicas of them): what all pass, and its experts."""
+        """(weights on one GPU, replicas of them): what every token passes, then the experts."""
         m, layers = self.model, self.model.layers // of.pp
         ends = m.head_params * np.where(of.pp == 1, 1 if m.tied else 2, 1)
         dense = -(-(layers * m.dense_params + ends) // of.tp)
@@ -141,21 +149,21 @@ class TrainCost:
         return (dense, of.dp), (experts, of.dp // of.ep)
 
     def _rate(self, of: _Layouts) -> Any:
-        """Operations a second of the GPUs that share a layer."""
+        """Operations per second of the GPUs that share a layer."""
         return of.tp * (self.hardware.flops * self.hardware.mfu_train)
 
     def _wire(self, gpus: Ints) -> tuple[Any, Any]:
-        """Bytes a second, and seconds a hop, among so many neighbouring GPUs."""
+        """Bytes per second, and seconds per hop, among `gpus` neighbouring GPUs."""
         h, near = self.hardware, gpus <= self.hardware.gpus_per_node
         return (np.where(near, h.link_bw, h.net_bw) * h.comm_share,
                 np.where(near, h.link_latency_s, h.net_latency_s))
 
     def _stage(self, of: _Layouts, load: Load) -> Stage:
-        """One stage's work, without the head."""
+        """The work of one stage, without the output head."""
         m, tp, ep = self.model, of.tp, of.ep
         layers = m.layers // of.pp
         active = m.dense_params + m.top_k * m.expert_params
-        attention = float(m.heads * m.head_dim)  # floats: squares may be large
+        attention = float(m.heads * m.head_dim)  # a float, as squares of lengths may be large
         once = layers * 2.0 * (float(active) * load.tokens + attention * load.squares)
         values = load.tokens * float(m.hidden * m.value_bytes)
         link, hop = self._wire(tp)
@@ -168,7 +176,7 @@ class TrainCost:
                      self._rounds * layers * spread, passed)
 
     def _gradients(self, of: _Layouts, backward: Any) -> tuple[Any, Any]:
-        """Seconds that gradients travel alone, and by which they slow the pass beside them."""
+        """Seconds in which gradients travel alone, and by which they slow the backward pass."""
         rounds = 3 if self.training.zero >= 3 else 2
         wire, hop = self._wire(of.gpus)
         comm = np.zeros(len(of.tp))
@@ -181,7 +189,7 @@ class TrainCost:
         return np.maximum(0.0, comm - under), slowed
 
     def _update(self, of: _Layouts) -> Any:
-        """The optimizer reads and writes all that it holds, and what no model says."""
+        """Seconds in which an optimizer reads and writes its states, plus a constant."""
         t = self.training
         size = self.model.value_bytes + t.grad_bytes + t.optimizer_bytes
         total = sum(params / (replicas if t.zero >= 1 else 1)

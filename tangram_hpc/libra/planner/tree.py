@@ -1,7 +1,8 @@
-"""Pure. The training side: the tree TP -> EP -> PP -> DP -> micro-batch of one number of GPUs.
+"""Pure. The layout search tree of training: TP, EP, PP, DP and micro-batch for a number of GPUs.
 
-Law: a branch is cut only for a reason that holds for all that lies under it, and the reason can be
-told; what is left is every layout that the bounds allow. (Libra, Algorithm 1: TREE.)
+The tree is that of Libra (Algorithm 1: TREE). A branch is cut only for a reason that holds for
+everything under it, and the reason can be reported. What is left is every layout that the bounds
+allow.
 """
 
 from __future__ import annotations
@@ -16,16 +17,22 @@ from .shapes import NEVER, Layout, Price, Prices, Search, Training
 
 
 class Node(NamedTuple):
-    """One node of the tree: where it is, and why it was cut; a leaf that was not cut has a price.
+    """One node of the tree.
+
+    Attributes:
+        gpus: GPUs that train.
+        path: Degrees from the root to this node, such as (("tp", 2), ("ep", 1)).
+        cut: Why the node was cut; empty if it was not.
+        price: The price of a leaf that was priced.
     """
 
-    gpus: int  # of training
-    path: tuple[tuple[str, int], ...]  # such as (("tp", 2), ("ep", 1))
+    gpus: int
+    path: tuple[tuple[str, int], ...]
     cut: str = ""
     price: Price | None = None
 
     def words(self) -> str:
-        """One line."""
+        """The node as one line of text."""
         place = " ".join(f"{name}{value}" for name, value in self.path)
         if self.cut:
             return f"{self.gpus} GPUs: {place}: cut: {self.cut}"
@@ -43,13 +50,13 @@ def _gib(size: int) -> str:
 
 @lru_cache(maxsize=4096)
 def divisors(of: int) -> tuple[int, ...]:
-    """All divisors, ascending. O(sqrt)."""
+    """All divisors, ascending. O(sqrt(of))."""
     low = [d for d in range(1, int(of ** 0.5) + 1) if of % d == 0]
     return (*low, *(of // d for d in reversed(low) if d * d != of))
 
 
-class Tree:
-    """The trees of one problem. What does not depend on the number of GPUs is asked once."""
+class LayoutTree:
+    """The trees of one problem. What does not depend on the number of GPUs is computed once."""
 
     def __init__(self, costs: Costs, search: Search, note: Note | None = None) -> None:
         self._costs, self._search, self._note = costs, search, note
@@ -57,8 +64,7 @@ class Tree:
         self._kept: dict[int, list[tuple[int, int, list[int]]]] = {}
 
     def layouts(self, gpus: int) -> list[Layout]:
-        """Every layout on exactly so many GPUs that no structural prune cuts, in the tree's order.
-        """
+        """Every layout on exactly `gpus` GPUs that no structural bound cuts, in tree order."""
         if self._note is not None:
             return [layout for tp in self._costs.training.degrees
                     for layout in self._under_tp(gpus, tp, self._note)]
@@ -70,8 +76,10 @@ class Tree:
                 for micro in micros]
 
     def _pipes(self, ranks: int) -> list[tuple[int, int, list[int]]]:
-        """PP, DP and its micro-batches of so many groups of TP that no prune cuts, whatever TP and
-        EP are; looked for once."""
+        """PP, DP and its micro-batches for `ranks` TP groups that no bound cuts; computed once.
+
+        They do not depend on TP and EP.
+        """
         found = self._kept.get(ranks)
         if found is None:
             found = self._kept[ranks] = []
@@ -86,8 +94,10 @@ class Tree:
 
     def priced(self, gpus: int, layouts: list[Layout], prices: Prices, first: int = 0) -> (
             tuple[Layout, Price] | None):
-        """The cheapest layout that fits into memory; of equal ones the first in the tree. Their
-        prices begin at `first`."""
+        """The cheapest layout that fits into memory; among equal ones the first in the tree.
+
+        `first` is the index of the first layout's price in `prices`.
+        """
         room, best, least = self._costs.hardware.mem_bytes, -1, NEVER
         for k in range(first, first + len(layouts)):
             if prices.ns[k] < least and prices.mem_bytes[k] <= room:
@@ -98,7 +108,7 @@ class Tree:
         return None if best < 0 else (layouts[best - first], prices[best])
 
     def best(self, gpus: int) -> tuple[Layout, Price] | None:
-        """The cheapest layout on exactly so many GPUs, if there is one."""
+        """The cheapest layout on exactly `gpus` GPUs; None if there is none."""
         layouts = self.layouts(gpus)
         return self.priced(gpus, layouts, self._costs.train(layouts))
 
@@ -175,7 +185,7 @@ class Tree:
 
 
 def _batch(training: Training) -> str:
-    """Its words."""
+    """The batch in words, for messages."""
     parts = f" in {training.steps} steps" if training.steps > 1 else ""
     return f"a batch of {training.batch}{parts}"
 

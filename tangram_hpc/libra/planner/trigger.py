@@ -1,8 +1,8 @@
 """Pure. When to plan again, and whether a new plan is worth its cost.
 
-Law: nothing is planned without enough history, during warm-up, or within the cooldown of the plan
-before; a switch needs a gain that exceeds its cost and a share of the step. Every answer says why.
-Thresholds are Libra's; see docs/LIBRA.md for which of its readings are ours.
+Invariants: no plan is made without enough history, during warm-up, or within the cooldown of the
+last plan. A switch must gain a share of the step, and over the horizon more than it costs. Every
+answer says why. The thresholds are Libra's; docs/LIBRA.md says which of their readings are ours.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from .shapes import SECOND, Request
 
 @dataclass(frozen=True)
 class Triggers:
-    """When to act. Steps are training steps."""
+    """When to plan, and what a switch must gain. Steps are train_steps."""
 
-    interval: int = 10  # steps between two plans when nothing else happens
-    warmup: int = 1  # steps before the first
+    interval: int = 10  # steps between two plans without any other reason
+    warmup: int = 1  # steps before the first plan
     queue_pressure: float = 0.75  # share of the rollout queues in use
     rollout_pressure: float = 0.85  # share of the rollout slots in use
     rejected: int = 8  # rollouts refused since the last plan
     time_ratio: float = 1.25  # the longer of training and rollouts over the shorter
-    min_history: int = 8  # requests seen
-    history: int = 4096  # requests remembered
-    cooldown: int = 1  # steps after a plan without another
+    min_history: int = 8  # requests that must have been seen
+    history: int = 4096  # requests that are remembered
+    cooldown: int = 1  # steps after a plan in which none is made
     switch_cost_ns: int = 15 * SECOND
-    min_gain: float = 0.05  # of the step
+    min_gain: float = 0.05  # share of the step that a switch must gain
     horizon: int = 10  # steps over which a gain is counted
 
 
 class StepFacts(NamedTuple):
-    """What is known after a step."""
+    """What was measured in a step."""
 
     step: int
     train_ns: int
     rollout_ns: int
     queue_pressure: float = 0.0
     rollout_pressure: float = 0.0
-    rejected: int = 0  # in this step
+    rejected: int = 0  # rollouts refused in this step
 
 
 class Verdict(NamedTuple):
@@ -52,7 +52,7 @@ class Verdict(NamedTuple):
 
 
 class Trigger:
-    """The history of lengths, and what happened since the last plan."""
+    """The history of requests, and what has happened since the last plan."""
 
     def __init__(self, rules: Triggers) -> None:
         self.rules = rules
@@ -61,11 +61,11 @@ class Trigger:
         self._rejected = 0
 
     def add(self, requests: Iterable[Request]) -> None:
-        """Requests that have ended."""
+        """Adds requests that have ended to the history."""
         self.history.extend(requests)
 
     def due(self, facts: StepFacts) -> str:
-        """Why to plan after this step; empty: not now. Call it once a step. O(1)."""
+        """Why to plan after this step; "" if no plan is due. Call it once for each step. O(1)."""
         rules = self.rules
         self._rejected += facts.rejected
         since = facts.step - self._planned_at
@@ -76,16 +76,16 @@ class Trigger:
             f"{since} steps since the last plan" if since >= rules.interval else "")
 
     def planned(self, step: int) -> None:
-        """A plan was made after this step, taken or not."""
+        """Notes that a plan was made after this step, whether it was taken or not."""
         self._planned_at, self._rejected = step, 0
 
     def saved(self) -> dict[str, Any]:
-        """All that it knows, for a file."""
+        """The whole state, for a file."""
         return {"history": [[*astuple(one)] for one in self.history],
                 "planned_at": self._planned_at, "rejected": self._rejected}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from what `saved` gave."""
+        """Restores the state that `saved` returned."""
         self.history = deque((Request(*one) for one in saved["history"]), self.rules.history)
         self._planned_at, self._rejected = int(saved["planned_at"]), int(saved["rejected"])
 
@@ -104,13 +104,13 @@ class Trigger:
         return ""
 
 
-def worth(rules: Triggers, standing_ns: int | None, planned_ns: int) -> Verdict:
-    """Whether to switch from a step of `standing_ns` (None: it cannot run) to `planned_ns`."""
-    if standing_ns is None:
+def worth(rules: Triggers, in_force_ns: int | None, planned_ns: int) -> Verdict:
+    """Whether to switch from `in_force_ns` a step (None: it cannot run) to `planned_ns`."""
+    if in_force_ns is None:
         return Verdict(True, "the plan in force cannot run with these lengths")
-    gain = standing_ns - planned_ns
-    share = gain / standing_ns if standing_ns else 0.0
-    told = f"{standing_ns / 1e9:.3f} s to {planned_ns / 1e9:.3f} s a step"
+    gain = in_force_ns - planned_ns
+    share = gain / in_force_ns if in_force_ns else 0.0
+    told = f"{in_force_ns / 1e9:.3f} s to {planned_ns / 1e9:.3f} s a step"
     if gain <= 0:
         return Verdict(False, f"nothing to gain: {told}")
     if share < rules.min_gain:

@@ -1,6 +1,6 @@
-"""An asynchronous RL run on paper (`tangram sim rl`): rollouts, training, and GPUs between both.
+"""A simulated asynchronous RL run (`tangram sim rl`): rollouts, training, and GPUs between both.
 
 The same router, planner and hybrid pool decide as in a live run; engines, training and faults are
-modelled. Everything follows from a scenario file and its seed. The simulator of CPU and GPU actions
+models. Everything follows from a scenario file and its seed. The simulator of CPU and GPU actions
 is `simulator/`.
 """

@@ -1,16 +1,17 @@
-"""One rollout instance on paper: continuous batching over a cache that may be too small.
+"""A simulated rollout instance: continuous batching over a KV cache that may be too small.
 
-Law: a step decodes one token of each running turn and takes `RolloutCost.step_s` of what runs and
-of what lies in the cache; reading a context stops the steps for `prefill_s`. A turn is admitted,
-first come first, as soon as its context of now and a block fit; all that run grow. When the cache
-is full the most recently admitted goes back to the head of the line. Keys of turns that do not run
-(the tool works, or it was preempted) stay in the room that nobody needs, the least recently used go
-first and their last tokens before their first ones; what is gone is read again. So the oldest turn
-is never set back, and each becomes the oldest. (As vLLM V1: preemption by recomputation, automatic
-prefix caching; an engine is not told which trajectories are over.)
+A step decodes one token of each running turn and takes `RolloutCost.step_s` of the running turns
+and the tokens in the cache. Reading a context stops the steps for `prefill_s`. Turns are admitted
+first come, first served, as soon as their current context and one block fit; the contexts of all
+running turns grow. When the cache is full, the turn that was admitted last goes back to the head of
+the queue, so the oldest turn is never preempted and each turn becomes the oldest in time. Keys of
+turns that do not run stay in the free part of the cache and are evicted least recently used first,
+their last tokens before their first ones; what was evicted is read again. This is how vLLM V1
+behaves: preemption by recomputation and automatic prefix caching. An engine is not told which
+trajectories have ended.
 
-Progress is whole parts of a token; between two changes of who runs the rate is the mean one, which
-is exact while nobody comes or goes.
+Progress is counted in whole parts of a token. Between two changes of the running turns the rate is
+the mean one, which is exact while no turn comes or goes.
 """
 
 from __future__ import annotations
@@ -21,54 +22,62 @@ from dataclasses import dataclass
 
 from ..planner.rollout_cost import RolloutCost
 
-BLOCK = 16  # tokens of the cache that are handed out at once
-_PART = 1 << 20  # of a token
+BLOCK = 16  # tokens of a cache block
+_PART = 1 << 20  # parts of a token
 _SECOND = 10**9
 
 
 @dataclass
 class Work:
-    """A turn to decode: its request, the context before it, how many tokens it generates, and how
-    many of the context's keys come along (the others are read, as far as they are not here)."""
+    """A turn to decode.
+
+    Attributes:
+        request: The trajectory's number.
+        context: Tokens of context before the turn.
+        tokens: Tokens to generate.
+        brought: Tokens of the context whose keys come along; the others are read, unless they are
+            cached.
+        start: The engine's progress when the turn was admitted, in parts of a token.
+    """
 
     request: int
     context: int
     tokens: int
     brought: int = 0
-    start: int = 0  # the engine's progress when it was admitted
+    start: int = 0
 
 
 class Engine:
-    """An instance of one degree."""
+    """A rollout instance of one degree."""
 
     def __init__(self, cost: RolloutCost, degree: int, max_batch: int) -> None:
         self._cost, self.degree, self._max = cost, degree, max_batch
         self.room = cost.kv_tokens(degree)
         self._line: deque[Work] = deque()
-        self._runs: dict[int, Work] = {}  # by request, in order of admission
-        self._ends: list[tuple[int, int]] = []  # (progress at the end, request), old ones too
-        self._kept: OrderedDict[int, int] = OrderedDict()  # request -> tokens, least recent first
+        self._runs: dict[int, Work] = {}  # running turns by request, in order of admission
+        self._ends: list[tuple[int, int]] = []  # heap of (progress at end, request)
+        self._kept: OrderedDict[int, int] = OrderedDict()  # request -> tokens, LRU first
         self._kept_sum = 0
         self._at = self._progress = self._stalled = 0
-        self._base = 0  # of the contexts at admission, less progress then; in parts
-        self._step_ns = 0  # mean until the next change
+        self._base = 0  # sum of (context - progress at admission), in parts of a token
+        self._step_ns = 0  # mean time of a step until the next change
         self.busy_ns = 0
-        self.read = self.preempted = 0  # tokens read, turns set back
+        self.read = self.preempted = 0  # tokens read, turns preempted
         self.version = 0
 
     @property
     def load(self) -> int:
-        """Turns that run or queue."""
+        """Number of turns that run or wait."""
         return len(self._runs) + len(self._line)
 
     @property
     def running(self) -> int:
-        """Turns that decode."""
+        """Number of turns that decode."""
         return len(self._runs)
 
     @property
     def held(self) -> int:
-        """Tokens in the cache that those need."""
+        """Tokens in the cache that running turns need."""
         return (self._base + len(self._runs) * self._progress) // _PART
 
     @property
@@ -77,25 +86,25 @@ class Engine:
         return self._kept_sum
 
     def kept(self, request: int) -> int:
-        """Of those, a request's."""
+        """Cached tokens of one request that does not run."""
         return self._kept.get(request, 0)
 
     def add(self, now: int, work: Work) -> None:
-        """One more turn."""
+        """Takes one more turn."""
         assert work.tokens > 0 and work.context + work.tokens <= self.room, "it fits nowhere"
         self._advance(now)
         self._line.append(work)
         self._admit(now)
 
     def due(self) -> int | None:
-        """When the next turn ends, or must go back, if nothing changes; None: nothing runs."""
+        """When the next turn ends or is preempted, in ns; None if no turn runs."""
         if not self._runs:
             return None
         parts = self._next() - self._progress
         return max(self._at, self._stalled) + -(-parts * self._step_ns // _PART)
 
     def finish(self, now: int) -> int | None:
-        """What is due happens: the request whose turn ended, or None: one was set back."""
+        """Lets what is due happen; returns the request that ended, None for a preemption."""
         self._advance(now)
         self._progress = max(self._progress, self._next())
         end, request = self._ends[0]
@@ -112,7 +121,7 @@ class Engine:
         return request if ended else None
 
     def remove(self, now: int, request: int) -> int:
-        """Takes a turn off; how many of its tokens are left."""
+        """Takes a turn off the engine; returns how many of its tokens are not generated yet."""
         self._advance(now)
         if request in self._runs:
             work = self._leave(request)
@@ -123,13 +132,13 @@ class Engine:
         return work.tokens
 
     def pause(self, now: int, ns: int) -> None:
-        """Nothing is decoded for so long from now on, or from the end of what it is reading."""
+        """Stops decoding for `ns` from now on, or from the end of what is being read."""
         self._advance(now)
         self._stalled = max(now, self._stalled) + ns
         self.version += 1
 
     def _leave(self, request: int) -> Work:
-        """It runs no more: its context and its tokens as they are now; its keys are kept."""
+        """Stops a running turn and returns it as of now; its keys stay in the cache."""
         work = self._runs.pop(request)
         self._base -= work.context * _PART - work.start
         done = min((self._progress - work.start) // _PART, work.tokens)
@@ -157,7 +166,7 @@ class Engine:
         self.version += 1
 
     def _read(self, now: int, work: Work, tokens: int) -> None:
-        """Reads the last so many of its context, before anything else is decoded."""
+        """Reads the last `tokens` tokens of a turn's context before anything else is decoded."""
         self.read += tokens
         busy = round(_SECOND * self._cost.prefill_s(
             self.degree, tokens, tokens * (2 * work.context - tokens)))
@@ -165,7 +174,7 @@ class Engine:
         self.busy_ns += busy
 
     def _make_room(self) -> None:
-        """Who runs takes what it needs of what is kept."""
+        """Evicts cached keys until the running turns fit."""
         over = self.held + self._kept_sum - self.room
         while over > 0 and self._kept:
             oldest, tokens = next(iter(self._kept.items()))
@@ -183,7 +192,7 @@ class Engine:
             work = self._runs.get(request)
             if work is not None and end == work.start + work.tokens * _PART:
                 break
-            heapq.heappop(self._ends)  # of a turn that was set back or taken off
+            heapq.heappop(self._ends)  # the entry of a turn that was preempted or removed
         if len(self._runs) == 1:
             return end
         return min(end, max(self._progress, (self.room * _PART - self._base) // len(self._runs)))
@@ -197,7 +206,7 @@ class Engine:
         self._at = max(self._at, now)
 
     def _rate(self) -> None:
-        """The mean step until the next change: keys grow by one a turn and step."""
+        """Sets the mean step time until the next change; keys grow by a token per turn and step."""
         n = len(self._runs)
         if n:
             ahead = (self._next() - self._progress) // _PART

@@ -1,11 +1,11 @@
-"""What goes wrong in a simulated RL run, and when: drawn from a seed alone.
+"""The faults of a simulated RL run, drawn from a seed alone.
 
-Law: faults are facts that the run is told and nothing else; the same seed and rates give the same
-faults at the same times, whoever plays (who dies, of those that can, is the run's own). A rollout
-node that dies takes with it its engines, or its place in training if it is lent, and what lay in
-its caches; it comes back empty. An optimizer step that fails is done again from its beginning. A
-tool that never returns is given up after a time, which its trajectory is told as a time-out. Rates
-of 0 draw nothing. A run to which so much happens that no batch gets trained is ended with one line.
+The same seed and rates give the same faults at the same times, whichever system is simulated; which
+of the living nodes dies depends on the run. A rollout node that dies loses its engines, or its
+place in training if it is lent, and its caches; it comes back empty. An optimizer step that fails
+is repeated from its beginning. A tool call that never returns is given up after a time, and its
+trajectory is told of a timeout. A rate of 0 draws nothing. A run in which so many faults happen
+that no batch is trained ends with a message of one line.
 """
 
 from __future__ import annotations
@@ -19,15 +19,21 @@ from ...scheduler.routing.cmlfq import TIMEOUT
 from .rl_lengths import Trajectory
 
 _SECOND = 10**9
-FAULTS_MAX = 10_000  # between two batches that are trained, of all kinds but tools
+FAULTS_MAX = 10_000  # most faults (tools excepted) between two trained batches
 
 
 @dataclass(frozen=True)
 class Faults:
-    """How often. `node_s`, `engine_s`: mean seconds between two deaths, of whole rollout nodes and
-    of single engines (0: none); `back_s` until one serves again. `step`: the share of optimizer
-    steps that fail at their end; `tool`: of tool calls that never return, given up after
-    `tool_timeout_s`."""
+    """How often faults happen.
+
+    Attributes:
+        node_s, engine_s: Mean seconds between two deaths of whole rollout nodes and of single
+            engines; 0 for none.
+        back_s: Seconds until a dead node or engine serves again.
+        step: The share of optimizer steps that fail at their end.
+        tool: The share of tool calls that never return.
+        tool_timeout_s: Seconds after which such a call is given up.
+    """
 
     node_s: float = 0.0
     engine_s: float = 0.0
@@ -43,33 +49,33 @@ class Fate:
     def __init__(self, faults: Faults, seed: int) -> None:
         self.faults = faults
         self._seed = seed
-        # one each: when one dies does not depend on how many could, which systems differ in
+        # one generator each, so that fault times do not depend on the system
         self._nodes = random.Random(f"nodes/{seed}")
         self._engines = random.Random(f"engines/{seed}")
         self._choices = random.Random(f"choices/{seed}")
         self._steps = random.Random(f"steps/{seed}")
-        self.nodes = self.engines = self.steps = self.tools = 0  # how many came
-        self._since = Counter[str]()  # by field, since a batch was trained
+        self.nodes = self.engines = self.steps = self.tools = 0  # how many faults happened
+        self._since = Counter[str]()  # faults since a batch was trained, by field
 
     def next_node_ns(self) -> int | None:
-        """How long until the next node dies, or None: none does. Raises as `_happens`."""
+        """Time until the next node dies, in ns; None if none does. Raises as `_happens` does."""
         return self._next("node_s", self._nodes)
 
     def next_engine_ns(self) -> int | None:
-        """How long until the next engine dies, or None. Raises as `_happens`."""
+        """Time until the next engine dies, in ns; None if none does. Raises as `_happens` does."""
         return self._next("engine_s", self._engines)
 
     @property
     def back_ns(self) -> int:
-        """How long who died is away."""
+        """How long a dead node or engine is away."""
         return round(self.faults.back_s * _SECOND)
 
     def one_of(self, choices: list[int]) -> int:
-        """Who dies."""
+        """Chooses the one that dies."""
         return self._choices.choice(choices)
 
     def step_fails(self) -> bool:
-        """Whether the optimizer step that ends now has failed. Raises as `_happens`."""
+        """Whether the optimizer step that ends now has failed. Raises as `_happens` does."""
         failed = self._steps.random() < self.faults.step
         self.steps += failed
         if failed:
@@ -77,7 +83,7 @@ class Fate:
         return failed
 
     def with_tools(self, one: Trajectory, key: str) -> Trajectory:
-        """The trajectory with the tool calls that never return."""
+        """The trajectory, with the tool calls in it that never return."""
         if not self.faults.tool:
             return one
         rng = random.Random(f"tools/{self._seed}/{key}")
@@ -88,7 +94,7 @@ class Fate:
         return replace(one, turns=turns)
 
     def trained(self) -> None:
-        """A batch was trained: the run gets on."""
+        """A batch was trained, so the run makes progress."""
         self._since.clear()
 
     def _next(self, field: str, rng: random.Random) -> int | None:
@@ -99,10 +105,11 @@ class Fate:
         return max(1, round(rng.expovariate(1 / mean_s) * _SECOND))
 
     def _happens(self, field: str) -> None:
-        """One more fault.
+        """Counts one more fault.
 
         Raises:
-            InvalidInput: so many came that the run would not end; one line with the field.
+            InvalidInput: So many faults came since a batch was trained that the run would not end;
+                the message names the field to change.
         """
         self._since[field] += 1
         if self._since.total() > FAULTS_MAX:

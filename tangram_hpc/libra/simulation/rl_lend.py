@@ -1,12 +1,16 @@
-"""Lending rollout nodes to training on paper: drives the core's `HybridPool` as desk and members
-would. A member is a node here, so a replica has one; a core is as much of the trainer as a node is.
+"""Simulated lending of rollout nodes to training, decided by the real `HybridPool`.
 
-Law: a node's engines close when it is asked to join and open again when it has come back; what is
-asked takes the scenario's times, and who follows says so when the step that it followed is over.
-Nobody counts or ceases to but between two optimizer steps; what a node that died had in a step is
-not used. As many nodes are wanted in training as rollout can spare: those that are left hold all
-trajectories under way, and that wait to start, and idle nearly. No new ones come before a batch has
-been trained, so what is spare stays so.
+This module plays the coordinator and the members. A member is a whole node here, so a replica has
+one member, and a core is as much of the trainer as one node is. What a member is asked to do takes
+the scenario's times; a member that follows reports when the step that it followed has ended.
+
+As many nodes are wanted in training as rollout can spare: the nodes that are left must hold all
+trajectories that run or wait, and idle nearly. No new trajectories come before a batch has been
+trained, so what is spare stays spare.
+
+Invariants: a node's engines close when it is asked to join and open again when it has come back. A
+node begins and stops counting only between two optimizer steps. What a node that died had computed
+in a step is not used.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 
 from ...domain.hybrid import (
-    AnyFact,
+    AnyPoolEvent,
     Ask,
     Kill,
     MemberDone,
@@ -37,23 +41,25 @@ _SECOND = 10**9
 
 
 class Lending:
-    """The pool of one split after the other."""
+    """The hybrid pool of each split in turn."""
 
     def __init__(self, scenario: Scenario, after: After) -> None:
         self._s, self._after = scenario, after
         self._version = self._step = self._era = 0
         self._pool: HybridPool | None = None
         self._unit = scenario.hardware.gpus_per_node
-        self._counting: dict[int, int] = {}  # node -> its life, of those that help in this step
-        self._lives = 0
-        self._follow: list[Ask] = []  # who follows the running step, with zero
-        self._train_ns = self._rollout_ns = 0  # of a batch, of late
-        self._waits = False  # training waits for rollouts, which then spare nobody
+        self._counting: dict[int, int] = {}  # node -> incarnation, of those that help in this step
+        self._incarnations = 0
+        self._follow: list[Ask] = []  # members that follow the running step with zeros
+        self._train_ns = self._rollout_ns = 0  # smoothed times of a batch
+        self._waits = False  # whether training waits for rollouts, which then spare no node
 
     def begin(self, now: int, shares: Shares, rollouts: Rollouts, engines: dict[int, list[int]],
               back: Callable[[int], None]) -> None:
-        """Another split: its rollout nodes may be lent, those of small degrees first. `engines`:
-        those of each node that lives."""
+        """Begins with another split; its rollout nodes may be lent, those with small degrees first.
+
+        `engines` holds the engines of each node that lives.
+        """
         self._era += 1
         self._rollouts, self._back = rollouts, back
         self._places: dict[int, list[Place]] = {}
@@ -68,34 +74,34 @@ class Lending:
             [[node] for node in others], [n for n in nodes if n not in lendable],
             [[node] for node in lendable])
         self._counting, self._follow = {}, []
-        # by node, in the order of lending; of one that cannot be lent the pipeline takes care
+        # engines by node, in the order of lending; the pipeline owns those of other nodes
         self._engines = {node: list(engines.get(node, ())) for node in lendable}
         self._most = len(nodes) - 1 if lendable else 0
-        self._life: dict[int, int] = {}
+        self._incarnation: dict[int, int] = {}
         for node in lendable:
             if node in engines:
                 self._rises(now, node)
 
     def owns(self, node: int) -> bool:
-        """Whether it is one that may be lent."""
+        """Whether a node is one that may be lent."""
         return node in self._engines
 
     def dies(self, now: int, node: int) -> None:
-        """A node that may be lent is gone, wherever it is."""
+        """A node that may be lent has died, in whichever role it was."""
         closed, self._engines[node] = self._engines[node], []
         self._rollouts.close(now, closed)
         self._follow = [other for other in self._follow if other.member != node]
-        self._tell(now, MemberLost(node, self._life.pop(node), "died"))
+        self._tell(now, MemberLost(node, self._incarnation.pop(node), "died"))
 
     def returns(self, now: int, node: int) -> None:
-        """It is back, and serves, unless it is asked to join at once."""
+        """A node is back and serves rollouts, unless it is asked to join at once."""
         self._engines[node] = [self._rollouts.open(now, p) for p in self._places[node]]
         self._rises(now, node)
 
     def _rises(self, now: int, node: int) -> None:
-        self._lives += 1
-        self._life[node] = self._lives
-        self._tell(now, MemberUp(node, self._lives))
+        self._incarnations += 1
+        self._incarnation[node] = self._incarnations
+        self._tell(now, MemberUp(node, self._incarnations))
 
     def closed(self, engine: int) -> None:
         """An engine died; its node lives."""
@@ -104,7 +110,7 @@ class Lending:
                 engines.remove(engine)
 
     def reopen(self, now: int, place: Place) -> None:
-        """It is back, unless its node is not with rollout, or has come back itself meanwhile."""
+        """Opens an engine again if its node is in rollout and has not opened it itself."""
         assert self._pool is not None
         there = [self._rollouts.place(e) for e in self._engines[place.node]]
         with_rollout = self._pool.roles()[place.node] is Role.HYBRID_ROLLOUT
@@ -112,29 +118,30 @@ class Lending:
             self._engines[place.node].append(self._rollouts.open(now, place))
 
     def check(self) -> None:
-        """The laws: who is not with rollout has no engine, and who counts lives."""
+        """Asserts that only nodes in rollout have engines, and that a node is LOST or lives."""
         assert self._pool is not None
         roles = self._pool.roles()
         for node, engines in self._engines.items():
             assert not engines or roles[node] is Role.HYBRID_ROLLOUT, f"{node} is in two roles"
-            assert (node in self._life) is (roles[node] is not Role.LOST)
+            assert (node in self._incarnation) is (roles[node] is not Role.LOST)
 
     def used(self) -> int:
-        """The GPUs whose gradients are used in the step that ends: of those that counted from its
-        beginning and still live."""
-        return self._unit * sum(self._life.get(node) == life
-                                for node, life in self._counting.items())
+        """GPUs whose gradients are used at the step's end: those that counted and still live."""
+        return self._unit * sum(self._incarnation.get(node) == incarnation
+                                for node, incarnation in self._counting.items())
 
     @property
     def out(self) -> bool:
-        """Whether a node is not with rollout."""
+        """Whether any node is joining or in training."""
         return self._pool is not None and any(
             role in (Role.HYBRID_JOINING, Role.HYBRID_TRAINING)
             for role in self._pool.roles().values())
 
     def boundary(self, now: int, demand: int) -> int:
-        """An optimizer step begins, with so many trajectories under way or waiting to start;
-        carries out the pool's orders; the GPUs that help in this step."""
+        """Begins an optimizer step; returns the GPUs that help in it.
+
+        `demand` is the number of trajectories that run or wait to start.
+        """
         assert self._pool is not None, "a split comes first"
         followed, self._follow = self._follow, []
         for ask in followed:
@@ -144,37 +151,40 @@ class Lending:
         return len(self._counting) * self._unit
 
     def trained(self, train_ns: int, rollout_ns: int) -> None:
-        """What both stages took for a batch, training without help."""
-        # half of what was and half of what is: a batch is sometimes whole by chance when wanted
+        """What both stages took for a batch, in ns; the training time is without help."""
+        # averaged, as a batch is sometimes complete in time by chance
         self._train_ns = (self._train_ns + train_ns) // 2
         self._rollout_ns = (self._rollout_ns + rollout_ns) // 2
         self._waits = (
             self._train_ns * 1000 <= self._s.pool.leave_permille * self._rollout_ns)
 
     def demand(self, now: int, demand: int) -> None:
-        """So many trajectories are under way or wait to start."""
+        """The number of trajectories that run or wait to start has changed."""
         self._signal(now, 0 if self._waits else self._spare(demand))
 
     def home(self, now: int) -> None:
-        """Everybody goes back, as between two steps."""
+        """Calls all nodes back, as between two steps."""
         if self.out:
             self._signal(now, 0)
             self._next_step(now)
 
     def _spare(self, demand: int) -> int:
-        """How many nodes rollout can spare, in the order in which they are lent; who is dead, on
-        the way home or not asked again yet is none of them, as another one would be lent in its
-        place."""
+        """How many nodes rollout can spare, in the order in which they are lent.
+
+        Nodes that are dead, on their way home or not asked again yet are not counted, as another
+        node would be lent in their place.
+        """
         assert self._pool is not None
         room = {i.id: self._rollouts.router.easy(i.id)
                 for i in self._rollouts.router.instances}
         left = sum(room.values())
         spare = 0
         for number, (node, engines) in enumerate(self._engines.items()):
-            away = node not in self._life or self._pool.state(number) is ReplicaState.RETURNING
+            away = (node not in self._incarnation
+                    or self._pool.state(number) is ReplicaState.RETURNING)
             if away or self._pool.rests(number):
                 continue
-            # of those that are lent already none serves
+            # engines of nodes that are lent already are not among them
             left -= sum(room[e] for e in engines)
             if left < demand:
                 break
@@ -182,7 +192,7 @@ class Lending:
         return min(spare, self._most)
 
     def _signal(self, now: int, planned: int) -> None:
-        """`planned` nodes are wanted in training, or none at all."""
+        """Tells the pool that `planned` nodes are wanted in training; 0 calls all back."""
         self._version += 1
         self._tell(now, Signal(self._version, self._step, 0, 0 if planned else 1, 0, planned))
 
@@ -190,14 +200,14 @@ class Lending:
         self._step += 1
         self._tell(now, StepBegins(self._step, self._step))
 
-    def _tell(self, now: int, fact: AnyFact) -> None:
+    def _tell(self, now: int, event: AnyPoolEvent) -> None:
         assert self._pool is not None
-        for order in [*self._pool.tick(now), *self._pool.handle(fact, now)]:
+        for order in [*self._pool.tick(now), *self._pool.handle(event, now)]:
             if isinstance(order, Ask):
                 self._asked(now, order)
             elif isinstance(order, StepPlan):
-                nodes = [self._pool.replicas[seat.replica][0] for seat in order.counting]
-                self._counting = {node: self._life[node] for node in nodes}
+                nodes = [self._pool.replicas[one.replica][0] for one in order.counting]
+                self._counting = {node: self._incarnation[node] for node in nodes}
             assert not isinstance(order, Kill), "the scenario's pauses are longer than is waited"
 
     def _asked(self, now: int, ask: Ask) -> None:
@@ -210,15 +220,15 @@ class Lending:
             self._later(now, self._s.pauses.to_rollout_s, ask)
         elif ask.stage is ReplicaState.ZERO_SYNC:
             self._follow.append(ask)
-        else:  # its time was counted when it was asked to join
+        else:  # its time was counted when the node was asked to join
             self._later(now, 0.0, ask)
 
     def _later(self, now: int, seconds: float, ask: Ask) -> None:
         self._after(now + round(seconds * _SECOND), partial(self._did, self._era, ask))
 
     def _did(self, era: int, ask: Ask, now: int) -> None:
-        if era != self._era or self._life.get(ask.member) != ask.life:
-            return  # of a split, or of a life, that is over
+        if era != self._era or self._incarnation.get(ask.member) != ask.incarnation:
+            return  # the order was for a split or an incarnation that is over
         self._tell(now, _done(ask))
         assert self._pool is not None
         if (ask.stage is ReplicaState.RETURNING
@@ -229,4 +239,4 @@ class Lending:
 
 
 def _done(ask: Ask) -> MemberDone:
-    return MemberDone(ask.member, ask.life, ask.generation, ask.stage)
+    return MemberDone(ask.member, ask.incarnation, ask.generation, ask.stage)

@@ -1,9 +1,10 @@
-"""Trajectories whose length is caused by what their tools return.
+"""Simulated trajectories whose length is caused by what their tools return.
 
-Law: made from a seed alone. A trajectory goes through phases, the larger ones first; the return
-that begins a phase shows which, and the phase decides how much is generated in it. Between those,
-returns say nothing new. A setback begins the largest phase again, a misleading return looks like
-another phase's. Who routes is told what tools returned, never how much is left.
+A trajectory goes through phases, the larger ones first. The tool return that begins a phase shows
+which phase it is, and the phase decides how much is generated in it; returns within a phase say
+nothing new. A setback begins the largest phase again, and a misleading return looks like that of
+another phase. A router is told what tools returned, never how much is left. Everything is drawn
+from a seed alone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ _SECOND = 10**9
 
 
 class Turn(NamedTuple):
-    """So many tokens are generated, then a tool runs and returns so much."""
+    """`generated` tokens are generated, then a tool runs and returns something.
+
+    Attributes:
+        generated: Tokens that are generated before the tool call.
+        tool: Name of the tool.
+        chars, tokens: Length of what the tool returns.
+        status: SUCCESS, FAILURE or TIMEOUT of `scheduler/routing/cmlfq.py`.
+        tool_ns: How long the tool runs.
+    """
 
     generated: int
     tool: str
@@ -33,7 +42,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One sample of a prompt: turns with tools, then `last` tokens."""
+    """One sample of a prompt: turns that end with a tool call, then `last` tokens."""
 
     prompt: int
     prompt_tokens: int
@@ -42,26 +51,34 @@ class Trajectory:
 
     @property
     def generated(self) -> int:
-        """Tokens generated in all."""
+        """All tokens that are generated."""
         return self.last + sum(t.generated for t in self.turns)
 
     @property
     def read(self) -> int:
-        """Tokens read in all: the prompt, and what tools returned."""
+        """All tokens that are read: the prompt, and what tools returned."""
         return self.prompt_tokens + sum(t.tokens for t in self.turns)
 
     @property
     def tool_ns(self) -> int:
-        """Tool time in all."""
+        """The time of all tools together."""
         return sum(t.tool_ns for t in self.turns)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a trajectory. `weight` (of trajectories that begin with it) and `tokens` (mean
-    generated in it) at the beginning and the end of the run; `spread` is the standard deviation of
-    log tokens; so many `turns` on average, whose tool returns `steady` tokens; the return that
-    begins it has `payload` tokens and is a failure or time-out with `failure`."""
+    """A part of a trajectory. Pairs are values at the beginning and at the end of the run.
+
+    Attributes:
+        name, tool: Name of the phase, and of the tool that its turns call.
+        weight: Weight of trajectories that begin with it.
+        tokens: Mean of tokens that are generated in it.
+        turns: Mean number of its turns.
+        payload: Mean tokens of the return that begins it.
+        steady: Mean tokens of its other returns.
+        failure: Probability that the return that begins it is a failure or a timeout.
+        spread: Standard deviation of the logarithm of its tokens.
+    """
 
     name: str
     tool: str
@@ -76,23 +93,28 @@ class Phase:
 
 @dataclass(frozen=True)
 class Causes:
-    """How trajectories come about. Means are of log-normal draws; shares lie between 0 and 1."""
+    """How trajectories are drawn.
 
-    phases: tuple[Phase, ...]  # the shortest, which is the last of every trajectory, first
+    Means are those of log-normal draws; shares lie between 0 and 1.
+    """
+
+    phases: tuple[Phase, ...]  # the shortest first, which ends every trajectory
     prompts: int
     prompt_tokens: int = 1200
-    first_tokens: int = 200  # before the first return
-    tilt: float = 0.7  # how far prompts differ: of the log odds of the next larger phase
-    setback: float = 0.01  # a turn after which the largest phase begins again
-    misled: float = 0.02  # beginnings that look like another phase's
+    first_tokens: int = 200  # tokens before the first tool return
+    tilt: float = 0.7  # how far prompts differ, in log odds of the next larger phase
+    setback: float = 0.01  # share of turns after which the largest phase begins again
+    misled: float = 0.02  # share of phases that begin with another phase's return
     tool_s: float = 1.5
     tool_spread: float = 0.8
     generated_max: int = 40_000
 
 
 def three_phases(spread: float, prompts: int) -> Causes:
-    """Explore, repair, finish: mean lengths from 2.5 K tokens to 11.5 K; what a return causes is
-    known to within `spread`."""
+    """Phases explore, repair and finish; mean lengths grow from 2,500 tokens to 11,500.
+
+    `spread` says how well a tool's return tells the tokens that follow.
+    """
     return Causes(
         phases=(
             Phase("finish", "tests", (0.76, 0.38), (900, 2800), 3, 150, spread=spread),
@@ -104,7 +126,7 @@ def three_phases(spread: float, prompts: int) -> Causes:
 
 
 class Source:
-    """Draws trajectories of one run, from a seed."""
+    """Draws the trajectories of one run from a seed."""
 
     def __init__(self, causes: Causes, seed: int) -> None:
         self.causes = causes
@@ -113,8 +135,10 @@ class Source:
         self._hard = [rng.gauss(0, 1) * causes.tilt for _ in range(causes.prompts)]
 
     def trajectory(self, prompt: int, sample: int, progress: float) -> Trajectory:
-        """One sample of a prompt at this progress (0 to 1) of the run. The same arguments give the
-        same trajectory, whoever asks."""
+        """One sample of a prompt at this progress (0 to 1) of the run.
+
+        The same arguments give the same trajectory, in whatever order they are asked for.
+        """
         c = self.causes
         rng = random.Random(f"{self._seed}/{prompt}/{sample}")
         read = max(1, round(_lognormal(rng, c.prompt_tokens, 0.3)))
@@ -166,8 +190,10 @@ class Source:
 
 
 def shuffled(trajectories: Sequence[Trajectory], seed: int) -> list[Trajectory]:
-    """The same lengths, with all returns (tool, size, status) dealt anew over all trajectories:
-    what they return says nothing any more."""
+    """The same lengths with all returns (tool, size, status) dealt anew over all trajectories.
+
+    After that, returns say nothing about lengths.
+    """
     rng = random.Random(seed)
     deck = [(t.tool, t.chars, t.tokens, t.status) for one in trajectories for t in one.turns]
     rng.shuffle(deck)
@@ -179,11 +205,11 @@ def shuffled(trajectories: Sequence[Trajectory], seed: int) -> list[Trajectory]:
 
 
 def _mean(phase: Phase, progress: float) -> float:
-    """Mean tokens of a phase, moved geometrically over the run."""
+    """Mean tokens of a phase at this progress, interpolated geometrically."""
     first, last = phase.tokens
     return exp(log(first) + (log(last) - log(first)) * progress)
 
 
 def _lognormal(rng: random.Random, mean: float, spread: float) -> float:
-    """A log-normal draw of this mean."""
+    """A log-normal draw with this mean."""
     return rng.lognormvariate(log(mean) - spread * spread / 2, spread)

@@ -1,15 +1,15 @@
-"""The asynchronous RL pipeline on paper: rollout and training side by side, and GPUs between them.
+"""The simulated asynchronous RL pipeline: rollout and training side by side, and GPUs between them.
 
-Law: one clock, events in order of time and then of making; batches are trained in order, each once;
-a trajectory of batch n starts only while at most `staleness` older batches are not trained, those
-of older batches first. No GPU is in two stages. The planner, the router, C-MLFQ and the hybrid pool
-are the core's own objects.
+There are two pipelines. In `batches` a batch's rollout begins when that of the batch before has
+ended, so a step takes the longer of both stages, as in the published formula. In `trajectories` it
+begins at once: one more trajectory starts whenever an engine has a place, while the longest ones of
+earlier batches still run, and new weights stop the engines for their pause only. A colocated system
+rolls out and trains in turn in either pipeline.
 
-Two pipelines. `batches`: a batch's rollout begins when that of the batch before has ended, so a
-step takes the longer of both stages, as in the published formula. `trajectories`: it begins at
-once, and one trajectory more starts whenever an engine has a place, while the longest of the
-batches before still run; new weights stop the engines for their pause and nothing else. A
-colocated system rolls out and trains in turn, in either.
+Invariants: one clock; events are ordered by time and then by creation. Batches are trained in
+order, each once. A trajectory of batch n starts only while at most `staleness` older batches are
+not trained, those of older batches first. No GPU is in two stages. The planner, the router, C-MLFQ
+and the hybrid pool are the real objects.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SECOND = 10**9
 
 @dataclass
 class Step:
-    """What one batch took. Times in seconds."""
+    """What one batch took. Times are in seconds."""
 
     batch: int
     mean_tokens: float
@@ -47,7 +47,7 @@ class Step:
     degrees: str
     rollout_s: float = 0.0  # from its first trajectory's start to its last one's end
     stage_s: float = 0.0  # what its rollout took of the pipeline, see `Pipeline._stage_ns`
-    p90_share: float = 0.0  # of the rollout time, after which 90 % of the trajectories had ended
+    p90_share: float = 0.0  # share of rollout_s after which 90 % of trajectories had ended
     train_s: float = 0.0
     trained_at_s: float = 0.0
     lent_gpu_s: float = 0.0
@@ -56,25 +56,25 @@ class Step:
 
 @dataclass
 class Played:
-    """A system's whole run."""
+    """The whole run of one system."""
 
     system: System
     steps: list[Step] = field(default_factory=list)
     warmup: int = 0
     moved_share: float = 0.0  # tokens of context that changed their engine, over tokens generated
     again_share: float = 0.0  # tokens of context that were read again, over tokens generated
-    gpu_busy: float = 0.0  # of rollout engines and training, over all GPU time
+    gpu_busy: float = 0.0  # busy GPU time of rollout and training over all GPU time
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens that were trained, a second, without the warm-up."""
+        """Generated tokens that were trained, per second, without the warm-up."""
         began = self.steps[self.warmup - 1].trained_at_s if self.warmup else 0.0
         rest = self.steps[self.warmup:]
         return sum(s.generated for s in rest) / (rest[-1].trained_at_s - began)
 
     @property
     def hours(self) -> float:
-        """Of the whole run."""
+        """Length of the whole run in hours."""
         return self.steps[-1].trained_at_s / 3600
 
 
@@ -86,7 +86,7 @@ class Pipeline:
         self._source = Source(scenario.lengths, scenario.run.seed)
         self._events: list[tuple[int, int, Callable[[int], None]]] = []
         self._made = 0
-        before = self._batch(0, -1)  # what is known before the run
+        before = self._batch(0, -1)  # trajectories that are known before the run
         first = [request_of(t) for t in before]
         self._splitter = Splitter(scenario, system, first)
         self._cost = RolloutCost(scenario.model, scenario.hardware, scenario.rollout)
@@ -94,32 +94,32 @@ class Pipeline:
                                   self._bucketing(before), self._after, self._trajectory_ended)
         self._rollouts.mean_context = mean_context(first)
         self.fate = Fate(scenario.faults, scenario.run.seed)
-        self._dead: dict[int, None] = {}  # rollout nodes that are away
+        self._dead: dict[int, None] = {}  # rollout nodes that are dead; values are unused
         self._trainer = Trainer(scenario, self._after, self._boundary, self._used, self._trained,
                                 self.fate)
         self._lending = Lending(scenario, self._after) if system.elastic else None
         self._colocated = system.splits == "colocated"
         self._mixed = scenario.run.pipeline == TRAJECTORIES and not self._colocated
-        self._line: deque[tuple[int, Trajectory]] = deque()  # may start, in order
+        self._line: deque[tuple[int, Trajectory]] = deque()  # trajectories that may start, in order
         self._trajectories: dict[int, list[Trajectory]] = {}  # of batches begun and not trained
-        self._ends: dict[int, list[int]] = {}  # of those, when trajectories ended
+        self._ends: dict[int, list[int]] = {}  # when their trajectories ended
         self._steps: dict[int, Step] = {}
         self._began: dict[int, int] = {}
         self._last = -1  # the last batch that may roll out, or is about to
-        self._opening = self._stopped = False  # the next batch, and all of it, wait for a pause
+        self._opening = self._stopped = False  # the next batch, or all, waits for a pause
         self._free = 0  # when the trainer last became free
-        self._trained_upto = 0  # batches
+        self._trained_upto = 0  # batches that are trained
         self._pending: Shares | None = None
         self._shares = self._splitter.now
 
     # ---- the loop ----------------------------------------------------------------------------
 
     def play(self) -> Played:
-        """Plays all batches."""
+        """Simulates all batches."""
         self._install(0)
         self._go_on(0)
-        self._node_alarm(0)
-        self._engine_alarm(0)
+        self._alarm(0, self.fate.next_node_ns(), self._node_dies)
+        self._alarm(0, self.fate.next_engine_ns(), self._engine_dies)
         now = 0
         while self._trained_upto < self._s.run.iterations:
             assert self._events, "the pipeline stands still"
@@ -134,7 +134,7 @@ class Pipeline:
                       totals.again / generated, busy / (now * self._s.run.gpus))
 
     def _go_on(self, now: int) -> None:
-        """Something has changed: does all that may be done now."""
+        """Does everything that has become possible at `now`."""
         if self._stopped:
             return
         hold = self._pending is not None and self._switch(now)
@@ -158,7 +158,7 @@ class Pipeline:
         return Mlfq(edges)
 
     def _batch(self, number: int, turn: int = 0) -> list[Trajectory]:
-        """The trajectories of a batch; with another `turn` others of the same kind."""
+        """The trajectories of a batch; with another `turn`, other trajectories of the same kind."""
         run = self._s.run
         progress = number / max(1, run.iterations - 1)
         drawn = [self._source.trajectory((number * run.prompts + p) % self._s.lengths.prompts,
@@ -170,7 +170,7 @@ class Pipeline:
     # ---- rollout -----------------------------------------------------------------------------
 
     def _admit(self, now: int) -> None:
-        """Begins batches that may, and starts their trajectories where there is room."""
+        """Begins batches that may begin, and starts their trajectories where there is a place."""
         run = self._s.run
         lag = 0 if self._colocated else run.staleness
         while (not self._opening and self._last + 1 < run.iterations
@@ -189,7 +189,7 @@ class Pipeline:
             self._start(now)
 
     def _begin(self, now: int) -> None:
-        """The last batch may roll out from now on."""
+        """Lets the last batch roll out from now on."""
         self._opening, number = False, self._last
         batch = self._trajectories[number] = self._batch(number)
         self._began[number], self._ends[number] = now, []
@@ -205,7 +205,7 @@ class Pipeline:
             self._rollouts.start(now, number, batch)
 
     def _start(self, now: int) -> None:
-        """As many trajectories as engines have places."""
+        """Starts as many trajectories as engines have places."""
         room = self._rollouts.places - self._rollouts.under_way
         while self._line and room > 0:
             number, one = self._line.popleft()
@@ -229,7 +229,7 @@ class Pipeline:
     # ---- training ----------------------------------------------------------------------------
 
     def _train(self, now: int) -> None:
-        """Trains the next batch if it is whole."""
+        """Trains the next batch if all of its trajectories have ended."""
         number = self._trained_upto
         ends = self._ends.get(number, [])
         if (self._trainer.busy or len(ends) < self._s.batch
@@ -241,19 +241,19 @@ class Pipeline:
 
     @property
     def _to_train_ns(self) -> int:
-        """From a batch's last end to its training, where the same GPUs do both."""
+        """Time from a batch's last end to its training, where the same GPUs do both."""
         return round(self._s.pauses.to_train_s * _SECOND) if self._colocated else 0
 
     @property
     def _demand(self) -> int:
-        """Trajectories under way, and those that may start before another batch is trained."""
+        """Trajectories that run, and those that may start before another batch is trained."""
         next_one = self._last + 1 <= self._trained_upto + self._s.run.staleness and (
             self._last + 1 < self._s.run.iterations)
         soon = self._s.batch if self._opening or next_one else 0
         return self._rollouts.under_way + len(self._line) + soon
 
     def _boundary(self, now: int) -> int:
-        """An optimizer step begins: GPUs that help in it."""
+        """An optimizer step begins; returns the GPUs that help in it."""
         return self._lending.boundary(now, self._demand) if self._lending is not None else 0
 
     def _used(self) -> int:
@@ -261,9 +261,11 @@ class Pipeline:
         return self._lending.used() if self._lending is not None else 0
 
     def _stage_ns(self, number: int) -> int:
-        """What a batch's rollout took of the pipeline. By batches: its time. By trajectories: how
-        much later than the trainer was free it was whole (or earlier, below 0), to which its
-        training's time is added: just as long as training means that nobody waits for the other.
+        """How much of the pipeline a batch's rollout took, in ns.
+
+        In `batches` this is its time. In `trajectories` it is how much later (or, below 0, earlier)
+        than the trainer was free the batch was complete; the time of its training is added to that
+        elsewhere. If the result equals the training time, neither stage waits for the other.
         """
         whole = self._ends[number][-1]
         return whole - (self._free if self._mixed and number else self._began[number])
@@ -287,15 +289,15 @@ class Pipeline:
             step.switched, self._pending = True, shares
         self._go_on(now)
         if self._lending is not None and not self._trainer.busy and self._demand:
-            self._lending.home(now)  # till the next batch is whole
+            self._lending.home(now)  # until the next batch is complete
 
     # ---- another split -----------------------------------------------------------------------
 
     def _switch(self, now: int) -> bool:
-        """Changes to the pending split if it may; whether batches must wait for it."""
+        """Changes to the pending split if possible; returns whether batches must wait for it."""
         if (self._last + 1 == self._s.run.iterations and not self._line
                 and not self._rollouts.under_way and not self._opening):
-            self._pending = None  # nobody is left to roll out on it
+            self._pending = None  # nothing is left to roll out on it
             return False
         if not self._mixed and (self._rollouts.under_way or self._opening):
             return False
@@ -316,7 +318,7 @@ class Pipeline:
         self._go_on(now)
 
     def _install(self, now: int) -> None:
-        """Engines and a training layout for the split."""
+        """Opens the engines of the split and sets its training layout."""
         shares = self._shares
         if isinstance(self._rollouts.bucketing, Cmlfq):
             self._rollouts.bucketing.rebucket(shares.edges)
@@ -336,13 +338,12 @@ class Pipeline:
 
     # ---- faults ------------------------------------------------------------------------------
 
-    def _node_alarm(self, now: int) -> None:
-        wait = self.fate.next_node_ns()
-        if wait is not None:
-            self._after(now + wait, self._node_dies)
+    def _alarm(self, now: int, wait_ns: int | None, dies: Callable[[int], None]) -> None:
+        if wait_ns is not None:
+            self._after(now + wait_ns, dies)
 
     def _node_dies(self, now: int) -> None:
-        """One that rolls out, or is lent, dies with all that it has."""
+        """A node that rolls out or is lent dies with all that is on it."""
         living = sorted({p.node for p in self._shares.places} - set(self._dead))
         if living and not self._stopped:
             node = self.fate.one_of(living)
@@ -354,8 +355,8 @@ class Pipeline:
                 self._rollouts.close(now, [i.id for i in self._rollouts.router.instances
                                            if i.node == f"n{node}"])
             self._after(now + self.fate.back_ns, lambda at: self._node_returns(at, node))
-            self._go_on(now)  # it may be the one that was waited for
-        self._node_alarm(now)
+            self._go_on(now)  # it may have been waited for
+        self._alarm(now, self.fate.next_node_ns(), self._node_dies)
 
     def _node_returns(self, now: int, node: int) -> None:
         del self._dead[node]
@@ -368,13 +369,8 @@ class Pipeline:
                         self._rollouts.open(now, place)
         self._go_on(now)
 
-    def _engine_alarm(self, now: int) -> None:
-        wait = self.fate.next_engine_ns()
-        if wait is not None:
-            self._after(now + wait, self._engine_dies)
-
     def _engine_dies(self, now: int) -> None:
-        """The router loses an instance; its node lives, and begins another one."""
+        """The router loses an instance; its node lives and starts another one later."""
         serving = self._engines()
         if serving:
             engine = self.fate.one_of(serving)
@@ -385,11 +381,11 @@ class Pipeline:
             self._rollouts.close(now, [engine])
             self._after(now + self.fate.back_ns,
                         lambda at: self._engine_returns(at, place, shares))
-        self._engine_alarm(now)
+        self._alarm(now, self.fate.next_engine_ns(), self._engine_dies)
 
     def _engine_returns(self, now: int, place: Place, shares: Shares) -> None:
         if shares is not self._shares or self._stopped or place.node in self._dead:
-            return  # its node begins all of its engines anew
+            return  # its node opens all of its engines anew
         if self._lending is None or not self._lending.owns(place.node):
             self._rollouts.open(now, place)
         else:
@@ -397,8 +393,11 @@ class Pipeline:
         self._go_on(now)
 
     def check(self) -> None:
-        """The laws, between two events: no GPU is in two roles, requests are where the router says,
-        none is lost, batches are trained in order."""
+        """Asserts the invariants between two events.
+
+        No GPU is in two roles, requests are where the router says, no trajectory is lost, and no
+        trained batch is open.
+        """
         self._rollouts.check()
         if self._lending is not None:
             self._lending.check()
@@ -411,7 +410,7 @@ class Pipeline:
 
 
 def kv_of(scenario: Scenario, system: System) -> KvCost:
-    """What moving keys takes; without C-MLFQ, to which moving belongs, they are never moved."""
+    """The cost of moving keys; without C-MLFQ, to which moving belongs, keys are never moved."""
     kv = scenario.router
     return kv if system.routing == CMLFQ else replace(kv, near_ns=ANY, far_ns=ANY)
 
@@ -422,5 +421,5 @@ def request_of(one: Trajectory) -> Request:
 
 
 def mean_context(requests: list[Request]) -> int:
-    """Tokens in the cache for one of these while it decodes."""
+    """Mean tokens in the cache for one of these requests while it decodes."""
     return max(1, sum(r.prompt + r.generated // 2 for r in requests) // len(requests))

@@ -1,7 +1,7 @@
-"""What a played scenario says: figures, and the curves of its runs.
+"""Reports of a simulated RL run: metrics for programs, tables for people, and curves.
 
-Law: figures are of the records of the steps and of nothing else; ratios are of runs of one scenario
-and seed; the words say that all is simulated.
+Invariants: all metrics come from the records of the steps. Ratios are between runs of one scenario
+and seed. The text says that everything is simulated.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ NOTE = "simulated: every figure is of a model, see docs/LIBRA.md"
 
 
 def told(runs: Sequence[Played]) -> dict[str, Any]:
-    """All of it for a program."""
+    """The whole report, for JSON."""
     return {"simulated": True, "systems": [_system(run) for run in runs], "ratios": ratios(runs)}
 
 
 def ratios(runs: Sequence[Played]) -> dict[str, float]:
-    """Throughput of all of Libra over that of each baseline that was played."""
+    """Throughput of all of Libra over that of each other system that was simulated."""
     of = {run.system.name: run.tokens_per_s for run in runs}
     whole = of.get(LIBRA.name)
     if whole is None:
@@ -32,7 +32,7 @@ def ratios(runs: Sequence[Played]) -> dict[str, float]:
 
 
 def table(runs: Sequence[Played]) -> list[str]:
-    """Lines for a person: the systems, then the ratios and the steps of the ablation."""
+    """Lines for people: the systems, the ratios to the baselines, and the steps of the ablation."""
     slowest = min(run.tokens_per_s for run in runs)
     lines = [f"{'system':<18}{'tokens/s':>9}{'':>2}{'of the slowest':>15}{'hours':>7}{'busy':>6}"
              f"{'moved':>7}{'again':>7}  what"]
@@ -54,7 +54,7 @@ def table(runs: Sequence[Played]) -> list[str]:
 
 
 def steps(run: Played) -> list[str]:
-    """The steps of one run."""
+    """Lines for people: the steps of one run."""
     lines = [f"{'batch':>5}{'mean tok':>9}{'train':>6}{'roll':>5}{'rollout s':>10}{'p90':>6}"
              f"{'train s':>8}{'lent GPU s':>11}{'trained at':>11}  degrees"]
     for s in run.steps:
@@ -66,7 +66,7 @@ def steps(run: Played) -> list[str]:
 
 
 def panels(runs: Sequence[Played], name: str) -> list[Panel]:
-    """Throughput of each batch, and when it was trained, over batches."""
+    """The throughput of each batch, and when it was trained, over batches."""
     speed, when = [], []
     for run in runs:
         title = f"{run.system.name}: {run.tokens_per_s:.0f} tokens/s"

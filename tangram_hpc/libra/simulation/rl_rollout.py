@@ -1,9 +1,9 @@
-"""The rollout stage on paper: batches of trajectories over engines, by the router of the core.
+"""The simulated rollout stage: batches of trajectories on engines, by the real router.
 
-Law: every turn is asked for at the router and decoded by the engine that it names; what a tool
-returns is told to the bucketing when it returns and not before; lengths are told when a trajectory
-ends. A turn that loses its engine is asked for again with its context to be read anew. Batches may
-mix: which trajectory starts when is the caller's.
+Invariants: every turn is routed by the router and decoded by the engine that it names. The
+bucketing is told what a tool returned when it returns, and the length of a trajectory when it ends.
+A turn that loses its engine is routed again, and its context is read anew. Batches may mix: the
+caller decides which trajectory starts when.
 """
 
 from __future__ import annotations
@@ -27,12 +27,19 @@ from .rl_engine import Engine, Work
 from .rl_lengths import Trajectory
 from .rl_routing import Bucketing
 
-After = Callable[[int, Callable[[int], None]], None]  # at a time, do this
+After = Callable[[int, Callable[[int], None]], None]  # at this time (ns), call this
 
 
 @dataclass(frozen=True)
 class Place:
-    """An engine to be: its degree, its bucket, its node and how many requests it is meant for."""
+    """An engine to be opened.
+
+    Attributes:
+        degree: Number of its GPUs.
+        bucket: The bucket that it serves.
+        node: Number of its node.
+        meant: For how many requests it is meant.
+    """
 
     degree: int
     bucket: int
@@ -42,15 +49,28 @@ class Place:
 
 @dataclass
 class _Live:
-    """A trajectory under way."""
+    """A trajectory that has not ended.
+
+    Attributes:
+        one: What it does.
+        batch: Its batch.
+        turn: Index of its current turn.
+        done: Tokens generated so far.
+        context: Tokens in the cache when the turn before ended.
+        unread: Tokens that must still be read.
+        left: Tokens of this turn that are not generated.
+        asked: How often it was routed; an arrival with an older count is ignored.
+        bucket: Its current bucket.
+        engine: Its engine; -1 for none.
+    """
 
     one: Trajectory
     batch: int
     turn: int = 0
-    done: int = 0  # tokens generated
-    context: int = 0  # tokens in the cache when the turn before ended
-    unread: int = 0  # of what must still be read
-    left: int = 0  # of this turn
+    done: int = 0
+    context: int = 0
+    unread: int = 0
+    left: int = 0
     asked: int = 0
     bucket: int = 0
     engine: int = -1
@@ -58,15 +78,15 @@ class _Live:
 
 @dataclass
 class Totals:
-    """What was counted; of engines when they closed."""
+    """Counters of a run; those of an engine are added when it closes."""
 
     moved: int = 0  # tokens of context that went to another engine
     moves: int = 0
     generated: int = 0
     ended: int = 0
     read: int = 0  # tokens that engines read
-    given: int = 0  # of those, tokens that nobody had read before
-    preempted: int = 0  # turns set back
+    given: int = 0  # of these, tokens that no engine had read before
+    preempted: int = 0  # turns that were preempted
     busy_ns: int = 0  # GPU time in which engines decoded or read
 
     @property
@@ -76,8 +96,16 @@ class Totals:
 
 
 class Rollouts:
-    """Engines, router and trajectories. `after` sets an alarm; `ended` is told each end: when, and
-    of which batch."""
+    """Engines, router and trajectories.
+
+    Args:
+        cost: Times of the engines.
+        kv: Costs of moving keys.
+        shape: Limits of C-MLFQ's tree.
+        bucketing: Chooses buckets.
+        after: Sets an alarm.
+        ended: Called with the time and the batch when a trajectory ends.
+    """
 
     def __init__(self, cost: RolloutCost, kv: KvCost, shape: Shape, bucketing: Bucketing,
                  after: After, ended: Callable[[int, int], None]) -> None:
@@ -88,27 +116,26 @@ class Rollouts:
         self._place: dict[int, Place] = {}
         self._live: dict[int, _Live] = {}
         self._next_engine = self._next_request = 0
-        self.mean_context = 1  # tokens, as is known of ended trajectories
+        self.mean_context = 1  # mean tokens in the cache, by trajectories that have ended
         self.totals = Totals()
 
     @property
     def under_way(self) -> int:
-        """Trajectories that have not ended."""
+        """Number of trajectories that have not ended."""
         return len(self._live)
 
     @property
     def places(self) -> int:
-        """Trajectories that all engines together decode at once, by their mean context."""
+        """How many trajectories all engines decode at once, by the mean context."""
         return sum(min(self._cost.rollout.max_batch, i.context_max // self.mean_context)
                    for i in self.router.instances)
 
     def place(self, engine: int) -> Place:
-        """Where an engine that serves was put."""
+        """The place of an engine that serves."""
         return self._place[engine]
 
     def check(self) -> None:
-        """The laws: the router's, and every turn that it has placed is in that engine, on its way
-        there, or over."""
+        """Asserts the router's invariants, and that placed turns are or will be on an engine."""
         self.router.check()
         assert sum(e.load for e in self._engines.values()) == sum(
             live.engine >= 0 for live in self._live.values())
@@ -116,7 +143,7 @@ class Rollouts:
     # ---- engines -----------------------------------------------------------------------------
 
     def open(self, now: int, place: Place) -> int:
-        """One more engine serves; its id."""
+        """Opens one more engine; returns its id."""
         engine = Engine(self._cost, place.degree, self._cost.rollout.max_batch)
         self._next_engine += 1
         id_ = self._next_engine
@@ -132,14 +159,14 @@ class Rollouts:
         return id_
 
     def close(self, now: int, engines: Sequence[int]) -> None:
-        """They serve no more; what ran there goes elsewhere, or waits until there is room."""
+        """Closes engines; what ran there goes elsewhere, or waits until there is a place."""
         stranded: list[int] = []
         for engine in engines:
             one = self._engines.pop(engine)
             del self._place[engine]
             for request in self.router.remove(engine):
                 live = self._live[request]
-                if live.engine == engine:  # else its keys were on their way
+                if live.engine == engine:  # otherwise its keys are still on their way
                     left = one.remove(now, request)
                     live.done += live.left - left
                     live.context += live.left - left + live.unread
@@ -155,7 +182,7 @@ class Rollouts:
         self.totals.preempted += engine.preempted
 
     def pause(self, now: int, ns: int) -> None:
-        """All engines stop for so long, as when they take up new weights."""
+        """Stops all engines for `ns`, as when they take new weights."""
         for id_, engine in self._engines.items():
             engine.pause(now, ns)
             self._alarm(id_)
@@ -163,7 +190,7 @@ class Rollouts:
     # ---- trajectories ------------------------------------------------------------------------
 
     def start(self, now: int, batch: int, trajectories: Sequence[Trajectory]) -> None:
-        """These of a batch begin."""
+        """Starts these trajectories of a batch."""
         begun = []
         for one in trajectories:
             self._next_request += 1
@@ -206,7 +233,7 @@ class Rollouts:
     def _arrive(self, route: Route, mark: int, now: int) -> None:
         live = self._live.get(route.request)
         if live is None or live.asked != mark:
-            return  # its engine went away meanwhile
+            return  # its engine was closed meanwhile
         live.engine = route.instance
         engine = self._engines[route.instance]
         brought = live.context if route.how == TRANSFER else 0
@@ -214,7 +241,7 @@ class Rollouts:
         self._alarm(route.instance)
 
     def _alarm(self, id_: int) -> None:
-        engine = self._engines.get(id_)  # the last end of a batch may have closed it
+        engine = self._engines.get(id_)  # the last end of a batch may have closed this engine
         due, version = (engine.due(), engine.version) if engine is not None else (None, 0)
         if due is not None:
             self._after(due, lambda at: self._turn_ends(at, id_, version))
@@ -224,7 +251,7 @@ class Rollouts:
         if engine is None or engine.version != version:
             return
         request = engine.finish(now)
-        if request is None:  # one was set back
+        if request is None:  # a turn was preempted
             self._alarm(id_)
             return
         live = self._live[request]

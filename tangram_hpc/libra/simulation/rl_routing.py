@@ -1,7 +1,7 @@
-"""Which bucket: the policies that C-MLFQ is compared with, and how often each is right.
+"""The bucketing policies with which C-MLFQ is compared, and how often each decides correctly.
 
-Law: all policies see the same calls in the same order: a start, each tool's return, the end. A
-decision is right when it names the bucket of what is truly left; there is one at each return.
+Invariants: all policies see the same calls in the same order: a start, each tool's return, the end.
+There is one decision at each return; it is right when it names the bucket of what is truly left.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .rl_lengths import Trajectory
 
 
 class Bucketing(Protocol):
-    """What chooses buckets. `edges`: the most remaining tokens of each but the last."""
+    """Chooses buckets. `edges` holds the most remaining tokens of each bucket but the last."""
 
     edges: tuple[int, ...]
 
@@ -24,33 +24,36 @@ class Bucketing(Protocol):
         """The first bucket."""
 
     def returned(self, request: int, signal: Signal, generated: int) -> int:
-        """The bucket after a tool's return."""
+        """The bucket after a tool has returned."""
 
     def ended(self, request: int, total: int, epoch: int) -> None:
-        """It ended with so many tokens."""
+        """The request has ended with `total` generated tokens."""
 
 
 class Mlfq:
-    """Plain multi-level feedback: the bucket of what it has generated so far; learns nothing."""
+    """Plain multi-level feedback queue: the bucket follows what was generated so far."""
 
     def __init__(self, edges: Sequence[int]) -> None:
         self.edges = tuple(edges)
 
     def started(self, request: int, prompt: int) -> int:
-        """The smallest bucket."""
+        """Always the smallest bucket."""
         return 0
 
     def returned(self, request: int, signal: Signal, generated: int) -> int:
-        """Down a level for each edge it has outgrown."""
+        """One level down for each edge that the request has outgrown."""
         return bucket_of(self.edges, generated)
 
     def ended(self, request: int, total: int, epoch: int) -> None:
-        """Nothing is learned."""
+        """Does nothing: this policy learns nothing."""
 
 
 class LengthPredictor:
-    """Predicts by the prompt: the mean length of its earlier samples (of all prompts' while it has
-    too few) among those longer than what is generated already. Blind to what tools return."""
+    """Predicts the length by the prompt; it does not see what tools return.
+
+    The prediction is the mean length of the prompt's earlier samples (of all prompts' while it has
+    too few) among those that are longer than what is generated already.
+    """
 
     def __init__(self, edges: Sequence[int], shape: Shape | None = None) -> None:
         self.edges = tuple(edges)
@@ -58,38 +61,38 @@ class LengthPredictor:
         self._prompts: dict[int, int] = {}
 
     def started(self, request: int, prompt: int) -> int:
-        """By the expected length."""
+        """The bucket of the expected length."""
         self._prompts[request] = prompt
         return self._bucket(request, 0)
 
     def returned(self, request: int, signal: Signal, generated: int) -> int:
-        """By what is left of it."""
+        """The bucket of the expected rest."""
         return self._bucket(request, generated)
 
     def ended(self, request: int, total: int, epoch: int) -> None:
-        """One more length of its prompt."""
+        """Learns one more length of the prompt."""
         self._tree.learn(self._prompts.pop(request), epoch, (), (), total)
 
     def _bucket(self, request: int, generated: int) -> int:
-        # no returns are told, only how much was generated
+        # the tree gets no tool returns, only how much was generated
         belief = self._tree.belief(self._prompts[request], (), (generated,))
         return bucket_of(self.edges, belief.mean) if belief else 0
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What a policy's decisions were worth. Shares lie between 0 and 1."""
+    """How good a policy's decisions were. Shares lie between 0 and 1."""
 
-    right: float  # of all decisions
+    right: float  # share of right decisions
     decisions: int
-    base_rate: float  # of always naming the most frequent true bucket
+    base_rate: float  # share that always naming the most frequent bucket would reach
     moved: float  # context tokens that changed their bucket, over all tokens generated
-    by_bucket: tuple[float, ...]  # share of right ones, by the true bucket
+    by_bucket: tuple[float, ...]  # share of right decisions, by the true bucket
 
 
 def play(policy: Bucketing, trajectories: Iterable[Trajectory], epoch: int,
          learn: bool = True, shape: Shape | None = None) -> Accuracy:
-    """Plays whole trajectories, one after another; without `learn` their ends are not told."""
+    """Plays whole trajectories in turn; without `learn` the policy is not told their ends."""
     shape, edges = shape or Shape(), policy.edges
     right: Counter[int] = Counter()
     truth: Counter[int] = Counter()
@@ -121,7 +124,7 @@ def play(policy: Bucketing, trajectories: Iterable[Trajectory], epoch: int,
 
 
 def teach(policy: Bucketing, trajectories: Sequence[Trajectory], epochs: int = 1) -> None:
-    """Teaches a policy, the trajectories dealt over so many epochs."""
+    """Teaches a policy, with the trajectories divided over `epochs` epochs."""
     for epoch in range(epochs):
         share = trajectories[epoch * len(trajectories) // epochs:
                              (epoch + 1) * len(trajectories) // epochs]

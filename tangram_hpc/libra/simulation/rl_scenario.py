@@ -1,7 +1,7 @@
-"""Reads an RL scenario: all that a simulated asynchronous RL run assumes, in one TOML file.
+"""Reads an RL scenario: everything that a simulated asynchronous RL run assumes, in one TOML file.
 
-Law: every assumption is a field with its unit in its name; an unknown or wrong field is one line
-that names the file, the field and the remedy. Nothing of a run is set anywhere else.
+Invariants: every assumption is a field with its unit in its name, and none is made anywhere else.
+An unknown or wrong field is reported in one line that names the file, the field and the remedy.
 """
 
 from __future__ import annotations
@@ -31,12 +31,20 @@ BATCHES, TRAJECTORIES = "batches", "trajectories"  # see `rl_pipeline`
 
 @dataclass(frozen=True)
 class Run:
-    """The run: `iterations` batches of `prompts` x `samples` trajectories on `gpus` GPUs; each is
-    trained in `train_steps` optimizer steps. `pipeline`: what is asynchronous, whole batches or
-    trajectories. A batch may roll out while at most `staleness` older ones are not trained. The
-    first `warmup` iterations are not in the figures. `slack`: of the step that the planner may give
-    away to leave more GPUs to rollout; `pool_slack`: the same where the hybrid pool makes up for
-    it."""
+    """The size and the pipeline of the run.
+
+    Attributes:
+        gpus: GPUs of both stages.
+        iterations: Number of batches.
+        prompts, samples: A batch has `prompts` x `samples` trajectories.
+        train_steps: Optimizer steps in which a batch is trained.
+        pipeline: What is asynchronous: whole `batches` or `trajectories`.
+        staleness: A batch may roll out while at most so many older ones are not trained.
+        warmup: Number of first iterations that are not in the metrics.
+        seed: From which everything random is drawn.
+        slack: Share of the step that the planner may give away to leave more GPUs to rollout.
+        pool_slack: The same where the hybrid pool makes up for it.
+    """
 
     gpus: int
     iterations: int
@@ -53,9 +61,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Pauses:
-    """What changes cost, in seconds. `weights_s`: rollout takes new weights, each batch.
-    `to_rollout_s`, `to_train_s`: GPUs that change their stage. `reconfigure_s`: another split, for
-    all GPUs."""
+    """What changes cost, in seconds.
+
+    Attributes:
+        weights_s: Rollout takes new weights, for each batch.
+        to_rollout_s, to_train_s: GPUs change their stage.
+        reconfigure_s: All GPUs change to another split.
+    """
 
     weights_s: float
     to_rollout_s: float
@@ -65,8 +77,12 @@ class Pauses:
 
 @dataclass(frozen=True)
 class Baselines:
-    """What the baselines do. `uniform_degree`: of static-uniform and greedy; `greedy_ratio`: of the
-    stages' times, from which greedy moves a node."""
+    """Settings of the baselines.
+
+    Attributes:
+        uniform_degree: The degree of static-uniform and greedy.
+        greedy_ratio: Ratio of the stages' times from which greedy moves a node.
+    """
 
     uniform_degree: int = 2
     greedy_ratio: float = 1.25
@@ -74,7 +90,7 @@ class Baselines:
 
 @dataclass(frozen=True)
 class Scenario:
-    """All of it."""
+    """A whole scenario, checked."""
 
     name: str
     run: Run
@@ -93,7 +109,7 @@ class Scenario:
 
     @property
     def batch(self) -> int:
-        """Trajectories of a batch."""
+        """Number of trajectories of a batch."""
         return self.run.prompts * self.run.samples
 
 
@@ -118,10 +134,10 @@ _T = TypeVar("_T")
 
 
 def read_scenario(path: Path) -> Scenario:
-    """The scenario of a file.
+    """Reads a scenario.
 
     Raises:
-        InvalidInput: one line: the file, the field, what is wrong.
+        InvalidInput: The file is wrong; one line with the file, the field and the fault.
     """
     told = read_toml(path, "scenario")
     where = f"scenario {path}"
@@ -144,7 +160,7 @@ def with_run(scenario: Scenario, run: Run) -> Scenario:
     """The scenario with another run.
 
     Raises:
-        InvalidInput: it cannot be played.
+        InvalidInput: The result cannot be simulated.
     """
     job = replace(scenario.training, batch=run.prompts * run.samples, steps=run.train_steps)
     changed = replace(scenario, run=run, training=job)
@@ -153,16 +169,16 @@ def with_run(scenario: Scenario, run: Run) -> Scenario:
 
 
 def _beside(path: Path, name: str) -> str:
-    """A file beside the scenario, or the name as it is."""
+    """The path of a file beside the scenario, or the name as it is."""
     there = path.parent / name
     return str(there) if there.suffix == ".toml" and there.exists() else name
 
 
 def checked(kind: type[_T], values: dict[str, Any], where: str) -> _T:
-    """A dataclass of such values, nothing unknown in it or in those that it holds.
+    """Makes a dataclass of these values and refuses unknown fields, nested ones too.
 
     Raises:
-        InvalidInput: one line.
+        InvalidInput: A field is unknown or wrong; one line.
     """
     _known(kind, values, where, "")
     try:
@@ -174,7 +190,7 @@ def checked(kind: type[_T], values: dict[str, Any], where: str) -> _T:
 
 
 def _known(kind: Any, values: dict[str, Any], where: str, under: str) -> None:
-    """Every key is a field; into tables too."""
+    """Checks that every key is a field, in nested tables too."""
     names = {f.name: f.type for f in fields(kind)}
     for key, value in values.items():
         if key not in names:
@@ -192,7 +208,7 @@ _PARTS: dict[str, Any] = {c.__name__: c for c in (
 
 
 def _numbers(value: Any, where: str, place: str) -> None:
-    """No number of a scenario is below 0, or none at all."""
+    """Checks that no number is negative, infinite or NaN."""
     if isinstance(value, dict):
         for name, under in value.items():
             _numbers(under, where, f"{place}.{name}".lstrip("."))
@@ -200,24 +216,24 @@ def _numbers(value: Any, where: str, place: str) -> None:
         for under in value:
             _numbers(under, where, place)
     elif isinstance(value, int | float) and not 0 <= value < math.inf:
-        raise InvalidInput(f"{where}: field `{place}`: {value} is not a number from 0")
+        raise InvalidInput(f"{where}: field `{place}`: {value} must be finite and at least 0")
 
 
 def _check_pauses(s: Scenario, where: str) -> None:
-    """The pool gives up who takes too long for its change of stage."""
+    """Checks that a change of stage is shorter than the pool's timeout."""
     for name in ("to_rollout_s", "to_train_s"):
         if getattr(s.pauses, name) * 1e9 >= s.pool.stage_timeout_ns:
-            raise InvalidInput(f"{where}: field `pauses.{name}`: less than "
+            raise InvalidInput(f"{where}: field `pauses.{name}`: must be less than "
                                f"`pool.stage_timeout_ns` ({s.pool.stage_timeout_ns / 1e9:g} s)")
 
 
 def _check_lengths(s: Scenario, where: str) -> None:
-    """What can be drawn from."""
+    """Checks that trajectories can be drawn."""
     for name in ("prompt_tokens", "first_tokens", "generated_max"):
         if getattr(s.lengths, name) < 1:
-            raise InvalidInput(f"{where}: field `lengths.{name}`: at least 1")
+            raise InvalidInput(f"{where}: field `lengths.{name}`: must be at least 1")
     if not s.lengths.tool_s:
-        raise InvalidInput(f"{where}: field `lengths.tool_s`: above 0")
+        raise InvalidInput(f"{where}: field `lengths.tool_s`: must be above 0")
     for phase in s.lengths.phases:
         if min(*phase.tokens, phase.turns, phase.payload, phase.steady) < 1:
             raise InvalidInput(f"{where}: field `lengths.phases`: {phase.name}: tokens, turns, "
@@ -228,22 +244,22 @@ def _check_lengths(s: Scenario, where: str) -> None:
 
 
 def _check_faults(s: Scenario, where: str) -> None:
-    """What a run can come through."""
+    """Checks that a run can survive the faults."""
     for name in ("step", "tool"):
         if getattr(s.faults, name) >= 1:
-            raise InvalidInput(f"{where}: field `faults.{name}`: a share below 1")
+            raise InvalidInput(f"{where}: field `faults.{name}`: must be a share below 1")
     for name in ("node_s", "engine_s", "back_s", "tool_timeout_s"):
         if 0 < getattr(s.faults, name) < 1:
-            raise InvalidInput(f"{where}: field `faults.{name}`: 0, or at least 1 s")
+            raise InvalidInput(f"{where}: field `faults.{name}`: must be 0 or at least 1 s")
 
 
 def _check(s: Scenario, where: str) -> None:
-    """What types do not say."""
+    """Checks what types do not say."""
     _check_pauses(s, where)
     _check_faults(s, where)
     for name in ("gpus", "iterations", "prompts", "samples", "train_steps", "staleness"):
         if getattr(s.run, name) < 1:
-            raise InvalidInput(f"{where}: field `run.{name}`: at least 1")
+            raise InvalidInput(f"{where}: field `run.{name}`: must be at least 1")
     if s.run.pipeline not in (BATCHES, TRAJECTORIES):
         raise InvalidInput(f"{where}: field `run.pipeline`: {BATCHES!r} or {TRAJECTORIES!r}")
     if s.run.gpus % s.hardware.gpus_per_node or s.run.gpus < 2 * s.hardware.gpus_per_node:

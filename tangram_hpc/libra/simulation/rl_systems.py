@@ -1,8 +1,9 @@
-"""The systems that are compared, and how each splits the GPUs.
+"""The systems that are compared, and how each of them splits the GPUs.
 
-Law: every system plays the same trajectories on the same hardware by the same cost model; it is
-told lengths only after they ended, except the first batch's lengths, which all are told before the
-run. What a system does not have is left out of it and nothing is made worse on purpose.
+Invariants: every system plays the same trajectories on the same hardware by the same cost model. It
+is told lengths only after trajectories have ended, except the first batch's lengths, which all
+systems are told before the run. What a system does not have is left out, and nothing is made worse
+on purpose.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from itertools import accumulate
 from ...errors import InvalidInput
 from ..planner.costs import AnalyticCosts
 from ..planner.online import OnlinePlanner
+from ..planner.reprice import reprice
 from ..planner.shapes import Factors, Layout, Request
 from ..planner.split import Split, dealt_to, plan
-from ..planner.standing import standing
-from ..planner.tree import Tree
+from ..planner.tree import LayoutTree
 from ..planner.trigger import StepFacts
 from .rl_rollout import Place
 from .rl_scenario import TRAJECTORIES, Scenario
@@ -27,7 +28,18 @@ LEAST, MLFQ, CMLFQ = "least connections", "MLFQ", "C-MLFQ"
 
 @dataclass(frozen=True)
 class System:
-    """A system's parts. `splits`: who decides the split. Keys move with C-MLFQ alone."""
+    """The parts of one system. Keys move with C-MLFQ only.
+
+    Attributes:
+        name: What reports call it.
+        splits: Who decides the split.
+        uniform: Whether all instances have one degree.
+        routing: How turns are routed.
+        elastic: Whether the hybrid pool is used.
+        about: One line for reports.
+        best_degree: Whether the degree is the best one for the first batch instead of the
+            scenario's.
+    """
 
     name: str
     splits: str  # colocated | uniform | greedy | initial | planner
@@ -35,7 +47,7 @@ class System:
     routing: str = LEAST
     elastic: bool = False
     about: str = ""
-    best_degree: bool = False  # the best one for the first batch, not the scenario's
+    best_degree: bool = False
 
 
 SYSTEMS = (
@@ -61,8 +73,14 @@ LIBRA = SYSTEMS[-1]
 
 @dataclass(frozen=True)
 class Shares:
-    """A split as the stages take it: a training layout, and engines. `edges`: the most remaining
-    tokens of each bucket but the last."""
+    """A split as the stages use it.
+
+    Attributes:
+        layout: The training layout.
+        places: The engines.
+        rollout_gpus: GPUs of the rollout side.
+        edges: The most remaining tokens of each bucket but the last.
+    """
 
     layout: Layout
     places: tuple[Place, ...]
@@ -71,7 +89,7 @@ class Shares:
 
 
 class Splitter:
-    """Decides a system's splits."""
+    """Decides the splits of one system."""
 
     def __init__(self, scenario: Scenario, system: System, first: Sequence[Request]) -> None:
         self._s, self._system = scenario, system
@@ -84,7 +102,7 @@ class Splitter:
 
     def after(self, step: int, train_ns: int, rollout_ns: int, requests: Sequence[Request]
               ) -> Shares | None:
-        """A step has ended; the shares to change to, or None."""
+        """A step has ended; returns the shares to change to, or None."""
         if self._system.splits == "planner":
             self._calibrate(rollout_ns, requests)
             advice = self._online.step(StepFacts(step, train_ns, rollout_ns), requests, {})
@@ -96,13 +114,16 @@ class Splitter:
         return None
 
     def _calibrate(self, rollout_ns: int, requests: Sequence[Request]) -> None:
-        """One factor for all degrees: engines are as fast as the model says, what differs is how
-        well requests were dealt, which says nothing about a degree. What mixtures lose by it the
-        planner learns itself."""
+        """Learns one factor for all degrees.
+
+        Simulated engines are as fast as the model says. What differs is how well requests were
+        dealt, which says nothing about a degree. What mixed plans lose by it is learned by the
+        planner itself.
+        """
         split, degrees = self._online.now, self._s.rollout.degrees
         if split is None or self._search.ahead or not self._online.settled:
-            return  # a batch's own time says little where they mix, or on two plans
-        said = standing(self._costs(requests, degrees), self._s.run.gpus, split.layout,
+            return  # the time of a batch says little if batches mix or it ran on two plans
+        said = reprice(self._costs(requests, degrees), self._s.run.gpus, split.layout,
                         [one.degree for one in split.instances], self._search)
         mean = sum(r.total for r in requests) / len(requests)
         if said is not None:
@@ -138,22 +159,22 @@ class Splitter:
                              replace(s.rollout, degrees=tuple(degrees)), history, factors)
 
     def _colocated(self, first: list[Request]) -> Shares:
-        """All GPUs in both roles, the degree that is best for the first batch."""
+        """All GPUs in both roles, with the degree that is best for the first batch."""
         gpus = self._s.run.gpus
         costs = self._costs(first, self._s.rollout.degrees)
-        found = Tree(costs, self._search).best(gpus)
+        found = LayoutTree(costs, self._search).best(gpus)
         if found is None:
             raise InvalidInput(f"scenario {self._s.name}: no training layout runs on {gpus} GPUs")
         best = min(self._degrees(), key=lambda d: dealt_to(costs, d, gpus // d, 0, 0)[0])
         return Shares(found[0], self._alike(gpus, best), gpus)
 
     def _degrees(self) -> tuple[int, ...]:
-        """The degrees that a baseline may choose from."""
+        """The degrees from which a baseline may choose."""
         s = self._s
         return s.rollout.degrees if self._system.best_degree else (s.baselines.uniform_degree,)
 
     def _uniform(self, train: int, degree: int, history: Sequence[Request]) -> Shares:
-        """So many GPUs train in their best layout, the others roll out at one degree."""
+        """`train` GPUs train in their best layout; the others roll out at one degree."""
         gpus = self._s.run.gpus
         only = replace(self._search, min_train=train, min_rollout=gpus - train)
         best = plan(self._costs(history, (degree,)), gpus, only).best
@@ -183,15 +204,18 @@ class Splitter:
     # ---- later ones --------------------------------------------------------------------------
 
     def _planned(self, split: Split) -> Shares:
-        """What a plan means for the engines: the largest degrees first, node after node; buckets
-        by degree, their edges where the plan's instances divide the batch."""
-        if self._system.uniform:  # dealt plans have one degree
+        """The engines and buckets of a plan.
+
+        Engines are placed with the largest degrees first, node after node. Buckets are by degree,
+        with their edges where the plan's instances divide the batch.
+        """
+        if self._system.uniform:  # plans with dealt requests have one degree
             return Shares(split.layout, self._alike(
                 split.rollout_gpus, split.instances[0].degree), split.rollout_gpus)
         wanted = [(one.degree, one.requests) for one in split.instances]
         idle = split.idle
         for degree in sorted(self._s.rollout.degrees, reverse=True):
-            while degree <= idle:  # GPUs that the plan would not miss serve all the same
+            while degree <= idle:  # GPUs that the plan would not miss serve as well
                 wanted.append((degree, 0))
                 idle -= degree
         degrees = sorted({degree for degree, _ in wanted})
@@ -204,10 +228,12 @@ class Splitter:
                       self._edges(split, degrees))
 
     def _edges(self, split: Split, degrees: list[int]) -> tuple[int, ...]:
-        """Remaining tokens at which the buckets end. The plan gives each request to one degree for
-        all of its life; a queue by what is left serves the last tokens of everybody in its
-        smallest bucket. So the edges are those at which each degree has the share of all tokens
-        that the plan gives it."""
+        """Remaining tokens at which the buckets end.
+
+        The plan gives each request to one degree for its whole time, but a queue by remaining
+        tokens serves the last tokens of every request in its smallest bucket. So the edges are
+        those at which each degree gets the share of all tokens that the plan gives it.
+        """
         recent = sorted(r.generated for r in self._recent)
         n = len(recent)
         prefix = [0, *accumulate(recent)]
@@ -215,8 +241,9 @@ class Splitter:
         upto = 0
         for degree in degrees[:-1]:
             upto += sum(o.requests for o in split.instances if o.degree == degree)
-            wanted = prefix[min(n, upto * n // self._s.batch)]  # tokens of the requests till there
-            # the least edge under which as many lie: all of the k shorter ones, edge of each other
+            wanted = prefix[min(n, upto * n // self._s.batch)]  # tokens of the requests up to there
+            # the least edge below which that many tokens lie: all tokens of the k shorter
+            # requests, and `edge` tokens of each longer one
             k = next((k for k in range(n) if prefix[k] + recent[k] * (n - k) >= wanted), n - 1)
             edge = max(1, -(-(wanted - prefix[k]) // (n - k)))
             edges.append(max(edge, edges[-1] + 1 if edges else 1))
@@ -227,7 +254,7 @@ class Splitter:
         return list(self._online.trigger.history)
 
     def _moved(self, train_ns: int, rollout_ns: int, requests: Sequence[Request]) -> Shares | None:
-        """Greedy: one node to the slower stage."""
+        """Greedy: moves one node to the slower stage."""
         ratio, node = self._s.baselines.greedy_ratio, self._s.hardware.gpus_per_node
         gpus, train = self._s.run.gpus, self.now.layout.gpus
         if train_ns >= ratio * rollout_ns:
@@ -244,7 +271,7 @@ class Splitter:
             return None
 
     def _taken(self, shares: Shares) -> Shares | None:
-        """These from now on, or None if they are what there is."""
+        """Takes these shares from now on; returns None if they are what there is."""
         if shares == self.now:
             return None
         self.now = shares

@@ -1,9 +1,11 @@
-"""The training stage on paper: a batch in optimizer steps, by the planner's own cost model.
+"""The simulated training stage: a batch in optimizer steps, timed by the planner's own cost model.
 
-Law: one batch at a time; an optimizer step takes `TrainCost.price` of its own trajectories in the
-core layout with as many more data-parallel replicas as have joined for that step; the samples of
-one that died meanwhile are computed by the core, and a step that failed is done again. A
-micro-batch that does not divide an optimizer step is cut down to one that does.
+An optimizer step takes `TrainCost.price` of its own trajectories, in the core layout with as many
+more data-parallel replicas as have joined for that step. The core computes the samples of a replica
+that died meanwhile, and a step that failed is repeated. A micro-batch that does not divide an
+optimizer step is reduced to one that does.
+
+Invariant: one batch at a time.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from .rl_faults import Fate
 from .rl_rollout import After
 from .rl_scenario import Scenario
 
-Boundary = Callable[[int], int]  # now: GPUs that help in the step that begins
-Used = Callable[[], int]  # of those, GPUs whose gradients can be used when it ends
-Trained = Callable[[int, int, int, list[Request]], None]  # now, batch, ns without help, requests
+Boundary = Callable[[int], int]  # from the time, the GPUs that help in the step that begins
+Used = Callable[[], int]  # the GPUs of them whose gradients can be used at its end
+Trained = Callable[[int, int, int, list[Request]], None]  # time, batch, ns without help, requests
 
 
 class Trainer:
-    """The core trainer. `layout` may be changed while it is not busy."""
+    """The simulated core trainer. `layout` may be changed while it is not busy."""
 
     layout: Layout
 
@@ -68,7 +70,7 @@ class Trainer:
         used = self._used()
         assert used <= self._helpers, "a gradient of nobody who helped"
         whole = self.layout.gpus + self._helpers
-        again = self._alone * (self._helpers - used) // whole  # by the core, what was lost
+        again = self._alone * (self._helpers - used) // whole  # the core computes what was lost
         self.gpu_busy_ns += again * self.layout.gpus
         if not self._fate.step_fails():
             self._left -= 1

@@ -480,15 +480,15 @@ class Cmlfq:
         """It was cut off: its length says nothing. A request that is not known is no error."""
         self._live.pop(request, None)
 
-    def twin(self, requests: Iterable[int]) -> Cmlfq:
+    def planning_copy(self, requests: Iterable[int]) -> Cmlfq:
         """Queues that go on from here by themselves with these requests, and the same tree."""
-        twin = Cmlfq(self.tree, self.edges, self.rule)
+        queues = Cmlfq(self.tree, self.edges, self.rule)
         for request in requests:
             live = self._live[request]
-            other = twin._live[request] = _Live(live.prompt)
+            other = queues._live[request] = _Live(live.prompt)
             other.bucket = live.bucket
             other.path, other.generated = list(live.path), list(live.generated)
-        return twin
+        return queues
 
     @property
     def under_way(self) -> int:

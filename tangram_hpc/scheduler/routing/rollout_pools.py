@@ -364,17 +364,18 @@ class RolloutPool:
     def __deepcopy__(self, memo: dict[int, Any]) -> RolloutPool:
         """A pool that goes on from this one's turns and learns nothing: what forecasts need.
         O(turns that are not over + trajectories at C's speed)."""
-        twin = copy(self)
-        twin.counts, twin.router = copy(self.counts), self.router.twin()
-        twin._numbers = {one.number: replace(one, turns=dict(one.turns), signals=list(one.signals),
+        pool = copy(self)
+        pool.counts, pool.router = copy(self.counts), self.router.planning_copy()
+        pool._numbers = {one.number: replace(one, turns=dict(one.turns), signals=list(one.signals),
                                              decisions=[]) for one in self._actions.values()}
-        twin._actions = {a: twin._numbers[one.number] for a, one in self._actions.items()}
-        twin._names = {(one.client, one.name): one for one in twin._numbers.values()
+        pool._actions = {a: pool._numbers[one.number] for a, one in self._actions.items()}
+        pool._names = {(one.client, one.name): one for one in pool._numbers.values()
                        if not one.gone}
-        twin.queues = self.queues.twin(n for n, one in twin._numbers.items() if not one.gone)
-        twin._epochs = copy(self._epochs)
-        twin._closed, twin._pauses = dict(self._closed), dict(self._pauses)
-        return twin
+        pool.queues = self.queues.planning_copy(
+            n for n, one in pool._numbers.items() if not one.gone)
+        pool._epochs = copy(self._epochs)
+        pool._closed, pool._pauses = dict(self._closed), dict(self._pauses)
+        return pool
 
     def check(self) -> None:
         """The laws: every turn waits or is placed exactly once, the first of its trajectory only;

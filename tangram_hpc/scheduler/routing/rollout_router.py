@@ -235,14 +235,14 @@ class Router:
         self._kv.pop(request, None)
         self.leave(request)
 
-    def twin(self) -> Router:
+    def planning_copy(self) -> Router:
         """One that goes on from here by itself."""
-        twin = Router(self._cost)
-        twin._instances, twin._at, twin._kv = (dict(self._instances), dict(self._at),
-                                               dict(self._kv))
-        twin._on = {number: dict(there) for number, there in self._on.items()}
-        twin._line = dict(self._line)
-        return twin
+        router = Router(self._cost)
+        router._instances, router._at = dict(self._instances), dict(self._at)
+        router._kv = dict(self._kv)
+        router._on = {number: dict(there) for number, there in self._on.items()}
+        router._line = dict(self._line)
+        return router
 
     def check(self, settled: bool = True) -> None:
         """The laws; `settled`: also that nobody waits who could be placed."""

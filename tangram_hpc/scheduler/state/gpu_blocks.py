@@ -42,11 +42,11 @@ class GpuSet(CoreSet):
 
     def copy(self) -> GpuSet:
         """A copy to draw down; the tables of blocks are shared."""
-        twin = object.__new__(GpuSet)
-        twin.units, twin._position, twin._levels = self.units, self._position, self._levels
-        twin.blocks = self.blocks
-        twin.free_mask, twin.resident = self.free_mask, dict(self.resident)
-        return twin
+        copied = object.__new__(GpuSet)
+        copied.units, copied._position, copied._levels = self.units, self._position, self._levels
+        copied.blocks = self.blocks
+        copied.free_mask, copied.resident = self.free_mask, dict(self.resident)
+        return copied
 
     def free_blocks(self, size: int) -> list[tuple[int, ...]]:
         """The aligned blocks of this size that nobody holds."""

@@ -1,6 +1,6 @@
-"""The same curves as a PNG, where matplotlib is installed; the only file that knows it.
+"""The curves of `curve_svg` as a PNG. This is the only module that imports matplotlib.
 
-Law: it draws what `curve_svg` is given and decides nothing.
+It draws what it is given and decides nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .curve_svg import COLOURS, Panel, axes_of, number
 
 
 def check() -> None:
-    """Whether a PNG can be drawn at all.
+    """Checks that a PNG can be drawn at all.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -29,7 +29,7 @@ def write(panels: Sequence[Panel], path: Path) -> None:
     """Writes the picture.
 
     Raises:
-        InvalidInput: the file cannot be written.
+        InvalidInput: The file cannot be written.
     """
     from matplotlib.figure import Figure
 

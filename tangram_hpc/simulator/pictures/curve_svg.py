@@ -1,6 +1,7 @@
-"""Pure. Curves as an SVG picture: panels side by side, log axes, one line a policy, a legend.
+"""Pure. Curves as an SVG picture: panels side by side, log axes, one line for each policy, a
+legend.
 
-Law: text out of values, the same bytes for the same values; needs nothing but this file.
+It needs no other package, and the same values give the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _ROW = 20  # of the legend
 
 @dataclass(frozen=True)
 class Line:
-    """A policy's points in order of x, and its answer."""
+    """A policy's points in order of x, and its answer as a mark."""
 
     name: str
     legend: str
@@ -32,8 +33,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. `target` is a dashed line across; lines come in the same order in each.
-    `key` says what it and the rings are; that of the first panel is shown."""
+    """One pair of axes.
+
+    Attributes:
+        title, x_label, y_label: Texts.
+        lines: The policies, in the same order in each panel.
+        target: Where a dashed line is drawn across; None for none.
+        key: What the dashed line and the marks mean; that of the first panel is shown.
+    """
 
     title: str
     x_label: str
@@ -57,7 +64,7 @@ class Axis:
         return self._start + share * (self._end - self._start)
 
     def ticks(self) -> list[float]:
-        """Round values in reach: as many as there is room for, from the coarsest steps on."""
+        """Round values in range: as many as there is room for, the coarsest steps first."""
         found: list[float] = []
         for digits in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0),
                        tuple(i / 10 for i in range(10, 100, 2))):
@@ -71,7 +78,7 @@ class Axis:
 
 
 def svg(panels: Sequence[Panel]) -> str:
-    """The picture."""
+    """The picture as text."""
     legend = panels[0].lines if panels else ()
     wide = len(panels) * (_LEFT + _WIDE + _RIGHT)
     under = _TOP + _HIGH + _BOTTOM
@@ -92,7 +99,7 @@ def svg(panels: Sequence[Panel]) -> str:
 
 
 def axes_of(panel: Panel, x: tuple[float, float], y: tuple[float, float]) -> tuple[Axis, Axis]:
-    """Both axes of a panel, from pixel to pixel; all of its points are in reach."""
+    """Both axes of a panel, from pixel to pixel; all of its points lie within them."""
     every = [p for line in panel.lines for p in line.points]
     target = [panel.target] if panel.target else []
     return Axis([p[0] for p in every], *x, 9), Axis([*(p[1] for p in every), *target], *y, 8)
@@ -102,7 +109,7 @@ def write(panels: Sequence[Panel], path: Path) -> None:
     """Writes the picture.
 
     Raises:
-        InvalidInput: the file cannot be written.
+        InvalidInput: The file cannot be written.
     """
     try:
         path.write_text(svg(panels))
@@ -111,7 +118,7 @@ def write(panels: Sequence[Panel], path: Path) -> None:
 
 
 def number(value: float) -> str:
-    """A value as a tick says it."""
+    """A value as the label of a tick."""
     return f"{value:.6g}" if value < 1e6 else f"{value:.0e}"
 
 
@@ -154,7 +161,7 @@ def _panel(panel: Panel, x0: int) -> list[str]:
 
 
 def _curves(panel: Panel, x: Axis, y: Axis) -> list[str]:
-    """Last policy first, so that the first lies on top."""
+    """The lines, the last policy first, so that the first one lies on top."""
     parts = []
     for i, line in reversed(list(enumerate(panel.lines))):
         colour = COLOURS[i % len(COLOURS)]

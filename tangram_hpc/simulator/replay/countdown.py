@@ -1,9 +1,11 @@
-"""The program that stands for an action: it counts its work down at the rate of what it is granted.
+"""The program that stands for an action in a replay: it counts its work down at its granted rate.
 
-Law: it starts from nothing of ours (the text runs under a bare interpreter), uses next to no CPU
-time, and believes only `TANGRAM_CPUS_FILE`: how many CPUs it has now, and since when.
-Progress on u units is 1 / (work * (serial + (1 - serial) / u)); on 0 units there is none. The time
-since the file was written for it counts, so the interpreter's own start is part of the work.
+Progress on u units is 1 / (work * (serial + (1 - serial) / u)) per second; on 0 units there is
+none. The time since `TANGRAM_CPUS_FILE` was written counts, so the start of the interpreter is part
+of the work.
+
+The program must not import anything of this package (it runs under a bare interpreter), must use
+next to no CPU time, and takes its CPUs, and since when it has them, from `TANGRAM_CPUS_FILE` alone.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ while True:
 
 
 def command(work_s: float, serial: float, resizable: bool) -> list[str]:
-    """The command of an action with so much work, in wall time. One that is never resized sleeps
-    once; others look at their file every few ms."""
+    """The command of an action with this much work, in wall time.
+
+    An action that is never resized sleeps once; the others read their file every few ms.
+    """
     poll = POLL_S if resizable else 0.0
     return [sys.executable, "-I", "-S", "-c", TEXT, repr(work_s), repr(serial), repr(poll)]

@@ -1,10 +1,10 @@
-"""Drives a workload's trajectories through the public client, each by its own task.
+"""Drives a workload's trajectories through the public client, each in its own task.
 
-Law: it does what the simulated client does (`simulator/player.py`), against the clock of the wall:
-a sandbox is asked for with a trajectory's first CPU action and closed with its last; where sessions
-reserve CPUs it is asked for at the trajectory's start, thinking begins when it stands, and its
-first action counts as submitted so much earlier as its admission was late.
-Times of the workload are multiplied by `scale`.
+It does what the simulated client does (`simulator/workload_client.py`), in real time. A session is
+requested with a trajectory's first CPU action and closed with its last one. Where sessions reserve
+CPUs it is requested at the trajectory's start, the first turn begins when it is open, and the first
+turn's actions count as submitted earlier by the time that its admission took. Times of the workload
+are multiplied by `scale`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .countdown import command
 
 @dataclass(slots=True)
 class Sent:
-    """An action that was submitted: which one, when (epoch ns), and as whom the broker knows it."""
+    """An action that was submitted: which one, when (ns since the epoch), and its future."""
 
     trajectory: int
     turn: int
@@ -35,7 +35,7 @@ class Sent:
 
 
 class Driver:
-    """All trajectories of one run. `sent` is filled as they go."""
+    """All trajectories of one run. `sent` is filled while they run."""
 
     def __init__(self, client: Client, scale: float, reserved: bool) -> None:
         self._client, self._scale, self._reserved = client, scale, reserved
@@ -43,10 +43,11 @@ class Driver:
         self.begun_ns = 0
 
     async def run(self, trajectories: tuple[Trajectory, ...]) -> None:
-        """Plays them all to their ends.
+        """Runs all trajectories to their ends.
 
         Raises:
-            ActionFailed: an action did not complete; what was still to come is left.
+            ActionFailed: An action did not complete; actions that were still to come are not
+                submitted.
         """
         self._zero = time.monotonic()
         self.begun_ns = time.time_ns()
@@ -58,7 +59,7 @@ class Driver:
                 task.cancel()
 
     async def _until(self, at: float) -> None:
-        """Sleeps until a time since the start of the run (wall seconds)."""
+        """Sleeps until a time since the start of the run, in wall seconds."""
         await asyncio.sleep(self._zero + at - time.monotonic())
 
     async def _play(self, number: int, one: Trajectory) -> None:
@@ -89,7 +90,7 @@ class Driver:
 
     async def _act(self, number: int, turn: int, actions: tuple[WorkAction, ...],
                    session: Session, late_ns: int) -> None:
-        """Submits a turn's actions and waits for them all."""
+        """Submits a turn's actions and waits for all of them."""
         mine = []
         for k, work in enumerate(actions):
             wall_s = work.work_s * self._scale

@@ -1,7 +1,7 @@
 """One live replay: a `LocalCluster` with virtual CPUs, the driver, and records from its journal.
 
-Law: what the records say of grants, starts and ends is the broker's journal; when an action was
-submitted is the client's word. All in workload time: wall time divided by `scale`.
+Grants, starts and ends in the records come from the broker's journal; the time of submission comes
+from the client. All times are in workload time: wall time divided by `scale`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .drive import Driver, Sent
 
 @dataclass(slots=True)
 class Replay:
-    """A workload as it ran, and as the simulator says that it should."""
+    """A workload as it ran, and as the simulator predicts it."""
 
     live: Run
     simulated: Run
 
     def comparison(self) -> dict[str, Any]:
-        """Both means and their ratio, live over simulated."""
+        """Both mean action completion times, and their ratio live over simulated."""
         live, simulated = (run.figures()["mean_act_s"] for run in (self.live, self.simulated))
         return {"live_mean_act_s": live, "sim_mean_act_s": simulated,
                 "ratio": live / simulated if simulated else None}
@@ -40,7 +40,7 @@ class Replay:
 def first(work: Workload, count: int) -> Workload:
     """The first trajectories of a workload."""
     if count < 1:
-        raise InvalidInput(f"--first {count}: at least one trajectory")
+        raise InvalidInput(f"--first {count}: must be at least 1")
     return Workload(name=work.name, trajectories=work.trajectories[:count])
 
 
@@ -48,7 +48,7 @@ def replay(work: Workload, cluster: Cluster, policy: str, scale: float, seed: in
     """Runs a workload live and simulated.
 
     Raises:
-        InvalidInput: it cannot be replayed here; one line says why.
+        InvalidInput: The workload cannot be replayed here; one line says why.
     """
     nodes, placer = cluster.node_specs(), make_placer(policy)
     _check(work, cluster, scale)
@@ -70,14 +70,14 @@ def replay(work: Workload, cluster: Cluster, policy: str, scale: float, seed: in
 
 def _check(work: Workload, cluster: Cluster, scale: float) -> None:
     if not 0 < scale <= 1:
-        raise InvalidInput(f"--scale {scale:g}: more than 0, at most 1")
+        raise InvalidInput(f"--scale {scale:g}: must be above 0 and at most 1")
     others = sorted({a.resource for a in all_actions(work)} - {"cpu"})
     if others:
         raise InvalidInput(f"workload {work.name}: replay runs CPU actions only, it has "
                            f"{', '.join(others)}; `tangram sim` plays them")
     kinds = {(len(n.cores), n.mem_mib) for n in cluster.node_specs()}
     if len(kinds) > 1:
-        raise InvalidInput("cluster: replay pretends nodes of one size only")
+        raise InvalidInput("cluster: a replay needs nodes of one size; this cluster has several")
     most = max((a.degrees[0] for a in all_actions(work)), default=1)
     if most > min(cpus for cpus, _ in kinds):
         raise InfeasibleRequest(f"workload {work.name}: an action needs {most} CPUs and no node "

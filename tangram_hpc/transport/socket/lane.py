@@ -1,9 +1,10 @@
-"""Blocking, authenticated sockets for few and large messages: the hybrid pool's desk and lanes.
+"""Blocking, authenticated sockets for few and large messages, as the hybrid pool's connections
+carry.
 
-Law: as everywhere, no frame before both sides have proven the key (`protocol/auth.py`); a peer that
-has not within `HANDSHAKE_S` is dropped without a word, and of too many that have not yet the
-oldest. A payload is read straight into an array of its size, and only after its message said whose
-it is.
+Invariants: no frame is accepted before both sides have proven the key (`protocol/auth.py`). A peer
+that has not done so within `HANDSHAKE_S` is dropped without an answer; when too many unproven peers
+are connected, the oldest of them is dropped. A payload is read straight into an array of its size,
+after the message in front of it was decoded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from ...errors import AccessError, ProtocolError
 from ...protocol import auth
 from ...protocol.frame import Buffer
-from ...protocol.lane import HEAD, AnyLaneMessage, LaneMessage, pack, sizes, unpack
+from ...protocol.lane import HEAD, AnyMemberMessage, MemberMessage, pack, sizes, unpack
 from .address import addresses
 from .asyncsock import HANDSHAKE_S, listen_tcp, tune, unproven_max
 from .dial import dial
@@ -25,11 +26,11 @@ from .dial import dial
 _CHUNK = 16 << 20  # bytes that one system call reads at most
 
 
-class LaneLink:
-    """One conversation. One thread receives; any thread sends.
+class BulkLink:
+    """One connection. One thread receives; any thread may send.
 
     Attributes:
-        most: bytes of the longest payload that is taken.
+        most: Length of the longest payload that is accepted, in bytes; 0 at first.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -38,11 +39,11 @@ class LaneLink:
         self._sending = threading.Lock()
         self._closed = False
 
-    def send(self, message: LaneMessage, *payload: Buffer) -> None:
-        """Sends a message and the payload that these pieces make.
+    def send(self, message: MemberMessage, *payload: Buffer) -> None:
+        """Sends a message and a payload that consists of these pieces.
 
         Raises:
-            OSError: the peer is gone.
+            OSError: The peer is gone.
         """
         views = [memoryview(piece).cast("B") for piece in payload]
         with self._sending:
@@ -50,18 +51,18 @@ class LaneLink:
             for view in views:
                 self._sock.sendall(view)
 
-    def receive(self) -> tuple[AnyLaneMessage, bytearray] | None:
+    def receive(self) -> tuple[AnyMemberMessage, bytearray] | None:
         """The next message and its payload; None when the peer is gone.
 
         Raises:
-            ProtocolError: it sent what is not in the protocol, or a payload beyond `most`.
+            ProtocolError: The bytes are not in the protocol, or the payload is longer than `most`.
         """
         head = self._exactly(HEAD.size)
         if head is None:
             return None
         message_size, payload_size = sizes(bytes(head))
         if payload_size > self.most:
-            raise ProtocolError(f"a payload of {payload_size} bytes, and {self.most} are the most")
+            raise ProtocolError(f"a payload of {payload_size} bytes; at most {self.most} are taken")
         body = self._exactly(message_size)
         if body is None:
             return None
@@ -70,7 +71,7 @@ class LaneLink:
         return None if payload is None else (message, payload)
 
     def close(self) -> None:
-        """Ends the conversation; wakes whoever receives. Twice is harmless."""
+        """Closes the connection and wakes the receiving thread. A second call does nothing."""
         if not self._closed:
             self._closed = True
             hang_up(self._sock)
@@ -90,29 +91,33 @@ class LaneLink:
         return data
 
 
-class LaneListener:
-    """Accepts members; a thread of its own greets each, then runs `serve` for as long as its
-    conversation lasts.
+class BulkListener:
+    """Accepts connections. Each gets a thread, which authenticates the peer and then runs `serve`.
 
     Args:
-        host: the address of the interface to listen on, with a port of the kernel's choice.
+        host: The address of the interface to listen on; the kernel chooses the port.
+        key, job: The secret and the job name that a peer must prove.
+        serve: Runs for as long as the connection lasts.
+
+    Attributes:
+        address: Where peers dial, such as `tcp:10.0.0.1:40321`.
     """
 
-    def __init__(self, host: str, key: bytes, job: str, serve: Callable[[LaneLink], None]) -> None:
+    def __init__(self, host: str, key: bytes, job: str, serve: Callable[[BulkLink], None]) -> None:
         self._key, self._job, self._serve = key, job, serve
         listen, address = addresses(host)
         self._sock = listen_tcp(listen)
         port = self._sock.getsockname()[1]
         self.address = f"tcp:[{address}]:{port}" if ":" in address else f"tcp:{address}:{port}"
         self._closed = False
-        self._links: dict[int, LaneLink] = {}
+        self._links: dict[int, BulkLink] = {}
         self._unproven: dict[int, socket.socket] = {}  # the oldest first
         self._unproven_max = unproven_max()
         self._lock = threading.Lock()
-        threading.Thread(target=self._accept, name="lane-accept", daemon=True).start()
+        threading.Thread(target=self._accept, name="bulk-accept", daemon=True).start()
 
     def close(self) -> None:
-        """Stops accepting and ends every conversation."""
+        """Stops accepting and closes every connection."""
         with self._lock:
             self._closed = True
             links = list(self._links.values())
@@ -128,13 +133,13 @@ class LaneListener:
             except OSError:
                 if self._closed:
                     return
-                time.sleep(0.05)  # that peer gave up before we came, or we have no descriptor left
+                time.sleep(0.05)  # the peer gave up, or no file descriptor is left
                 continue
             with self._lock:
                 self._unproven[id(peer)] = peer
                 if len(self._unproven) > self._unproven_max:
                     hang_up(self._unproven.pop(next(iter(self._unproven))))
-            threading.Thread(target=self._greet, args=(peer,), name="lane", daemon=True).start()
+            threading.Thread(target=self._greet, args=(peer,), name="bulk", daemon=True).start()
 
     def _greet(self, peer: socket.socket) -> None:
         try:
@@ -142,12 +147,12 @@ class LaneListener:
             peer.settimeout(None)
             tune(peer)
         except (OSError, AccessError):
-            peer.close()  # unproven: not a word
+            peer.close()  # an unproven peer gets no answer
             return
         finally:
             with self._lock:
                 self._unproven.pop(id(peer), None)
-        link = LaneLink(peer)
+        link = BulkLink(peer)
         with self._lock:
             if self._closed:
                 link.close()
@@ -156,7 +161,7 @@ class LaneListener:
         try:
             self._serve(link)
         except (OSError, ProtocolError):
-            pass  # whoever serves has said what this means; the link ends either way
+            pass  # `serve` has reported it; the link ends in any case
         finally:
             link.close()
             with self._lock:
@@ -164,19 +169,19 @@ class LaneListener:
 
 
 def hang_up(sock: socket.socket) -> None:
-    """Ends a conversation; wakes whoever receives."""
+    """Shuts a connection down, which wakes the receiving thread."""
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
-        pass  # it was gone already
+        pass  # the connection was closed already
 
 
 def welcome(sock: socket.socket, key: bytes, job: str) -> None:
-    """The listener's half of the handshake (`protocol/auth.py`), `HANDSHAKE_S` at most in all.
+    """The listener's half of the handshake (`protocol/auth.py`), within `HANDSHAKE_S` in all.
 
     Raises:
-        AccessError: the peer does not hold the key.
-        OSError: the connection broke or timed out.
+        AccessError: The peer does not hold the key.
+        OSError: The connection broke or timed out.
     """
     deadline = time.monotonic() + HANDSHAKE_S
     sock.settimeout(HANDSHAKE_S)
@@ -184,7 +189,8 @@ def welcome(sock: socket.socket, key: bytes, job: str) -> None:
     sock.sendall(auth.MAGIC + nonce)
     answer = b""
     while len(answer) < auth.ANSWER:
-        sock.settimeout(max(0.001, deadline - time.monotonic()))  # a byte now and then is no proof
+        # one deadline for all bytes: a peer that sends one now and then must not stay for ever
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
         more = sock.recv(auth.ANSWER - len(answer))
         if not more:
             raise AccessError("the peer left during the handshake")
@@ -195,6 +201,6 @@ def welcome(sock: socket.socket, key: bytes, job: str) -> None:
     sock.sendall(auth.proof(key, "broker", nonce, theirs, job))
 
 
-def dial_lane(addresses: tuple[str, ...], key: bytes, job: str) -> LaneLink:
-    """A conversation with the first of these addresses that answers; errors as of `dial`."""
-    return LaneLink(dial(addresses, key, job))
+def dial_bulk(addresses: tuple[str, ...], key: bytes, job: str) -> BulkLink:
+    """Connects to the first of these addresses that answers; raises as `dial` does."""
+    return BulkLink(dial(addresses, key, job))

@@ -1,8 +1,8 @@
-"""What a replica's help costs a step: parameters out over the lane, a gradient back, on one host.
+"""What the help of a replica costs in a step: parameters out, and a gradient back, on one host.
 
-`lane_over_bare`: the same bytes there and back over a bare socket, in turn, by the same two
-processes; the median of the rounds' ratios. The member computes nothing, so this is transport,
-labels and checks alone. Loopback is no network: only the ratio means anything.
+`lane_over_bare` compares with the same bytes there and back over a bare socket, in turn, between
+the same two processes; it is the median of the rounds' ratios. The member computes nothing, so this
+measures transport, headers and checks only. Loopback is no network: only the ratio means anything.
 """
 
 from __future__ import annotations
@@ -18,80 +18,82 @@ from typing import Any
 import common
 import numpy as np
 
-from tangram_hpc.domain.hybrid import Seat, StepPlan
+from tangram_hpc.domain.hybrid import ContributorId, StepPlan
 from tangram_hpc.libra.live.lane import Lane
-from tangram_hpc.protocol.lane import PAYLOAD_MAX, Enter, Gradient, Work
-from tangram_hpc.transport.socket.lane import dial_lane
+from tangram_hpc.protocol.lane import PAYLOAD_MAX, Gradient, JoinMessage, Work
+from tangram_hpc.transport.socket.lane import dial_bulk
 
 JOB = "bench"
 
 
 def member() -> None:
-    """The other process: answers work with what it was sent, and bare bytes with themselves."""
+    """The other process: answers work with the parameters that it was sent, and bare bytes with
+    themselves."""
     key, address, port = sys.stdin.readline().split()
-    link = dial_lane((address,), bytes.fromhex(key), JOB)
+    link = dial_bulk((address,), bytes.fromhex(key), JOB)
     link.most = PAYLOAD_MAX
-    link.send(Enter(0, 1))
+    link.send(JoinMessage(0, 1))
     with socket.create_connection(("127.0.0.1", int(port))) as bare:
         while (got := link.receive()) is not None:
             message, payload = got
             if not isinstance(message, Work):
                 continue
-            size = message.label.size * np.dtype(message.label.dtype).itemsize
-            link.send(Gradient(message.label), memoryview(payload)[:size])
-            if message.label.samples:
+            size = message.header.size * np.dtype(message.header.dtype).itemsize
+            link.send(Gradient(message.header), memoryview(payload)[:size])
+            if message.header.samples:
                 bare.sendall(exactly(bare, size))
 
 
 def exactly(sock: socket.socket, size: int) -> bytearray:
-    """So many bytes."""
+    """Receives `size` bytes."""
     data, at = bytearray(size), 0
     while at < size:
         at += sock.recv_into(memoryview(data)[at:])
     return data
 
 
-def measure(lane: Lane, bare: socket.socket, step: int, elements: int, rounds: int
+def measure(channel: Lane, bare: socket.socket, step: int, elements: int, rounds: int
             ) -> dict[str, float]:
-    """The figures of one size."""
+    """The measurements of one size."""
     params = np.ones(elements)
-    lanes, bares = [], []
+    channels, bares = [], []
     for n in range(step, step + rounds):
         began = time.perf_counter()
-        lane.begin(StepPlan(n, n, 1, (Seat(0, 1, 0),)), params, ["a", "b"])
-        taken = lane.collect(60)
-        lanes.append(time.perf_counter() - began)
+        channel.begin(StepPlan(n, n, 1, (ContributorId(0, 1, 0),)), params, ["a", "b"])
+        taken = channel.collect(60)
+        channels.append(time.perf_counter() - began)
         assert (taken[0] == params).all()
         began = time.perf_counter()
         bare.sendall(params.data)
         exactly(bare, params.nbytes)
         bares.append(time.perf_counter() - began)
-    return {"mib": params.nbytes / 2**20, "lane_ms": statistics.median(lanes) * 1e3,
-            "lane_over_bare": statistics.median(a / b for a, b in zip(lanes, bares, strict=True))}
+    ratios = [a / b for a, b in zip(channels, bares, strict=True)]
+    return {"mib": params.nbytes / 2**20, "lane_ms": statistics.median(channels) * 1e3,
+            "lane_over_bare": statistics.median(ratios)}
 
 
 def main() -> None:
-    """One JSON line."""
+    """Prints one JSON line."""
     tiny = common.arguments(__doc__).tiny
     sizes = {"small": 1000, "large": 1 << (17 if tiny else 23)}
     rounds = 5 if tiny else 30
     key = os.urandom(32)
-    lane = Lane(0, "127.0.0.1", key, JOB)
+    channel = Lane(0, "127.0.0.1", key, JOB)
     figures: dict[str, Any] = {}
     with socket.create_server(("127.0.0.1", 0)) as server, subprocess.Popen(
             [sys.executable, __file__, "member"], stdin=subprocess.PIPE, text=True) as child:
         assert child.stdin is not None
-        child.stdin.write(f"{key.hex()} {lane.address} {server.getsockname()[1]}\n")
+        child.stdin.write(f"{key.hex()} {channel.address} {server.getsockname()[1]}\n")
         child.stdin.flush()
         bare, _ = server.accept()
         with bare:
             step = 0
-            while not lane._guests:
+            while not channel._members:
                 time.sleep(0.01)
             for name, elements in sizes.items():
-                figures[name] = measure(lane, bare, step, elements, rounds)
+                figures[name] = measure(channel, bare, step, elements, rounds)
                 step += rounds
-            lane.close()
+            channel.close()
     common.line("lane", {"rounds": rounds, **sizes}, figures)
 
 

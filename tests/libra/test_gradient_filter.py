@@ -1,4 +1,4 @@
-"""What a core believes of a gradient payload, and whose samples are whose."""
+"""Which gradient payloads a core adds, and who computes which samples."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tangram_hpc.domain.hybrid import Label, Seat, StepPlan
-from tangram_hpc.libra.hybrid.hybrid_lane import Intake, crew, split
+from tangram_hpc.domain.hybrid import ContributorId, GradientHeader, StepPlan
+from tangram_hpc.libra.hybrid.gradient_filter import GradientFilter, contributors, split
 
-A, B, F = Seat(0, 3, 0), Seat(2, 1, 0), Seat(5, 7, 0)  # F only follows
-PLAN = StepPlan(step=9, version=8, epoch=4, counting=(A, Seat(1, 2, 1), B), following=(F,))
-GOOD = Label(replica=0, generation=3, epoch=4, step=9, version=8, samples=5, size=10,
-             dtype="<f8")
+A, B, F = ContributorId(0, 3, 0), ContributorId(2, 1, 0), ContributorId(5, 7, 0)  # F only follows
+PLAN = StepPlan(step=9, version=8, epoch=4, counting=(A, ContributorId(1, 2, 1), B), following=(F,))
+GOOD = GradientHeader(replica=0, generation=3, epoch=4, step=9, version=8, samples=5, size=10,
+                      dtype="<f8")
 
 
-def intake() -> Intake:
-    return Intake(PLAN, {A: 5, B: 4}, 10, "<f8")
+def gradient_filter() -> GradientFilter:
+    return GradientFilter(PLAN, {A: 5, B: 4}, 10, "<f8")
 
 
 def test_a_payload_is_added_once() -> None:
-    it = intake()
+    it = gradient_filter()
     assert it.missing == [0, 2]
     assert it.refusal(GOOD) == "" and it.missing == [2]
     assert it.refusal(GOOD) == "again"
@@ -34,23 +34,23 @@ def test_a_payload_is_added_once() -> None:
     ("samples", 4), ("samples", 0), ("size", 11), ("dtype", "<f4"), ("replica", 1),
     ("replica", 5), ("replica", 99)])
 def test_what_was_computed_under_another_plan_is_told_apart(field: str, value: Any) -> None:
-    it = intake()
+    it = gradient_filter()
     assert it.refusal(msgspec.structs.replace(GOOD, **{field: value})) == field
     assert it.missing == [0, 2]
     assert it.refusal(GOOD) == ""  # and has spoilt nothing
 
 
-def test_of_one_who_was_expelled_nothing_is_added() -> None:
-    it = intake()
-    it.expel(0, 2)  # another generation
+def test_of_one_who_was_evicted_nothing_is_added() -> None:
+    it = gradient_filter()
+    it.evict(0, 2)  # another generation
     assert it.missing == [0, 2]
-    it.expel(0, 3)
-    it.expel(77, 1)
+    it.evict(0, 3)
+    it.evict(77, 1)
     assert it.missing == [2] and it.refusal(GOOD) == "again"
 
 
-def test_each_core_has_its_own_crew() -> None:
-    assert crew(PLAN, 0) == [A, B] and crew(PLAN, 1) == [Seat(1, 2, 1)]
+def test_each_core_has_its_own_contributors() -> None:
+    assert contributors(PLAN, 0) == [A, B] and contributors(PLAN, 1) == [ContributorId(1, 2, 1)]
 
 
 @given(st.integers(0, 1000), st.integers(1, 40))

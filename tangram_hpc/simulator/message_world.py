@@ -1,8 +1,9 @@
-"""A simulated step through everything: the real broker and worker drivers, the real frames.
+"""A simulation with messages: the real broker and worker drivers with real frames.
 
-Law: what is modelled is what lies behind the ports: clock, links, journal, machines, and one client
-that plays the workload. Times are the broker's, so a record's run holds two ways of the network.
-Where `World` asks "what does the policy do", this asks "do the parts do it together".
+Only what lies behind the ports is modelled: clock, links, journal, machines, Slurm, and one client
+that plays the workload. Times are the broker's, so the run time in a record includes the time of
+two messages. `World` answers what the policy decides; this simulation also answers whether the
+drivers work together.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from ..protocol import message as ms
 from ..scheduler.placement.placers.base import Placer
 from ..scheduler.scheduler import Scheduler
 from ..worker.driver import WorkerDriver
-from .clock import Agenda
+from .clock import EventQueue
 from .log import Log
 from .machine import Machine
 from .model_slurm import ModelSlurm, Queue
-from .network import BEAT, FLUSH, AgendaTimer, MemoryJournal, Way
-from .player import CLIENT, Play, Player
+from .network import BEAT, FLUSH, MemoryJournal, SimulatedLink, SimulatedTimer
 from .records import FORMAT, Run
 from .workload import Cluster, WorkAction, Workload, check_match, to_ns
+from .workload_client import CLIENT, TrajectoryState, WorkloadClient
 
-JOB = "1"  # a job id, as workers name their allocation by it
+JOB = "1"  # the job id by which workers name their allocation
 
 
 class Failure(NamedTuple):
-    """A node dies, and joins again as a new one `back_ns` later (0: never)."""
+    """A node dies, and joins again as a new one `back_ns` later (0 for never)."""
 
     node: str
     at_ns: int
@@ -45,14 +46,28 @@ class Failure(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """Satellites may be asked for by this policy, of a Slurm that does so."""
+    """The policy that asks for satellites, and how the modelled Slurm treats requests."""
 
     policy: AllocPolicy
     queue: Queue
 
 
-class WiredWorld:
-    """One run over modelled links whose one way takes `latency_ns` to twice that."""
+class MessageWorld:
+    """One run over simulated links.
+
+    Args:
+        work, cluster: What is simulated.
+        placer: The placer under test.
+        oracle: Whether actions carry their profile.
+        latency_ns: Each message takes this to twice this; 0 for no time.
+        seed: From which latencies and Slurm's waiting times are drawn.
+        failures: Nodes that die.
+        check: Whether the ledger's invariants are checked after every event (slow).
+        growth: How satellites come; None for no satellites.
+
+    Raises:
+        InvalidInput: Workload and cluster do not go together, or a failure names an unknown node.
+    """
 
     def __init__(self, work: Workload, cluster: Cluster, placer: Placer, oracle: bool,
                  latency_ns: int = 0, seed: int = 0, failures: Sequence[Failure] = (),
@@ -60,9 +75,9 @@ class WiredWorld:
         check_match(work, cluster)
         self._work, self._cluster, self._check = work, cluster, check
         self._latency_ns, self._rng = latency_ns, random.Random(seed)
-        self.agenda, self.scheduler = Agenda(), Scheduler(placer)
-        self.agenda.now = -8 * latency_ns  # all have joined when the step begins, at 0
-        self.player: Player | None = None
+        self.event_queue, self.scheduler = EventQueue(), Scheduler(placer)
+        self.event_queue.now = -8 * latency_ns  # all have joined when the step begins, at 0
+        self.client: WorkloadClient | None = None
         specs = cluster.node_specs(JOB)
         settings = Settings(JOB, "", len(specs), services=tuple(cluster.service_specs(work)),
                             endpoints=tuple(cluster.endpoint_specs()),
@@ -71,20 +86,21 @@ class WiredWorld:
         self.usage = Fold()
         self.slurm, scripts = None, SatelliteScripts()
         if growth is not None:
-            self.slurm = ModelSlurm(self.agenda, growth.queue, seed, self._join_worker, self._kill)
-            # the modelled Slurm takes the script for the component of the workers in it
+            self.slurm = ModelSlurm(self.event_queue, growth.queue, seed, self._join_worker,
+                                    self._kill)
+            # the modelled Slurm reads the script as the component of its workers
             scripts = SatelliteScripts({s.name: s.component for s in growth.policy.shapes})
-        self.broker = Broker(self.scheduler, MemoryJournal(self._note), self.agenda,
-                             AgendaTimer(self.agenda, BEAT), settings, lambda: None,
+        self.broker = Broker(self.scheduler, MemoryJournal(self._note), self.event_queue,
+                             SimulatedTimer(self.event_queue, BEAT), settings, lambda: None,
                              slurm=self.slurm, scripts=scripts)
         self._oracle, self._failures = oracle, failures
-        self._due: list[Play] = []
+        self._due: list[TrajectoryState] = []
         waits = [to_ns(t.start_s) for t in work.trajectories] + [
             to_ns(turn.think_s) for t in work.trajectories for turn in t.turns]
         self._busy_at = 0
         self._patience_ns = 3600 * 10**9 + 2 * max(waits, default=0)
-        self.ways: list[Way] = []
-        self._alive: dict[str, Callable[[str], None]] = {}  # how to kill each node
+        self.links: list[SimulatedLink] = []
+        self._alive: dict[str, Callable[[str], None]] = {}  # how to kill the worker of each node
         self.broker.start()
         for spec in specs:
             self._join_worker(spec)
@@ -98,55 +114,55 @@ class WiredWorld:
         self._to_broker.flush()
 
     def run(self) -> Run:
-        """Plays the workload to its end.
+        """Simulates the workload to its end.
 
         Raises:
-            InvalidInput: the policy or the cluster can never finish this workload.
+            InvalidInput: The policy or the cluster can never finish this workload.
         """
-        while self.player is None or self.player.left:
-            at = self.agenda.next_at()
+        while self.client is None or self.client.left:
+            at = self.event_queue.next_at()
             assert at is not None, "the broker's own timers have stopped"
-            self.agenda.now = at
-            item = self.agenda.take()
-            if isinstance(item, Play):
+            self.event_queue.now = at
+            item = self.event_queue.take()
+            if isinstance(item, TrajectoryState):
                 if not self._due:
-                    self.agenda.put(at, FLUSH, self._submit_due)
+                    self.event_queue.put(at, FLUSH, self._submit_due)
                 self._due.append(item)
             else:
                 item()
                 if self._check:
                     self.scheduler.ledger.check()
-            if self.player is not None and self._stuck():
+            if self.client is not None and self._stuck():
                 raise InfeasibleRequest(f"policy {self.scheduler.state.placer.name}: "
-                                        f"{self.player.left} trajectories never end")
+                                        f"{self.client.left} trajectories never end")
         assert self._log is not None
         head: dict[str, Any] = {"format": FORMAT, "workload": self._work.name,
                 "policy": self.scheduler.state.placer.name, "latency_ns": self._latency_ns}
         if self._failures:
             head["failures"] = [[*failure] for failure in self._failures]
-        self.usage.last_ns = self.agenda.now
+        self.usage.last_ns = self.event_queue.now
         self.usage.close()
-        return Run(head, self._log.ordered(), self.player.step_ns)
+        return Run(head, self._log.ordered(), self.client.step_ns)
 
     def _stuck(self) -> bool:
-        """Nothing runs and nothing has happened for longer than anybody thinks."""
-        assert self.player is not None
+        """Whether nothing has run or happened for longer than any pause of the workload."""
+        assert self.client is not None
         if self.scheduler.ledger.leases:
-            self._busy_at = self.agenda.now
-        return self.agenda.now - max(self.player.moved_at, self._busy_at) > self._patience_ns
+            self._busy_at = self.event_queue.now
+        return self.event_queue.now - max(self.client.moved_at, self._busy_at) > self._patience_ns
 
     # ---- the parts ---------------------------------------------------------------------------
 
-    def _way(self) -> Way:
-        way = Way(self.agenda, self._latency_ns, self._rng)
-        self.ways.append(way)
-        return way
+    def _link(self) -> SimulatedLink:
+        link = SimulatedLink(self.event_queue, self._latency_ns, self._rng)
+        self.links.append(link)
+        return link
 
     def _join_worker(self, spec: NodeSpec) -> None:
-        down, up = self._way(), self._way()
+        down, up = self._link(), self._link()
         worker = WorkerDriver(
-            JOB, spec, up, AgendaTimer(self.agenda, FLUSH),
-            lambda reports, welcome: Machine(self.agenda, reports, self._work_of),
+            JOB, spec, up, SimulatedTimer(self.event_queue, FLUSH),
+            lambda reports, welcome: Machine(self.event_queue, reports, self._work_of),
             lambda why: self._ended(spec.name, why))
         down.receive = worker.receive
         peer = self.broker.accept(down)
@@ -161,7 +177,7 @@ class WiredWorld:
         self._alive[spec.name] = die
 
     def _ended(self, name: str, why: str) -> None:
-        """A worker ended because it was told to: nothing of it is heard any more."""
+        """A worker ended because it was told to: none of its messages arrive any more."""
         if self.slurm is not None:
             self._kill(name, why)
             self.slurm.worker_ended(name)
@@ -172,20 +188,21 @@ class WiredWorld:
             die(why)
 
     def _plan_failure(self, failure: Failure, spec: NodeSpec) -> None:
-        self.agenda.put(failure.at_ns, 0, lambda: self._kill(spec.name, "it failed"))
+        self.event_queue.put(failure.at_ns, 0, lambda: self._kill(spec.name, "it failed"))
         if failure.back_ns:
-            self.agenda.put(failure.at_ns + failure.back_ns, 0, lambda: self._join_worker(spec))
+            self.event_queue.put(failure.at_ns + failure.back_ns, 0,
+                                 lambda: self._join_worker(spec))
 
-    def _converse(self, receive: object) -> Way:
-        down, up = self._way(), self._way()
+    def _converse(self, receive: object) -> SimulatedLink:
+        down, up = self._link(), self._link()
         down.receive = receive  # type: ignore[assignment]
         peer = self.broker.accept(down)
         up.receive = lambda message, payload: self.broker.receive(peer, message, payload)
         return up
 
     def _work_of(self, action: int) -> WorkAction:
-        assert self.player is not None
-        return self.player.submission(action).work
+        assert self.client is not None
+        return self.client.submission(action).work
 
     def _note(self, event: ev.Event) -> None:
         self.usage.add(event)
@@ -197,43 +214,43 @@ class WiredWorld:
     def _from_broker(self, message: ms.AnyMessage, payload: memoryview | None) -> None:
         if isinstance(message, ms.Welcome):
             assert message.client == CLIENT
-            self.player = Player(self._work, self.agenda, self._oracle,
+            self.client = WorkloadClient(self._work, self.event_queue, self._oracle,
                                  self.scheduler.state.placer.reserve > 0)
-            self._log = Log(self.player, self.scheduler.ledger)
+            self._log = Log(self.client, self.scheduler.ledger)
             return
-        player = self.player
-        assert player is not None
+        client = self.client
+        assert client is not None
         if isinstance(message, ms.Result):
             self._to_broker.send(ms.Ack((message.action,)))
             if message.outcome.state is ActionState.COMPLETED:
-                session = player.ended(message.action)
+                session = client.ended(message.action)
                 if session:
                     self._to_broker.send(ms.ReleaseSession(session))
             else:
                 self._again(message.action, message.attempt)
-            self.agenda.put(self.agenda.now, FLUSH, self._to_broker.flush)
+            self.event_queue.put(self.event_queue.now, FLUSH, self._to_broker.flush)
         elif isinstance(message, ms.SessionUp):
-            player.admitted(message.session)
+            client.admitted(message.session)
         elif isinstance(message, ms.SessionDown):
-            player.lost(message.session)
+            client.lost(message.session)
         elif isinstance(message, ms.Rejected) and message.lost:
             self._again(message.id, 0)
-            self.agenda.put(self.agenda.now, FLUSH, self._to_broker.flush)
+            self.event_queue.put(self.event_queue.now, FLUSH, self._to_broker.flush)
         elif isinstance(message, ms.Rejected):
             raise InfeasibleRequest(f"workload {self._work.name}: {message.text}")
 
     def _again(self, action: int, leases: int) -> None:
-        assert self.player is not None
-        spec, again = self.player.failed(action, leases)
+        assert self.client is not None
+        spec, again = self.client.failed(action, leases)
         if spec is not None:
             self._to_broker.send(ms.RequestSession(spec))
         self._to_broker.send(ms.Submit(again), b"")
 
     def _submit_due(self) -> None:
-        assert self.player is not None
-        due, self._due = sorted(self._due, key=lambda play: play.index), []
-        for play in due:
-            spec, actions = self.player.due(play)
+        assert self.client is not None
+        due, self._due = sorted(self._due, key=lambda state: state.index), []
+        for state in due:
+            spec, actions = self.client.due(state)
             if spec is not None:
                 self._to_broker.send(ms.RequestSession(spec))
             for action in actions:

@@ -1,7 +1,7 @@
-"""Pure. What a plan that is in force takes for other lengths than it was made for.
+"""Pure. The time of a plan that is in force, for other lengths than it was made for.
 
-Law: its layout and its instances stay; which requests are whose is chosen anew, as well as these
-instances allow, so a new plan is never thought better than it is.
+Its layout and its instances stay. Which requests go to which instance is chosen anew, as well as
+these instances allow, so that a new plan is never thought better than it is.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from .shapes import NEVER, Layout, Search
 from .split import Instance, Split, dealt_to, groups_for, instance_of, lossy, segments_of
 
 
-def standing(costs: Costs, gpus: int, layout: Layout, degrees: Sequence[int],
+def reprice(costs: Costs, gpus: int, layout: Layout, degrees: Sequence[int],
              search: Search) -> Split | None:
-    """The split of `gpus` with this layout and instances of these degrees, for the batch of
-    `costs`; None where it cannot run any more (memory, a batch that it does not divide, a request
-    that no instance can hold).
+    """The split with this layout and instances of these degrees, for the batch of `costs`.
 
-    The instances keep their order, short requests first; of a smaller batch some may idle.
+    The instances keep their order, short requests first; with a smaller batch some may idle.
     O(instances x strata ** 2).
+
+    Returns:
+        The split; None where it cannot run any more: it does not fit into memory, the batch cannot
+            be divided by it, or no instance can hold a request.
     """
     if not _divides(costs, gpus, layout):
         return None
@@ -40,7 +42,7 @@ def standing(costs: Costs, gpus: int, layout: Layout, degrees: Sequence[int],
 
 def _cut(costs: Costs, gpus: int, degrees: Sequence[int], search: Search, train_ns: int
          ) -> tuple[int, tuple[Instance, ...]]:
-    """These instances with the best cuts of the sorted requests."""
+    """The least time of these instances, over all cuts of the sorted requests."""
     strata = costs.strata(search.strata or groups_for(gpus))
     segments = segments_of(costs, sorted(set(degrees)), strata, search.ahead, train_ns)
     least = np.full(len(strata) + 1, NEVER, np.int64)
@@ -62,7 +64,7 @@ def _cut(costs: Costs, gpus: int, degrees: Sequence[int], search: Search, train_
 
 
 def _divides(costs: Costs, gpus: int, layout: Layout) -> bool:
-    """Whether the layout is one of this model and batch at all."""
+    """Whether the layout is possible at all for this model and batch."""
     return (layout.gpus < gpus and costs.model.layers % layout.pp == 0
             and layout.dp % layout.ep == 0 and max(1, costs.model.experts) % layout.ep == 0
             and costs.training.batch % (layout.dp * layout.micro * costs.training.steps) == 0)
