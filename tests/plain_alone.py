@@ -16,8 +16,8 @@ from typing import Any
 
 from plain_fuzz import Bench, order
 
-from tangram_hpc.protocol.hostwire import frame
 from tangram_hpc.protocol.payload import ExecCall, decode
+from tangram_hpc.protocol.process_frames import frame
 
 PACKETS = """if 1:
     import fcntl, os

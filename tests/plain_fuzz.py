@@ -19,16 +19,16 @@ import msgspec
 
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import ProtocolError
-from tangram_hpc.protocol.hostwire import (
+from tangram_hpc.protocol.payload import ExecCall, decode, encode
+from tangram_hpc.protocol.process_frames import (
     Calm,
     Ended,
-    HostInbox,
     Limits,
+    ProcessInbox,
     Run,
     WorkerInbox,
     frame,
 )
-from tangram_hpc.protocol.payload import ExecCall, decode, encode
 from tangram_hpc.sandbox.process import plain
 from tangram_hpc.sandbox.process.command import changed_signals
 from tangram_hpc.sandbox.process.wall import Wall
@@ -50,7 +50,7 @@ KNOWN = msgspec.structs.astuple(order(ExecCall()))[2:]
 def is_plain(data: bytes) -> Run | None:
     """What Python reads in it, if that is one order that the library may serve."""
     try:
-        orders = list(HostInbox().feed(data))
+        orders = list(ProcessInbox().feed(data))
         call = decode(orders[0].payload) if len(orders) == 1 and isinstance(orders[0], Run) else 0
     except (ProtocolError, msgspec.DecodeError, UnicodeDecodeError):
         return None

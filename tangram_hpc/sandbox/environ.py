@@ -19,7 +19,7 @@ DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def for_hosts(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of a worker's environment its nursery and runners get."""
+    """What of a worker's environment its fork server and runners get."""
     return {
         name: value
         for name, value in environ.items()

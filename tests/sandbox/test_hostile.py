@@ -176,7 +176,7 @@ tell()
 """
         assert duel.successes(source) == []
         duel.goes_on()
-    assert arena.rig.executor.nursery_pid in arena.rig.processes()
+    assert arena.rig.executor.fork_server_pid in arena.rig.processes()
 
 
 def test_killing_its_parent_costs_only_its_own_action(arena: Arena) -> None:
@@ -592,7 +592,7 @@ def test_a_function_may_not_speak_for_others(arena: Arena) -> None:
 
         from tangram_hpc.domain.outcome import Outcome
         from tangram_hpc.domain.states import ActionState
-        from tangram_hpc.protocol.hostwire import Ended, frame
+        from tangram_hpc.protocol.process_frames import Ended, frame
         os.write(3, frame(Ended(lease, Outcome(ActionState.COMPLETED), b"", True)))
         return "said"
 

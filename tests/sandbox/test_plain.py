@@ -24,8 +24,8 @@ from test_executor_ends import other_users_python
 
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.protocol.hostwire import WorkerInbox
 from tangram_hpc.protocol.payload import ExecCall, FileCall
+from tangram_hpc.protocol.process_frames import WorkerInbox
 from tangram_hpc.resources import tree
 from tangram_hpc.sandbox.process import plain
 
@@ -182,8 +182,8 @@ from test_executor_ends import other_users_python
 rig = Rig(Path(tempfile.mkdtemp()), isolation="bwrap", compiled=False, session_pids=40)
 rig.open()
 rig.shell("for i in $(seq 30); do sleep 60 >/dev/null 2>&1 & done", session=1)
-lodging = rig.executor._lodging
-lodging._settings = dataclasses.replace(lodging._settings, session_pids=20)
+supervisor = rig.executor._supervisor
+supervisor._settings = dataclasses.replace(supervisor._settings, session_pids=20)
 outcome, back = rig.exec("/bin/echo", "begun", session=1)
 assert back is not None and back.stdout == b"begun\\n", outcome
 outcome, back = rig.shell("sleep 0.1; (true); echo forked", session=1)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from executor_rig import Rig
 
-from tangram_hpc.protocol.hostwire import Box
-from tangram_hpc.sandbox.manager import lodging
+from tangram_hpc.protocol.process_frames import Box
+from tangram_hpc.sandbox.manager import process_supervisor
 from tangram_hpc.sandbox.manager.pools import Pool, Starts
 
 
@@ -156,7 +156,7 @@ def worker(tmp_path: Path) -> Any:
 
 
 def free(rig: Rig, box: Box) -> list[Any]:
-    return rig.executor._lodging._pools[box].free
+    return rig.executor._supervisor._pools[box].free
 
 
 def test_each_kind_of_box_is_warm_from_its_first_use_on(worker: Rig) -> None:
@@ -173,7 +173,7 @@ def test_each_kind_of_box_is_warm_from_its_first_use_on(worker: Rig) -> None:
 
 
 def test_only_the_boxes_used_last_are_warm(worker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lodging, "_WARM_BOXES", 1)
+    monkeypatch.setattr(process_supervisor, "_WARM_BOXES", 1)
     first, second = (Box("process", True, network=on) for on in (False, True))
     worker.open(1)
     worker.until(lambda: len(free(worker, first)) == 2)

@@ -15,8 +15,8 @@ from executor_rig import Rig
 
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.protocol.hostwire import INIT, RUNNER, Calm
 from tangram_hpc.protocol.payload import ExecCall
+from tangram_hpc.protocol.process_frames import INIT, RUNNER, Calm
 from tangram_hpc.resources import memory, tree
 from tangram_hpc.sandbox.manager.pressure import Pressure
 from tangram_hpc.sandbox.process.ward import memory_kib

@@ -10,8 +10,8 @@ import os
 import stat
 from collections.abc import Iterator
 
-from ...protocol.hostwire import FILE_MAX
 from ...protocol.payload import FileEntry
+from ...protocol.process_frames import FILE_MAX
 from . import modes
 
 ENTRIES_MAX = 100_000  # of one listing

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ...domain.isolation import choose, preferred, takes_image
 from ...domain.session import SessionSpec
 from ...errors import InvalidInput
-from ...protocol.hostwire import Box
+from ...protocol.process_frames import Box
 from ..isolation import landlock, seccomp, view
 from ..isolation.holders import RUNTIMES, missing
 from .probe import probe

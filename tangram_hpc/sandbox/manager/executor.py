@@ -1,5 +1,5 @@
 """Owns: which host runs which lease. Fills the `Executor` port with processes on this machine.
-Must not start, wait for or signal a user's process itself: hosts and their nursery do.
+Must not start, wait for or signal a user's process itself: hosts and their fork server do.
 """
 
 from __future__ import annotations
@@ -16,9 +16,19 @@ from ...domain.session import SessionSpec
 from ...domain.states import ENDED, ActionState
 from ...errors import InvalidInput
 from ...ports import Reports, SandboxSettings, Store
-from ...protocol.hostwire import FRAME_MAX, RUNNER, Ended, Gone, Kill, Piece, Run, Setup, Units
 from ...protocol.message import INLINE_MAX, Start
 from ...protocol.payload import ErrorReturn, FunctionCall, decode, encode, owner_of_result
+from ...protocol.process_frames import (
+    FRAME_MAX,
+    RUNNER,
+    Ended,
+    Gone,
+    Kill,
+    Piece,
+    Run,
+    Setup,
+    Units,
+)
 from ...resources.cpu import affinity
 from ...resources.cpu.enforce import Enforcer, probe
 from ...resources.gpu.devices import Devices
@@ -26,10 +36,10 @@ from ...resources.gpu.meter import GpuMeter
 from .backends import Backends
 from .hosts import Host
 from .jobs import Job, cause
-from .lodging import Lodging
 from .overdue import Overdue
 from .pools import Pool
 from .pressure import LOOK_S, Pressure
+from .process_supervisor import ProcessSupervisor
 from .sessions import Sessions
 from .stuck import StuckWatch
 from .vault import Vault, is_stored
@@ -46,7 +56,7 @@ class SandboxExecutor:
     Args:
         reports: who is told.
         store: where payloads over the inline limit lie.
-        scratch: a node-local directory for what sandboxes write; see `Lodging`.
+        scratch: a node-local directory for what sandboxes write; see `ProcessSupervisor`.
         cores: the units this worker lends.
         settings: what a site or a user chose.
         backends: what can build sandboxes here; None: found out.
@@ -71,8 +81,9 @@ class SandboxExecutor:
         self._enforcer = enforcer = enforcer or probe(pinned, settings.enforcement)
         self._counts_ooms = "memory" in enforcer.limits
         units = max(1, len(cores))
-        self._lodging = Lodging(self, Path(scratch), units, settings, backends, enforcer, pinned)
-        self._sessions = Sessions(self._lodging, self, reports, self._vault)
+        self._supervisor = ProcessSupervisor(self, Path(scratch), units, settings, backends,
+                                             enforcer, pinned)
+        self._sessions = Sessions(self._supervisor, self, reports, self._vault)
         self._stuck = StuckWatch(self._free_behind)
         self._pressure = Pressure(not self._counts_ooms, self.kill)
         self._overdue = Overdue(settings.kill_wait_s)
@@ -84,9 +95,9 @@ class SandboxExecutor:
         return self._enforcer.name
 
     @property
-    def nursery_pid(self) -> int:
+    def fork_server_pid(self) -> int:
         """The process id of the parent of all hosts."""
-        return self._lodging.pid
+        return self._supervisor.pid
 
     # ---- orders ----
 
@@ -183,10 +194,10 @@ class SandboxExecutor:
         if action.kind is not _EXEC:
             return self._fail(job, "session: reading and writing files needs one")
         try:
-            box = self._lodging.backends.box(SessionSpec(0, trusted=action.trusted))
+            box = self._supervisor.backends.box(SessionSpec(0, trusted=action.trusted))
         except InvalidInput as error:
             return self._fail(job, str(error))
-        self._into_pool(job, self._lodging.pool(box))
+        self._into_pool(job, self._supervisor.pool(box))
 
     def _admit_function(self, job: Job) -> None:
         try:
@@ -202,7 +213,7 @@ class SandboxExecutor:
                 if why:
                     return self._fail(job, why)
                 job.blob = blob
-                self._into_pool(job, self._lodging.runners)
+                self._into_pool(job, self._supervisor.runners)
 
         self._vault.function(call.digest, then)
 
@@ -229,7 +240,7 @@ class SandboxExecutor:
         elif session := self._sessions.get(action.session):
             spec = session.spec
         units = len(job.cores)
-        limits = self._lodging.limits(action, spec)
+        limits = self._supervisor.limits(action, spec)
         group = host.group
         assert group is not None
         group.limit(limits.mem_mib, limits.pids)
@@ -288,19 +299,19 @@ class SandboxExecutor:
 
     def host_born(self, host: Host) -> Setup:
         """See `hosts.Owner`."""
-        return self._lodging.setup(host)
+        return self._supervisor.setup(host)
 
     def host_up(self, host: Host) -> None:
         """A host waits for orders."""
-        self._lodging.starts.over(host)
+        self._supervisor.starts.over(host)
         if host.session:
             return self._sessions.up(host)
-        self._lodging.pool_of(host).booted(host)
+        self._supervisor.pool_of(host).booted(host)
         self._idle(host)
 
     def host_failed(self, host: Host, text: str) -> None:
         """A host could not be forked."""
-        self._lodging.starts.over(host)
+        self._supervisor.starts.over(host)
         if not host.fresh:
             host.tidy()
         if host.session:
@@ -309,7 +320,7 @@ class SandboxExecutor:
             self._pool_lost(host, text)
 
     def _pool_lost(self, host: Host, text: str) -> None:
-        pool = self._lodging.pool_of(host)
+        pool = self._supervisor.pool_of(host)
         none_left = pool.lost(host)
         if host.up:
             pool.warm_up()
@@ -369,7 +380,7 @@ class SandboxExecutor:
 
     def host_died(self, host: Host, status: int, clean: bool, tail: str) -> None:
         """A host ended; what ran in it failed with it."""
-        self._lodging.starts.over(host)
+        self._supervisor.starts.over(host)
         what = "the runner process" if host.kind == RUNNER else "the sandbox's init"
         reason = host.broken or f"{what} ended ({cause(status)})"
         self._free_behind(host)
@@ -382,7 +393,7 @@ class SandboxExecutor:
         if not host.session:
             self._pool_lost(host, reason)
         if clean:
-            self._bury(host)
+            self._discard(host)
 
     def _orphan(self, job: Job, host: Host, status: int, reason: str, clean: bool,
                 tail: str) -> None:
@@ -402,17 +413,17 @@ class SandboxExecutor:
         for lease in sorted(host.leases):
             self._release(self._jobs[lease])
         host.leases.clear()
-        self._bury(host)
+        self._discard(host)
 
-    def _bury(self, host: Host) -> None:
-        self._lodging.bury(host, host.kept)
+    def _discard(self, host: Host) -> None:
+        self._supervisor.discard(host, host.kept)
         if host.kept:
             self._sessions.reborn(host)
 
-    def nursery_lost(self) -> None:
-        """The nursery died, and all hosts with it: a new one takes its place."""
+    def fork_server_lost(self) -> None:
+        """The fork server died, and all hosts with it: a new one takes its place."""
         self._sessions.homeless()
-        self._lodging.renew()
+        self._supervisor.renew()
 
     def _left(self, host: Host, lease: int) -> None:
         """Nothing of a lease is left in a host: it goes on with what it was given ahead, or can
@@ -432,7 +443,7 @@ class SandboxExecutor:
 
     def _idle(self, host: Host) -> None:
         """A host without a session can take its next action."""
-        pool = self._lodging.pool_of(host)
+        pool = self._supervisor.pool_of(host)
         while pool.waiting:
             job = pool.waiting.popleft()
             if self.waits(job):
@@ -487,7 +498,7 @@ class SandboxExecutor:
         self._closed = True
         if self._looking is not None:
             self._looking.cancel()
-        self._lodging.close(self._vault.close)
+        self._supervisor.close(self._vault.close)
         jobs, self._jobs = list(self._jobs.values()), {}
         for job in jobs:
             job.end_timer()

@@ -1,5 +1,6 @@
-"""Owns: a worker's side of its nursery and hosts - their sockets on asyncio's loop, and their death
-certificates. Must not know of sessions or pools: it tells whoever owns it what each host said.
+"""Owns: a worker's side of its fork server and hosts - their sockets on asyncio's loop, and their
+death certificates. Must not know of sessions or pools: it tells whoever owns it what each host
+said.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Protocol
 import msgspec
 
 from ...errors import ProtocolError
-from ...protocol.hostwire import (
+from ...protocol.process_frames import (
     PACKET_MAX,
     RECEIVE,
     RUNNER,
@@ -39,7 +40,7 @@ from ...protocol.hostwire import (
     Tidy,
     Unforked,
     WorkerInbox,
-    decode_from_nursery,
+    decode_from_fork_server,
     frame,
     packet,
 )
@@ -68,8 +69,8 @@ class Host:
     """
 
     __slots__ = (
+        "_fork_server",
         "_loop",
-        "_nursery",
         "_soon",
         "_unsent",
         "bell",
@@ -95,9 +96,9 @@ class Host:
         "up",
     )
 
-    def __init__(self, nursery: NurseryClient, number: int, kind: str, box: Box) -> None:
-        self._nursery = nursery
-        self._loop = nursery.loop
+    def __init__(self, fork_server: ForkServerClient, number: int, kind: str, box: Box) -> None:
+        self._fork_server = fork_server
+        self._loop = fork_server.loop
         self._unsent = bytearray()
         self.number = number
         self.kind = kind
@@ -115,7 +116,7 @@ class Host:
         self.leases: dict[int, None] = {}
         self.functions: dict[str, None] = {}  # the digests it holds, oldest first
         self.session = 0
-        self.tokens = self.bell = -1  # of a runner, see `hostwire`
+        self.tokens = self.bell = -1  # of a runner, see `process_frames`
         self._soon: list[bytes] = []
 
     def connect(self, fd: int, setup: Frame) -> None:
@@ -202,16 +203,16 @@ class Host:
 
     def kill(self) -> None:
         """SIGKILLs it; its owner hears of its death."""
-        self._nursery.tell(End(self.number))
+        self._fork_server.tell(End(self.number))
 
     def tidy(self) -> None:
         """It is dead, and nobody needs its directory."""
-        self._nursery.tell(Tidy(self.home))
+        self._fork_server.tell(Tidy(self.home))
 
     @property
     def folder(self) -> str:
         """Its directory."""
-        return os.path.join(self._nursery.root, self.home)
+        return os.path.join(self._fork_server.root, self.home)
 
     def hang_up(self) -> None:
         """Forgets its control socket."""
@@ -259,8 +260,8 @@ class Owner(Protocol):
         """What it left when it died has ended too."""
         ...
 
-    def nursery_lost(self) -> None:
-        """The nursery ended by itself; `host_died` follows for every host."""
+    def fork_server_lost(self) -> None:
+        """The fork server ended by itself; `host_died` follows for every host."""
         ...
 
     def ended(self, host: Host, message: Ended) -> None:
@@ -280,8 +281,8 @@ class Owner(Protocol):
         ...
 
 
-class NurseryClient:
-    """Starts the nursery process and speaks to it; at most one per executor."""
+class ForkServerClient:
+    """Starts the fork server process and speaks to it; at most one per executor."""
 
     def __init__(self, owner: Owner, root: str, numbers: Iterator[int]) -> None:
         self.loop = asyncio.get_running_loop()
@@ -295,7 +296,8 @@ class NurseryClient:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tangram_hpc.sandbox.process.nursery", str(there.fileno())],
+                [sys.executable, "-m", "tangram_hpc.sandbox.process.fork_server",
+                 str(there.fileno())],
                 pass_fds=(there.fileno(),),
                 env=environ.for_hosts(os.environ),
                 stdin=subprocess.DEVNULL,
@@ -308,7 +310,7 @@ class NurseryClient:
 
     @property
     def pid(self) -> int:
-        """The nursery's process id."""
+        """The fork server's process id."""
         return self._process.pid
 
     def fork(self, kind: str, box: Box, home: str = "") -> Host:
@@ -321,7 +323,7 @@ class NurseryClient:
         return host
 
     def tell(self, message: Frame) -> None:
-        """Sends or queues an order to the nursery."""
+        """Sends or queues an order to the fork server."""
         self._unsent.append(packet(message))
         if len(self._unsent) == 1:
             self._tell_more()
@@ -358,7 +360,7 @@ class NurseryClient:
         if not data:
             return self._lost()
         fds = array.array("i", b"".join(bytes(item[2]) for item in more))
-        message = decode_from_nursery(data)
+        message = decode_from_fork_server(data)
         if isinstance(message, Forked):
             self._forked(message, fds[0])
         elif isinstance(message, Unforked):
@@ -407,7 +409,7 @@ class NurseryClient:
         self._owner.host_died(host, message.status, message.clean, message.tail)
 
     def _lost(self) -> None:
-        """The nursery itself died: its hosts end by their own signal."""
+        """The fork server itself died: its hosts end by their own signal."""
         self.loop.remove_reader(self._socket.fileno())
         self.loop.remove_writer(self._socket.fileno())
         hosts, self._hosts = list(self._hosts.values()), {}
@@ -416,7 +418,7 @@ class NurseryClient:
             while self._on_data(host):
                 pass
             host.hang_up()
-        self._owner.nursery_lost()  # first, as a death asks for a new host
+        self._owner.fork_server_lost()  # first, as a death asks for a new host
         for host in hosts:
             self._owner.host_died(host, -1, True, "")
         for host in unclean:
@@ -457,7 +459,7 @@ class NurseryClient:
         return True
 
     def close(self) -> None:
-        """Ends the nursery and with it every host; returns when they are gone."""
+        """Ends the fork server and with it every host; returns when they are gone."""
         if self._closed:
             return
         self._closed = True

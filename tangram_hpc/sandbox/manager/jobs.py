@@ -11,8 +11,8 @@ from collections import deque
 from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST, Outcome
 from ...domain.session import SessionSpec
 from ...domain.states import ActionState
-from ...protocol.hostwire import RUNNER, Box
 from ...protocol.message import Start
+from ...protocol.process_frames import RUNNER, Box
 from ...resources import tree
 from .hosts import Host
 
@@ -121,7 +121,7 @@ class Session:
 def cause(status: int) -> str:
     """A wait status for people; -1: not known."""
     if status < 0:
-        return "with its nursery"
+        return "with its fork server"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ...domain.states import ActionState
-from ...protocol.hostwire import RUNNER, Calm
+from ...protocol.process_frames import RUNNER, Calm
 from ...resources import memory, tree
 from ..process.ward import memory_kib
 from .hosts import Host

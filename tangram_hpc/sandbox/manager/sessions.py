@@ -17,11 +17,11 @@ from ...domain.session import SessionSpec
 from ...domain.states import ActionState
 from ...errors import InvalidInput
 from ...ports import Reports
-from ...protocol.hostwire import Close
 from ...protocol.payload import owner_by_client
+from ...protocol.process_frames import Close
 from .hosts import Host
 from .jobs import Job, Session
-from .lodging import Lodging
+from .process_supervisor import ProcessSupervisor
 from .vault import Vault
 
 _CLOSE_S = 8.0  # an init that has not ended its sandbox by then is killed
@@ -47,8 +47,9 @@ class Crew(Protocol):
 class Sessions:
     """All of one worker's."""
 
-    def __init__(self, lodging: Lodging, crew: Crew, reports: Reports, vault: Vault) -> None:
-        self._lodging = lodging
+    def __init__(self, supervisor: ProcessSupervisor, crew: Crew, reports: Reports,
+                 vault: Vault) -> None:
+        self._supervisor = supervisor
         self._vault = vault
         self._crew = crew
         self._reports = reports
@@ -66,7 +67,7 @@ class Sessions:
         if spec.id in self._open:
             return
         try:
-            box = self._lodging.backends.box(spec)
+            box = self._supervisor.backends.box(spec)
         except InvalidInput as error:
             return self._reports.session_down(spec.id, str(error))
         session = self._open[spec.id] = Session(spec, box)
@@ -74,10 +75,10 @@ class Sessions:
             return self._ask_copy(session)
         if spec.files:
             return self._unpack(session)
-        pool = self._lodging.pool(box)
+        pool = self._supervisor.pool(box)
         host = pool.give_away()
         if host is None:
-            self._lodging.starts.ask(lambda: self._build(session))
+            self._supervisor.starts.ask(lambda: self._build(session))
         else:
             session.host, host.session = host, spec.id
             self.up(host)
@@ -89,24 +90,24 @@ class Sessions:
             return None
         if session.closing:
             if home:
-                self._lodging.vacate(home)
+                self._supervisor.remove_directory(home)
             self._end(session, "")
             return None
-        host = session.host = self._lodging.fork(session.box, home)
+        host = session.host = self._supervisor.fork(session.box, home)
         host.session, host.origin = session.id, origin
         return host
 
     def _unpack(self, session: Session) -> None:
         """It takes its files over as those of an init that died."""
-        home, folder = self._lodging.berth()
+        home, folder = self._supervisor.new_directory()
 
         def then(_: bytes, why: str) -> None:
             if why or self._open.get(session.id) is not session:
-                self._lodging.vacate(home)
+                self._supervisor.remove_directory(home)
                 if self._open.get(session.id) is session:
                     self._end(session, "" if session.closing else why)
             else:
-                self._lodging.starts.ask(lambda: self._build(session, home))
+                self._supervisor.starts.ask(lambda: self._build(session, home))
 
         self._vault.unpack(session.spec.files, folder, then)
 
@@ -204,7 +205,7 @@ class Sessions:
                 owner = f"{owner_by_client(client_of(session.id))}files"
                 return self._vault.pack(host.folder, owner, lambda data, why: self._packed(
                     session, host, data.decode(), why))
-            self._lodging.starts.ask(lambda: self._build(session, host.home))
+            self._supervisor.starts.ask(lambda: self._build(session, host.home))
 
     def _end(self, session: Session, reason: str) -> None:
         self._open.pop(session.id, None)
@@ -223,7 +224,7 @@ class Sessions:
                 if one.host is not None and one.up and not one.running]
 
     def homeless(self) -> None:
-        """The nursery is lost and all directories with it: no session can go on."""
+        """The fork server is lost and all directories with it: no session can go on."""
         for session in self._open.values():
             session.deaths = _DEATHS_MAX
 
@@ -252,10 +253,11 @@ class Sessions:
     def _next(self, session: Session) -> None:
         if session.running or not session.up or session.closing or session.packing:
             return
+        starts = self._supervisor.starts
         while session.copies:
             copy = session.copies.popleft()
             session.copying.append(copy)
-            self._lodging.starts.ask(lambda copy=copy: self._copy(copy, session))  # type: ignore[misc]
+            starts.ask(lambda copy=copy: self._copy(copy, session))  # type: ignore[misc]
         while session.waiting and not session.copying and not session.running:
             job = session.waiting.popleft()
             if self._crew.waits(job) and session.host is not None:

@@ -16,8 +16,8 @@ from typing import Protocol
 
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
-from ...protocol.hostwire import Run
 from ...protocol.payload import ExecCall, ExecReturn, encode
+from ...protocol.process_frames import Run
 from ..environ import DEFAULT_PATH, Grants
 from .spent import Spent
 

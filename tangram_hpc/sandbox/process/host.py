@@ -11,7 +11,7 @@ import resource
 import signal
 import socket
 
-from ...protocol.hostwire import INIT
+from ...protocol.process_frames import INIT
 from ..files import scratch
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -36,13 +36,13 @@ def guard(name: str, when_parent_ends: int) -> None:
 
 def become(control: socket.socket, modes: int, highest: int, home: str, kind: str, parent: int
            ) -> socket.socket:
-    """Turns a fresh fork of the nursery into a host and returns its control socket. Closes all
-    descriptors inherited from the nursery (`highest` is the largest), except the control socket
+    """Turns a fresh fork of the fork server into a host and returns its control socket. Closes all
+    descriptors inherited from the fork server (`highest` is the largest), except the control socket
     and, in an init, `modes`, which becomes descriptor MODES.
 
     Raises:
         OSError: its directory cannot be entered.
-        SystemExit: the nursery ended meanwhile.
+        SystemExit: the fork server ended meanwhile.
     """
     os.setsid()
     signal.set_wakeup_fd(-1)

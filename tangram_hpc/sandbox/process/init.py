@@ -18,23 +18,23 @@ import msgspec
 
 from ...domain.outcome import Outcome, too_long
 from ...domain.states import ActionState
-from ...protocol.hostwire import (
+from ...protocol.payload import ExecCall, FileCall, FileList, FileReturn, decode, encode
+from ...protocol.process_frames import (
     RECEIVE,
     Broken,
     Calm,
     Close,
     Ended,
     Gone,
-    HostInbox,
     Kill,
     Piece,
+    ProcessInbox,
     Ready,
     Run,
     Setup,
     Units,
     frame,
 )
-from ...protocol.payload import ExecCall, FileCall, FileList, FileReturn, decode, encode
 from ...resources import tree
 from .. import environ
 from ..files import confine, scratch
@@ -67,7 +67,7 @@ class Init:
         self._devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._units = UnitsFile(home)
         self._score = open_oom_score()
-        self._inbox = HostInbox()
+        self._inbox = ProcessInbox()
         self._plain: plain.Plain | None = None
         self._command: Command | None = None
         self._watch_at = 0

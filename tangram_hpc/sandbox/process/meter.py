@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 
 from ...domain.states import ActionState
-from ...protocol.hostwire import Limits
+from ...protocol.process_frames import Limits
 from ..files import modes
 from .ward import Ward, memory_kib
 

@@ -1,5 +1,5 @@
 """Owns: changes of file modes in `process` sandboxes. The kernel hands every `chmod` of a sandboxed
-program to the nursery (seccomp user notification), and `ModeKeeper` there answers it.
+program to the fork server (seccomp user notification), and `ModeKeeper` there answers it.
 
 Why: Landlock does not check `chmod`, so code in a sandbox could change the mode of any file that
 its user owns, wherever the file lies. A filter alone cannot help, as it sees the address of a path
@@ -37,7 +37,7 @@ _NO_MAGIC_LINKS = 0x02  # a link of /proc must not lead the keeper to what it ha
 _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = 0x100, 0x1000
 _PATH_MAX = 4096
 _A_DESCRIPTOR = re.compile(rb"/(?:proc/(?:self|thread-self|\d+)/fd|dev/fd)/(\d{1,9})")
-_TURN_MAX = 64  # answers of one turn: the nursery has other work
+_TURN_MAX = 64  # answers of one turn: the fork server has other work
 _CALLS = ("chmod", "fchmod", "fchmodat", "fchmodat2")
 _NO_NAME = ctypes.create_string_buffer(b"")
 

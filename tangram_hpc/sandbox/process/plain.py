@@ -18,8 +18,8 @@ import msgspec
 
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
-from ...protocol.hostwire import RECEIVE, Run
 from ...protocol.payload import ExecCall, encode
+from ...protocol.process_frames import RECEIVE, Run
 from .wall import Wall
 
 PATIENCE_NS = 2_000_000  # a command that takes longer is Python's from then on

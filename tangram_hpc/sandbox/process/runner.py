@@ -28,7 +28,8 @@ import msgspec
 from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST, Outcome
 from ...domain.service import pushed_by
 from ...domain.states import ActionState
-from ...protocol.hostwire import (
+from ...protocol.payload import ErrorReturn, FunctionCall, ValueReturn, decode, encode
+from ...protocol.process_frames import (
     FRAME_MAX,
     OUTPUT,
     RECEIVE,
@@ -37,13 +38,12 @@ from ...protocol.hostwire import (
     Drop,
     Ended,
     Gone,
-    HostInbox,
     Load,
+    ProcessInbox,
     Run,
     Setup,
     frame,
 )
-from ...protocol.payload import ErrorReturn, FunctionCall, ValueReturn, decode, encode
 from ...protocol.value import encode_value
 from ...resources import tree
 from ...resources.cpu import cgroupfs
@@ -75,7 +75,7 @@ class Runner:
         faulthandler.enable()
         sys.modules["__main__"] = types.ModuleType("__main__")
         os.environ["TMPDIR"] = scratch.tmp(home)
-        self._inbox = HostInbox()
+        self._inbox = ProcessInbox()
         self._functions: dict[str, bytes | Callable[..., Any]] = {}
         self._calls: deque[Run] = deque()
         self._told: tuple[int, str] | None = None  # units and GPUs in the environment

@@ -8,7 +8,7 @@ import errno
 import os
 from dataclasses import dataclass
 
-from ...protocol.hostwire import Setup
+from ...protocol.process_frames import Setup
 from ...resources import tree
 from ...resources.cpu import cgroupfs
 from ..files import modes, scratch

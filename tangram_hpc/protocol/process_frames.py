@@ -1,9 +1,9 @@
-"""Pure. What worker, nursery and hosts say to each other on one machine, and how it is framed.
+"""Pure. What worker, fork server and hosts say to each other on one machine, and how it is framed.
 
 Law: nothing here is ever sent to another machine or kept. Worker and host: a stream of frames, each
-a little-endian u32 length and one msgpack message. Worker and nursery: one msgpack message a packet
-(a `SOCK_SEQPACKET` pair). A runner runs its user's code, so the worker believes of its messages
-only what concerns the leases that it was given.
+a little-endian u32 length and one msgpack message. Worker and fork server: one msgpack message a
+packet (a `SOCK_SEQPACKET` pair). A runner runs its user's code, so the worker believes of its
+messages only what concerns the leases that it was given.
 
 A runner is given calls ahead; a counter (an eventfd) and a pipe come with its Setup. Each call has
 a token on the counter; the runner takes one, then reads what its worker has said meanwhile, and
@@ -174,7 +174,7 @@ class Piece(Frame, frozen=True, tag=22):
     data: bytes
 
 
-# ---- worker -> nursery -----------------------------------------------------------------------
+# ---- worker -> fork server -----------------------------------------------------------------------
 
 
 class Fork(Frame, frozen=True, tag=40):
@@ -199,7 +199,7 @@ class Tidy(Frame, frozen=True, tag=42):
     home: str
 
 
-# ---- nursery -> worker -----------------------------------------------------------------------
+# ---- fork server -> worker -----------------------------------------------------------------------
 
 
 class Forked(Frame, frozen=True, tag=50):
@@ -232,18 +232,18 @@ class Clean(Frame, frozen=True, tag=53):
     number: int
 
 
-ToHost = Union[Setup, Run, Kill, Units, Load, Drop, Close, Calm]  # noqa: UP007 - by tag
-FromHost = Union[Ready, Broken, Ended, Gone, Piece]  # noqa: UP007
-ToNursery = Union[Fork, End, Tidy]  # noqa: UP007
-FromNursery = Union[Forked, Unforked, Died, Clean]  # noqa: UP007
+ToProcess = Union[Setup, Run, Kill, Units, Load, Drop, Close, Calm]  # noqa: UP007 - by tag
+FromProcess = Union[Ready, Broken, Ended, Gone, Piece]  # noqa: UP007
+ToForkServer = Union[Fork, End, Tidy]  # noqa: UP007
+FromForkServer = Union[Forked, Unforked, Died, Clean]  # noqa: UP007
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
-_to_host = reader(ToHost)
-_from_host = reader(FromHost)
+_to_process = reader(ToProcess)
+_from_process = reader(FromProcess)
 
-decode_to_nursery = reader(ToNursery)
-decode_from_nursery = reader(FromNursery)
+decode_to_fork_server = reader(ToForkServer)
+decode_from_fork_server = reader(FromForkServer)
 packet = _encoder.encode
 
 
@@ -292,13 +292,13 @@ class _Inbox:
             self._need = 4 + _LENGTH.unpack_from(view, at)[0] if end - at >= 4 else 4
 
 
-class HostInbox(_Inbox):
+class ProcessInbox(_Inbox):
     """What a host reads."""
 
     def __init__(self) -> None:
-        super().__init__(_to_host)
+        super().__init__(_to_process)
 
-    def feed(self, data: bytes) -> Iterator[ToHost]:
+    def feed(self, data: bytes) -> Iterator[ToProcess]:
         """Yields the messages that are complete.
 
         Raises:
@@ -311,9 +311,9 @@ class WorkerInbox(_Inbox):
     """What a worker reads of a host."""
 
     def __init__(self) -> None:
-        super().__init__(_from_host)
+        super().__init__(_from_process)
 
-    def feed(self, data: bytes) -> Iterator[FromHost]:
+    def feed(self, data: bytes) -> Iterator[FromProcess]:
         """Yields the messages that are complete.
 
         Raises:

@@ -1,5 +1,5 @@
-"""Owns: the hosts of a worker - its nursery, the pools of hosts that wait, and what a host is told
-and held by when it is born. Must not know of leases or sessions.
+"""Owns: the hosts of a worker - its fork server, the pools of hosts that wait, and what a host is
+told and held by when it is born. Must not know of leases or sessions.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ...domain.action import Action, Kind
 from ...domain.session import SessionSpec
 from ...errors import InvalidInput
 from ...ports import SandboxSettings
-from ...protocol.hostwire import INIT, RUNNER, Box, Limits, Setup, Tidy
+from ...protocol.process_frames import INIT, RUNNER, Box, Limits, Setup, Tidy
 from ...resources.cpu.enforce import Enforcer
 from ..files import scratch as folders
 from ..isolation import etc
 from .backends import Backends
-from .hosts import Host, NurseryClient, Owner
+from .hosts import ForkServerClient, Host, Owner
 from .pools import Pool, Starts
 
 _WARM_BOXES = 4  # at most so many boxes (images, say) have hosts that wait, those used last
@@ -28,7 +28,7 @@ _RUNNER_BOX = Box()
 _FREE = Limits()
 
 
-class Lodging:
+class ProcessSupervisor:
     """Hosts for one executor.
 
     Args:
@@ -49,21 +49,22 @@ class Lodging:
         self._owner = owner
         self._settings = settings
         self._folder = scratch
-        self._roots: list[str] = []  # of this nursery, and of those that died
+        self._roots: list[str] = []  # of this fork server, and of those that died
         self._numbers = itertools.count(1)
-        self._nursery = self._make_nursery()
+        self._fork_server = self._make_fork_server()
         self._warm = min(units, 4) if settings.warm < 0 else settings.warm
         self._limit = max(units, self._warm) + _SPARE
         self.starts = Starts(settings.starts_max or max(2, os.cpu_count() or 1))
-        self.runners = Pool(lambda: self._nursery.fork(RUNNER, _RUNNER_BOX), self.starts, units, 0)
+        self.runners = Pool(lambda: self._fork_server.fork(RUNNER, _RUNNER_BOX), self.starts,
+                            units, 0)
         self._pools: dict[Box, Pool] = {}
         if backends.untrusted:
             self.pool(backends.box(SessionSpec(0))).warm_up()
 
     @property
     def pid(self) -> int:
-        """The nursery's process id."""
-        return self._nursery.pid
+        """The fork server's process id."""
+        return self._fork_server.pid
 
     def pool(self, box: Box) -> Pool:
         """The hosts of a box that wait for work. It is warm from its first use on, until others
@@ -85,16 +86,16 @@ class Lodging:
 
     def fork(self, box: Box, home: str = "") -> Host:
         """Asks for a host, in the directory named `home` or a fresh one."""
-        return self._nursery.fork(INIT, box, home)
+        return self._fork_server.fork(INIT, box, home)
 
-    def berth(self) -> tuple[str, str]:
+    def new_directory(self) -> tuple[str, str]:
         """A name that no directory has, and the path of the one that `fork` takes it for."""
         name = folders.new_name()
-        return name, os.path.join(self._nursery.root, name)
+        return name, os.path.join(self._fork_server.root, name)
 
-    def vacate(self, home: str) -> None:
+    def remove_directory(self, home: str) -> None:
         """Nobody needs the directory of this name any more."""
-        self._nursery.tell(Tidy(home))
+        self._fork_server.tell(Tidy(home))
 
     def setup(self, host: Host) -> Setup:
         """Makes what holds a newborn host; what it must be told.
@@ -118,7 +119,7 @@ class Lodging:
         return Limits(spec.mem_mib + mem, spec.disk_mib or settings.disk_mib,
                       settings.session_pids)
 
-    def bury(self, host: Host, keep: bool) -> None:
+    def discard(self, host: Host, keep: bool) -> None:
         """A host is dead and so is all beneath it; with `keep` its directory is still needed."""
         if host.group is not None:
             host.group.remove()
@@ -127,14 +128,14 @@ class Lodging:
             host.tidy()
 
     def renew(self) -> None:
-        """The nursery died: another takes its place."""
-        self._nursery.close()
-        self._nursery = self._make_nursery()
+        """The fork server died: another takes its place."""
+        self._fork_server.close()
+        self._fork_server = self._make_fork_server()
 
     def close(self, end_others: Callable[[], None]) -> None:
         """Ends every host, then others that write here, and removes what they left. Blocks until
         the last is dead."""
-        self._nursery.close()
+        self._fork_server.close()
         end_others()
         self.enforcer.close()
         for root in self._roots:
@@ -142,7 +143,7 @@ class Lodging:
         with suppress(OSError):  # the last worker of this folder
             self._folder.rmdir()
 
-    def _make_nursery(self) -> NurseryClient:
+    def _make_fork_server(self) -> ForkServerClient:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folders.own(self._folder)
@@ -159,4 +160,4 @@ class Lodging:
             ) from None
         self._roots.append(root)
         self._etc = etc.gather(self.backends.read, f"{root}/etc")
-        return NurseryClient(self._owner, root, self._numbers)
+        return ForkServerClient(self._owner, root, self._numbers)

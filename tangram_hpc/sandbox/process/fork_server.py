@@ -22,7 +22,7 @@ from array import array
 from contextlib import suppress
 from types import FrameType
 
-from ...protocol.hostwire import (
+from ...protocol.process_frames import (
     INIT,
     OUTPUT,
     PACKET_MAX,
@@ -34,7 +34,7 @@ from ...protocol.hostwire import (
     Forked,
     Tidy,
     Unforked,
-    decode_to_nursery,
+    decode_to_fork_server,
     packet,
 )
 from ...resources import tree
@@ -49,7 +49,7 @@ _STOPS_MAX = 20  # of one host within a second
 _END_S = 8.0
 
 
-class Nursery:
+class ForkServer:
     """The parent of all hosts of a worker."""
 
     def __init__(self, worker: socket.socket, root: str) -> None:
@@ -102,7 +102,7 @@ class Nursery:
         if not data:
             self._ending = True
             return
-        order = decode_to_nursery(data)
+        order = decode_to_fork_server(data)
         if isinstance(order, Fork):
             try:
                 self._fork(order)
@@ -251,16 +251,16 @@ def _host(control: socket.socket, modes: int, highest: int, home: str, kind: str
 
 
 def main() -> None:
-    """`python -m tangram_hpc.sandbox.process.nursery FD`. Its worker says first where its root is:
-    an argument could be read by code in a sandbox."""
-    guard("tangram-nursery", signal.SIGTERM)
+    """`python -m tangram_hpc.sandbox.process.fork_server FD`. Its worker says first where its root
+    is: an argument could be read by code in a sandbox."""
+    guard("tangram-forksrv", signal.SIGTERM)
     worker = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(worker.fileno(), False)
     seccomp.prepare()
     gc.collect()
     gc.freeze()  # so that a host's first collection does not copy all that it shares
     if root := worker.recv(PACKET_MAX):
-        Nursery(worker, os.fsdecode(root)).serve()
+        ForkServer(worker, os.fsdecode(root)).serve()
 
 
 if __name__ == "__main__":
