@@ -196,18 +196,18 @@ class Duel:
     def home(self, session: int) -> Path:
         """Where a session's files really lie."""
         sessions = self.rig.executor._sessions
-        host = sessions.get(session).host  # type: ignore[union-attr]
-        assert host is not None
-        return Path(host.folder)
+        process = sessions.get(session).process  # type: ignore[union-attr]
+        assert process is not None
+        return Path(process.folder)
 
     def victim(self) -> int:
         """A process of the neighbour, as numbered here."""
-        host = self.rig.executor._sessions.get(self.neighbour).host  # type: ignore[union-attr]
-        assert host is not None
+        process = self.rig.executor._sessions.get(self.neighbour).process  # type: ignore[union-attr]
+        assert process is not None
         shells: list[int] = []
 
         def found() -> bool:
-            shells[:] = [pid for pid in tree.descendants(host.pid)
+            shells[:] = [pid for pid in tree.descendants(process.pid)
                          if b"sha256sum" in (tree.read(f"/proc/{pid}/cmdline") or b"")]
             return bool(shells)
 

@@ -1,9 +1,10 @@
-"""Pure. What worker, fork server and hosts say to each other on one machine, and how it is framed.
+"""Pure. What worker, fork server and execution processes say to each other on one machine, and how
+it is framed.
 
-Law: nothing here is ever sent to another machine or kept. Worker and host: a stream of frames, each
-a little-endian u32 length and one msgpack message. Worker and fork server: one msgpack message a
-packet (a `SOCK_SEQPACKET` pair). A runner runs its user's code, so the worker believes of its
-messages only what concerns the leases that it was given.
+Law: nothing here is ever sent to another machine or kept. Worker and execution process: a stream of
+frames, each a little-endian u32 length and one msgpack message. Worker and fork server: one msgpack
+message a packet (a `SOCK_SEQPACKET` pair). A runner runs its user's code, so the worker believes of
+its messages only what concerns the leases that it was given.
 
 A runner is given calls ahead; a counter (an eventfd) and a pipe come with its Setup. Each call has
 a token on the counter; the runner takes one, then reads what its worker has said meanwhile, and
@@ -40,7 +41,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
     """The common head of all messages of this file."""
 
 
-# ---- worker -> host --------------------------------------------------------------------------
+# ---- worker -> execution process ----
 
 
 class Box(msgspec.Struct, frozen=True, array_like=True):
@@ -62,11 +63,12 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Setup(Frame, frozen=True, tag=1):
-    """First message to a host. `read`: the host's paths that its sandbox may see; `etc`: a
-    directory to mount for those in /etc; `watch`: memory and processes are limited by nobody else;
-    `origin`: a directory whose files it begins with; `enforcement`: how its units are held, and
-    `joins` the files by which it enters what holds it; `compiled`: plain commands may be served
-    by `_plain.c`; `cpu_file`: where the kernel counts the CPU time of what holds it, or ""."""
+    """First message to an execution process. `read`: the host's paths that its sandbox may see;
+    `etc`: a directory to mount for those in /etc; `watch`: memory and processes are limited by
+    nobody else; `origin`: a directory whose files it begins with; `enforcement`: how its units are
+    held, and `joins` the files by which it enters what holds it; `compiled`: plain commands may be
+    served by `_plain.c`; `cpu_file`: where the kernel counts the CPU time of what holds it, or
+    ""."""
 
     kill_wait_ns: int
     output_max: int
@@ -130,7 +132,7 @@ class Close(Frame, frozen=True, tag=6):
     """End all beneath, remove the directory, exit."""
 
 
-# ---- host -> worker --------------------------------------------------------------------------
+# ---- execution process -> worker ----
 
 
 class Calm(Frame, frozen=True, tag=8):
@@ -138,13 +140,13 @@ class Calm(Frame, frozen=True, tag=8):
 
 
 class Ready(Frame, frozen=True, tag=23):
-    """The host takes orders; its sandbox has this isolation."""
+    """The execution process takes orders; its sandbox has this isolation."""
 
     isolation: str
 
 
 class Broken(Frame, frozen=True, tag=24):
-    """The sandbox could not be built, or does not stand any more; the host ends."""
+    """The sandbox could not be built, or does not stand any more; the execution process ends."""
 
     text: str
 
@@ -174,12 +176,12 @@ class Piece(Frame, frozen=True, tag=22):
     data: bytes
 
 
-# ---- worker -> fork server -----------------------------------------------------------------------
+# ---- worker -> fork server ----
 
 
 class Fork(Frame, frozen=True, tag=40):
-    """Fork a host of this kind under this number, in the directory named `home`: a `fresh` one,
-    which is made, or that of a host that died."""
+    """Fork an execution process of this kind under this number, in the directory named `home`: a
+    `fresh` one, which is made, or that of an execution process that died."""
 
     number: int
     kind: str
@@ -188,37 +190,38 @@ class Fork(Frame, frozen=True, tag=40):
 
 
 class End(Frame, frozen=True, tag=41):
-    """SIGKILL a host; Died follows."""
+    """SIGKILL an execution process; Died follows."""
 
     number: int
 
 
 class Tidy(Frame, frozen=True, tag=42):
-    """Nobody needs the directory of this dead host any more."""
+    """Nobody needs the directory of this dead execution process any more."""
 
     home: str
 
 
-# ---- fork server -> worker -----------------------------------------------------------------------
+# ---- fork server -> worker ----
 
 
 class Forked(Frame, frozen=True, tag=50):
-    """The host lives; the worker's end of its control socket comes with this packet."""
+    """The execution process lives; the worker's end of its control socket comes with this
+    packet."""
 
     number: int
     pid: int
 
 
 class Unforked(Frame, frozen=True, tag=51):
-    """The host could not be forked."""
+    """The execution process could not be forked."""
 
     number: int
     text: str
 
 
 class Died(Frame, frozen=True, tag=52):
-    """A host ended with this wait status. `clean`: so did all that was beneath it. `tail` is the
-    end of a runner's output."""
+    """An execution process ended with this wait status. `clean`: so did all that was beneath it.
+    `tail` is the end of a runner's output."""
 
     number: int
     status: int
@@ -227,7 +230,7 @@ class Died(Frame, frozen=True, tag=52):
 
 
 class Clean(Frame, frozen=True, tag=53):
-    """All that was beneath a host that died without `clean` has ended."""
+    """All that was beneath an execution process that died without `clean` has ended."""
 
     number: int
 
@@ -293,7 +296,7 @@ class _Inbox:
 
 
 class ProcessInbox(_Inbox):
-    """What a host reads."""
+    """What an execution process reads."""
 
     def __init__(self) -> None:
         super().__init__(_to_process)
@@ -308,7 +311,7 @@ class ProcessInbox(_Inbox):
 
 
 class WorkerInbox(_Inbox):
-    """What a worker reads of a host."""
+    """What a worker reads of an execution process."""
 
     def __init__(self) -> None:
         super().__init__(_from_process)

@@ -18,7 +18,7 @@ CPUS_FILE = "TANGRAM_CPUS_FILE"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
-def for_hosts(environ: Mapping[str, str]) -> dict[str, str]:
+def for_child_processes(environ: Mapping[str, str]) -> dict[str, str]:
     """What of a worker's environment its fork server and runners get."""
     return {
         name: value

@@ -30,9 +30,9 @@ def arena(request: pytest.FixtureRequest,
 
 
 def init_of(arena: Arena, session: int) -> int:
-    host = arena.rig.executor._sessions.get(session).host  # type: ignore[union-attr]
-    assert host is not None
-    return host.pid
+    process = arena.rig.executor._sessions.get(session).process  # type: ignore[union-attr]
+    assert process is not None
+    return process.pid
 
 
 def ticks(pids: list[int]) -> int:

@@ -16,7 +16,7 @@ import pytest
 from jail_rig import Place, place, refused  # noqa: F401
 
 from tangram_hpc.sandbox.isolation import landlock, view
-from tangram_hpc.sandbox.process import host
+from tangram_hpc.sandbox.process import bootstrap
 
 ABI = landlock.abi()
 pytestmark = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock")
@@ -35,7 +35,7 @@ def ptrace(pid: int) -> None:
 
 
 def guarded() -> None:
-    host.guard("tangram-init", signal.SIGTERM)
+    bootstrap.guard("tangram-init", signal.SIGTERM)
 
 
 def symlinked(p: Place) -> None:

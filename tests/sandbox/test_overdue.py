@@ -74,12 +74,12 @@ def test_who_is_slow_to_say_goodbye_is_left_to_its_init(tmp_path: Path,
     rig = Rig(tmp_path, kill_wait_s=3.0)
     rig.open()
     session = rig.executor._sessions.get(1)
-    assert session is not None and session.host is not None
-    init = session.host.pid
+    assert session is not None and session.process is not None
+    init = session.process.pid
     slow = "trap 'sleep 0.7; exit 7' TERM; while :; do sleep 0.02; done"
     outcome, _ = rig.shell(slow, session=1, timeout_ns=200_000_000)
     assert (outcome.state, outcome.exit_code) == (ActionState.TIMEOUT, 7), outcome
-    assert session.host.pid == init
+    assert session.process.pid == init
     rig.close()
 
 
@@ -88,12 +88,13 @@ def test_looks_are_counted_and_not_time(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(overdue, "ANSWER_S", 4 * LOOK_S)
     ended: list[int] = []
 
-    class Host:
+    class ExecutionProcess:
         def kill(self) -> None:
             ended.append(1)
 
     job = Job(Start(1, Action(1, "a", session=1, timeout_ns=5_000_000_000), (0,)))
-    job.host, job.started_ns = Host(), time.monotonic_ns() - 3_600_000_000_000  # type: ignore
+    job.process = ExecutionProcess()  # type: ignore[assignment]
+    job.started_ns = time.monotonic_ns() - 3_600_000_000_000
     watch = overdue.Overdue(2.0)
     for _ in range(4):
         watch.look([(job, 0)])

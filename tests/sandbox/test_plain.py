@@ -134,9 +134,9 @@ SAME: list[tuple[ExecCall, bool]] = [  # and whether its end may be told by the 
 
 def without_place(text: bytes, rig: Rig, session: int) -> bytes:
     """A text without the name of the session's folder, which is another for each sandbox."""
-    host = rig.executor._sessions.get(session).host  # type: ignore[union-attr]
-    assert host is not None
-    folder = host.folder.encode()
+    process = rig.executor._sessions.get(session).process  # type: ignore[union-attr]
+    assert process is not None
+    folder = process.folder.encode()
     return text.replace(folder, b"HERE").replace(os.path.basename(folder), b"NAME")
 
 
@@ -366,13 +366,14 @@ def test_an_init_that_ends_in_the_library(backend: str, victim: str, tmp_path: P
     pids = set[int]()
     for _ in range(2):
         assert rig.exec("/bin/true", session=1)[0].state is ActionState.COMPLETED
-        assert session.host is not None and session.host.pid not in pids
-        pids.add(session.host.pid)
+        assert session.process is not None and session.process.pid not in pids
+        pids.add(session.process.pid)
         if victim == "init":
-            os.kill(session.host.pid, signal.SIGTERM)
+            os.kill(session.process.pid, signal.SIGTERM)
         else:
-            os.kill(tree.children(session.host.pid)[0], signal.SIGKILL)
-        rig.until(lambda: session.up and session.host is not None and session.host.pid not in pids)
+            os.kill(tree.children(session.process.pid)[0], signal.SIGKILL)
+        rig.until(lambda: session.up and session.process is not None
+                  and session.process.pid not in pids)
     assert rig.exec("/bin/true", session=1)[0].state is ActionState.COMPLETED
     rig.close()
 

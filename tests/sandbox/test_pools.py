@@ -1,4 +1,4 @@
-"""Hosts that wait for work, for each kind of box, and how many are built at once."""
+"""Processes that wait for work, for each kind of box, and how many are built at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tangram_hpc.sandbox.manager.pools import Pool, Starts
 
 
 class Yard:
-    """Makes hosts by number; a pool and the limit on starts know no more of one."""
+    """Makes processes by number; a pool and the limit on starts know no more of one."""
 
     def __init__(self, limit: int = 100) -> None:
         self.starts = Starts(limit)
@@ -30,11 +30,11 @@ class Yard:
     def pool(self, limit: int = 8, warm: int = 0) -> Pool:
         return Pool(self.fork, self.starts, limit, warm)
 
-    def boot(self, pool: Pool, host: Any) -> None:
+    def boot(self, pool: Pool, process: Any) -> None:
         """As its owner does when one says that it is ready."""
-        self.starts.over(host)
-        pool.booted(host)
-        pool.free.append(host)
+        self.starts.over(process)
+        pool.booted(process)
+        pool.free.append(process)
 
 
 # ---- starts ------------------------------------------------------------------------------------
@@ -85,8 +85,8 @@ def test_a_pool_builds_its_warm_ones_and_one_for_each_that_waits() -> None:
     pool.waiting.extend(range(9))  # type: ignore[arg-type]
     pool.warm_up()
     assert len(yard.made) == 4, "never more than its limit"
-    for host in yard.made:
-        pool.booted(host)
+    for process in yard.made:
+        pool.booted(process)
     pool.warm_up()
     assert len(yard.made) == 4
 
@@ -107,8 +107,8 @@ def test_a_lost_host_is_replaced_and_one_given_away_makes_room() -> None:
     pool = yard.pool(limit=2, warm=2)
     assert pool.give_away() is None
     pool.warm_up()
-    for host in list(yard.made):
-        yard.boot(pool, host)
+    for process in list(yard.made):
+        yard.boot(pool, process)
     taken = pool.give_away()
     assert taken is yard.made[1] and pool.free == [yard.made[0]]
     pool.warm_up()
@@ -133,11 +133,11 @@ def test_a_pool_that_cools_gives_its_idle_ones_up_and_wants_no_more() -> None:
     yard = Yard()
     pool = yard.pool(warm=2)
     pool.warm_up()
-    for host in list(yard.made):
-        yard.boot(pool, host)
+    for process in list(yard.made):
+        yard.boot(pool, process)
     assert pool.cool() == yard.made and pool.free == []
-    for host in yard.made:
-        pool.lost(host)
+    for process in yard.made:
+        pool.lost(process)
     pool.warm_up()
     assert len(yard.made) == 2
     pool.waiting.append(1)  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def test_each_kind_of_box_is_warm_from_its_first_use_on(worker: Rig) -> None:
     worker.until(lambda: len(free(worker, box)) == 2)
     waiting = list(free(worker, box))
     worker.open(2)
-    assert worker.executor._sessions._open[2].host in waiting, "it took one that waited"
+    assert worker.executor._sessions._open[2].process in waiting, "it took one that waited"
     worker.until(lambda: len(free(worker, box)) == 2)
     back = worker.shell("echo x >only-mine; ls -A", session=2)[1]
     assert back.stdout == b"only-mine\n"
@@ -177,10 +177,10 @@ def test_only_the_boxes_used_last_are_warm(worker: Rig, monkeypatch: pytest.Monk
     first, second = (Box("process", True, network=on) for on in (False, True))
     worker.open(1)
     worker.until(lambda: len(free(worker, first)) == 2)
-    cold = {host.pid for host in free(worker, first)}
+    cold = {process.pid for process in free(worker, first)}
     worker.open(2, network=True)
     worker.until(lambda: len(free(worker, second)) == 2 and not free(worker, first))
     worker.until(lambda: not cold & set(worker.processes()))
-    assert worker.shell("echo on", session=1)[1].stdout == b"on\n", "a session keeps its host"
+    assert worker.shell("echo on", session=1)[1].stdout == b"on\n", "a session keeps its process"
     worker.open(3)
     worker.until(lambda: len(free(worker, first)) == 2 and not free(worker, second))

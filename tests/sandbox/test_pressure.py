@@ -1,5 +1,5 @@
-"""What a node does when its memory runs out, and how it knows. Hosts are real processes with real
-memory; only how much the node has left is told."""
+"""What a node does when its memory runs out, and how it knows. Processes are real processes with
+real memory; only how much the node has left is told."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MIB = 1 << 20
 EATER = "import sys; x = bytearray(int(sys.argv[1]) << 20); print(flush=True); sys.stdin.read()"
 
 
-class Hosts:
-    """Processes that hold so much memory, as hosts under leases."""
+class Processes:
+    """Processes that hold so much memory, as processes under leases."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, Any]] = []
@@ -38,9 +38,9 @@ class Hosts:
         assert run.stdout is not None
         run.stdout.readline()
         self.running.append(run)
-        host = SimpleNamespace(pid=run.pid, kind=kind,
+        process = SimpleNamespace(pid=run.pid, kind=kind,
                                send=lambda message: self.sent.append((lease, message)))
-        return SimpleNamespace(host=host, live=True, order=SimpleNamespace(lease=lease))
+        return SimpleNamespace(process=process, live=True, order=SimpleNamespace(lease=lease))
 
     def end(self) -> None:
         for run in self.running:
@@ -48,8 +48,8 @@ class Hosts:
 
 
 @pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    one = Hosts()
+def processes() -> Iterator[Processes]:
+    one = Processes()
     yield one
     one.end()
 
@@ -75,24 +75,24 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 PLENTY, NONE = 1 << 20, 0
 
 
-def test_nobody_is_ended_while_there_is_memory(hosts: Hosts, ended: Told,
+def test_nobody_is_ended_while_there_is_memory(processes: Processes, ended: Told,
                                               left: Callable[[int], None]) -> None:
     left(PLENTY)
-    pressure(ended).look([(hosts.job(1, 40), 1)], list)
-    assert ended == [] and hosts.sent == []
+    pressure(ended).look([(processes.job(1, 40), 1)], list)
+    assert ended == [] and processes.sent == []
 
 
 def test_who_idles_gives_way_first_then_who_holds_most_beyond_what_it_asked_for(
-        hosts: Hosts, ended: Told, left: Callable[[int], None]) -> None:
-    within, little, most = hosts.job(1, 90), hosts.job(2, 40), hosts.job(3, 60)
+        processes: Processes, ended: Told, left: Callable[[int], None]) -> None:
+    within, little, most = processes.job(1, 90), processes.job(2, 40), processes.job(3, 60)
     jobs = [(within, 300), (little, 30), (most, 20)]
-    idle = [hosts.job(9, 1).host]
+    idle = [processes.job(9, 1).process]
     one = pressure(ended)
     left(NONE)
     one.look(jobs, lambda: idle)
-    assert hosts.sent == [(9, Calm())] and ended == []
+    assert processes.sent == [(9, Calm())] and ended == []
     one.look(jobs, lambda: idle)
-    assert [lease for lease, _, _ in ended] == [3] and len(hosts.sent) == 1
+    assert [lease for lease, _, _ in ended] == [3] and len(processes.sent) == 1
     assert ended[0][1] is ActionState.OUT_OF_MEMORY
     assert ended[0][2].startswith("mem: the node ran out of it; ") and "20 MiB asked" in ended[0][2]
     most.live = False
@@ -104,21 +104,21 @@ def test_who_idles_gives_way_first_then_who_holds_most_beyond_what_it_asked_for(
 
 
 def test_when_memory_is_back_the_idle_are_asked_first_again(
-        hosts: Hosts, ended: Told, left: Callable[[int], None]) -> None:
-    over, idle = (hosts.job(1, 40), 5), [hosts.job(9, 1).host]
+        processes: Processes, ended: Told, left: Callable[[int], None]) -> None:
+    over, idle = (processes.job(1, 40), 5), [processes.job(9, 1).process]
     one = pressure(ended)
     for mib in (NONE, PLENTY, NONE):
         left(mib)
         one.look([over], lambda: idle)
-    assert hosts.sent == [(9, Calm())] * 2 and ended == []
+    assert processes.sent == [(9, Calm())] * 2 and ended == []
 
 
 @pytest.mark.parametrize("watches", [True, False])
 def test_functions_are_held_to_what_they_asked_for_where_nobody_else_does(
-        watches: bool, hosts: Hosts, ended: Told, left: Callable[[int], None]) -> None:
+        watches: bool, processes: Processes, ended: Told, left: Callable[[int], None]) -> None:
     left(PLENTY)
-    jobs = [(hosts.job(1, 80, RUNNER), 40), (hosts.job(2, 5, RUNNER), 200),
-            (hosts.job(3, 80, RUNNER), 0), (hosts.job(4, 80, INIT), 40)]
+    jobs = [(processes.job(1, 80, RUNNER), 40), (processes.job(2, 5, RUNNER), 200),
+            (processes.job(3, 80, RUNNER), 0), (processes.job(4, 80, INIT), 40)]
     pressure(ended, watches).look(jobs, list)
     assert [lease for lease, _, _ in ended] == ([1] if watches else [])
     assert all(state is ActionState.OUT_OF_MEMORY for _, state, _ in ended)
@@ -134,8 +134,8 @@ def test_an_action_that_asked_for_nothing_is_ended_when_the_node_runs_out(
         eat = f"import time; x = bytearray({64 * MIB}); time.sleep(600)"
         call = ExecCall(argv=(sys.executable, "-c", eat))
         calm, greedy = (rig.begin(call, Kind.EXEC, session=session) for session in (1, 2))
-        hosts = [rig.executor._sessions._open[session].host for session in (1, 2)]
-        rig.until(lambda: all(memory_kib(tree.descendants(h.pid), 0) > 64 << 10 for h in hosts))
+        processes = [rig.executor._sessions._open[session].process for session in (1, 2)]
+        rig.until(lambda: all(memory_kib(tree.descendants(h.pid), 0) > 64 << 10 for h in processes))
         monkeypatch.setattr(memory, "left_mib", lambda: 0)
         outcome, _, _ = rig.end(greedy)
         assert outcome.state is ActionState.OUT_OF_MEMORY and "the node ran out" in outcome.reason

@@ -1,5 +1,5 @@
 """Owns: what cgroup versions 1 and 2 have in common - a worker's cgroups, one for each of its
-hosts, changed only where something is new. Must not know a version's file names.
+execution processes, changed only where something is new. Must not know a version's file names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALL = frozenset({CORES, QUOTA, MEMORY, PIDS})
 
 
 class CgroupGroup:
-    """What holds one host: the same cgroup in each hierarchy that is used.
+    """What holds one execution process: the same cgroup in each hierarchy that is used.
 
     Subclasses say how a limit is written. `folders` are its cgroups, `joins` the files by which a
     process with one thread joins them.
@@ -103,7 +103,7 @@ class CgroupGroup:
     def bind(self, cores: tuple[int, ...], units: int) -> bool:
         """Before an action, with nothing of its own running yet: its cores, or for () as much CPU
         time as `units` cores give. Returns whether it holds."""
-        return self._bind(cores, units, self._bind_host)
+        return self._bind(cores, units, self._bind_process)
 
     def rebind(self, cores: tuple[int, ...], units: int) -> bool:
         """The same for all that runs in it already."""
@@ -127,11 +127,11 @@ class CgroupGroup:
             if QUOTA in limits and units != self._units:
                 self._write_quota(PERIOD_US, units * PERIOD_US)
                 self._units = units
-        except OSError:  # a core went away, or the host has ended
+        except OSError:  # a core went away, or the execution process has ended
             return False
         return holds
 
-    def _bind_host(self, cores: tuple[int, ...]) -> bool:
+    def _bind_process(self, cores: tuple[int, ...]) -> bool:
         os.sched_setaffinity(self._pid, cores)
         return True
 
@@ -152,8 +152,8 @@ class CgroupGroup:
         return frozen
 
     def freeze(self, on: bool) -> bool:
-        """Stops all of its processes, the host as well, or lets them go on; returns whether all
-        have. Waits 20 ms at most; what has not stopped by then still will."""
+        """Stops all of its processes, the execution process as well, or lets them go on; returns
+        whether all have. Waits 20 ms at most; what has not stopped by then still will."""
         folder = self._freezer()
         if not folder:
             return False
@@ -169,8 +169,8 @@ class CgroupGroup:
         return True
 
     def remove(self) -> None:
-        """After its host has died. What lives in it still is killed, and it goes a little later:
-        with the next group that is made or removed, or at the end."""
+        """After its execution process has died. What lives in it still is killed, and it goes a
+        little later: with the next group that is made or removed, or at the end."""
         self._owner.forget(self)
 
 
@@ -193,7 +193,7 @@ class CgroupEnforcer:
         raise NotImplementedError
 
     def group(self, number: int, pid: int) -> CgroupGroup:
-        """Makes what holds host `number`, which joins it then.
+        """Makes what holds execution process `number`, which joins it then.
 
         Raises:
             OSError: the kernel refuses; nothing is left behind.

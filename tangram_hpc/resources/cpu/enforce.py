@@ -1,9 +1,9 @@
 """Owns: the port through which a worker holds its sandboxes to what they were lent, and the choice
 of its filling. Must not know how a filling does it.
 
-A worker makes a `Group` for each host when it is forked; the host joins it by itself, as its first
-deed. The worker binds it before each action and on each resize, and removes it when the host has
-died. `limits` names what no program can get around:
+A worker makes a `Group` for each execution process when it is forked; the execution process joins
+it by itself, as its first deed. The worker binds it before each action and on each resize, and
+removes it when the execution process has died. `limits` names what no program can get around:
 "cores", "quota" (CPU time), "memory", "pids". Cores are bound in any case where they are real.
 """
 
@@ -21,8 +21,8 @@ NAMES = ("cgroup2", "cgroup1", "affinity", "counted")
 
 
 class Group(Protocol):
-    """What holds one host and all that it starts. `joins`: the files that the host writes 0 to, to
-    stand in it; it must have one thread only."""
+    """What holds one execution process and all that it starts. `joins`: the files that the
+    execution process writes 0 to, to stand in it; it must have one thread only."""
 
     joins: tuple[str, ...]
 
@@ -52,11 +52,11 @@ class Group(Protocol):
         not make sure of that, and the caller has to walk the tree."""
 
     def freeze(self, on: bool) -> bool:
-        """Stops all of its processes, the host as well, or lets them go on. False: it cannot, or
-        some are not yet."""
+        """Stops all of its processes, the execution process as well, or lets them go on. False: it
+        cannot, or some are not yet."""
 
     def remove(self) -> None:
-        """After the host has died: nothing of it stays. Does not wait."""
+        """After the execution process has died: nothing of it stays. Does not wait."""
 
 
 class Enforcer(Protocol):
@@ -66,7 +66,8 @@ class Enforcer(Protocol):
     limits: frozenset[str]
 
     def group(self, number: int, pid: int) -> Group:
-        """Makes what holds host `number`, a process that joins it then. Raises OSError."""
+        """Makes what holds execution process `number`, a process that joins it then. Raises
+        OSError."""
 
     def close(self) -> None:
         """Ends and removes all groups of this worker. Blocks for as long as that takes, 6 s at

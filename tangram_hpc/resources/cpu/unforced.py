@@ -28,18 +28,18 @@ class UnforcedGroup:
         """Does nothing: without a cgroup whoever runs the sandbox compares `usage` with it."""
 
     def bind(self, cores: tuple[int, ...], units: int) -> bool:
-        """Binds the host alone: what it starts from then on inherits it. Never skipped, as a
-        program of the same user may have changed it (1 us)."""
+        """Binds the execution process alone: what it starts from then on inherits it. Never
+        skipped, as a program of the same user may have changed it (1 us)."""
         if not cores or not self._pinned:
             return False
         try:
             os.sched_setaffinity(self._pid, cores)
-        except OSError:  # a core went away, or the host has ended
+        except OSError:  # a core went away, or the execution process has ended
             return False
         return True
 
     def rebind(self, cores: tuple[int, ...], units: int) -> bool:
-        """Binds the host and every thread of all beneath it."""
+        """Binds the execution process and every thread of all beneath it."""
         return bool(cores) and self._pinned and affinity.apply(self._pid, cores) > 0
 
     def oom_kills(self) -> int:

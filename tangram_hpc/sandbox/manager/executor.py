@@ -1,5 +1,5 @@
-"""Owns: which host runs which lease. Fills the `Executor` port with processes on this machine.
-Must not start, wait for or signal a user's process itself: hosts and their fork server do.
+"""Owns: which process runs which lease. Fills the `Executor` port with processes on this machine.
+Must not start, wait for or signal a user's process itself: processes and their fork server do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ...resources.cpu.enforce import Enforcer, probe
 from ...resources.gpu.devices import Devices
 from ...resources.gpu.meter import GpuMeter
 from .backends import Backends
-from .hosts import Host
+from .execution_processes import ExecutionProcess
 from .jobs import Job, cause
 from .overdue import Overdue
 from .pools import Pool
@@ -96,7 +96,7 @@ class SandboxExecutor:
 
     @property
     def fork_server_pid(self) -> int:
-        """The process id of the parent of all hosts."""
+        """The process id of the parent of all processes."""
         return self._supervisor.pid
 
     # ---- orders ----
@@ -111,7 +111,7 @@ class SandboxExecutor:
         one = self._sessions.get(session)
         if one is None or one.closing:
             return
-        for lease in one.host.leases if one.host else ():
+        for lease in one.process.leases if one.process else ():
             job = self._jobs[lease]
             if job.live and job.stop is None:
                 job.stop = (ActionState.CANCELLED, "its session was closed")
@@ -138,35 +138,35 @@ class SandboxExecutor:
     def follow(self, order: Start, payload: memoryview) -> bool:
         """See `ports.Executor`: calls of functions wait in the runner itself."""
         before = self._jobs.get(order.after)
-        host = before.host if before is not None else None
-        if host is None or host.kind != RUNNER or host.control is None or (
+        process = before.process if before is not None else None
+        if process is None or process.kind != RUNNER or process.control is None or (
                 order.action.kind is not _FUNCTION or order.action.timeout_ns
-                or next(reversed(host.leases), 0) != order.after or is_stored(payload)):
+                or next(reversed(process.leases), 0) != order.after or is_stored(payload)):
             return False
         try:
             call = decode(payload)
         except msgspec.DecodeError:
             return False
-        if not isinstance(call, FunctionCall) or call.digest not in host.functions:
+        if not isinstance(call, FunctionCall) or call.digest not in process.functions:
             return False
         job = self._jobs[order.lease] = Job(order)
         job.payload, job.digest = bytes(payload), call.digest
-        self._stuck.watch(host)
-        self.dispatch(job, host)
+        self._stuck.watch(process)
+        self.dispatch(job, process)
         return True
 
     def take_back(self, lease: int) -> bool:
         """See `ports.Executor`."""
         job = self._jobs.get(lease)
-        if job is None or job.host is None or job.host.kind != RUNNER:
+        if job is None or job.process is None or job.process.kind != RUNNER:
             return False
-        self._free_behind(job.host, lease)
+        self._free_behind(job.process, lease)
         return lease not in self._jobs
 
-    def _free_behind(self, host: Host, asked: int = 0) -> None:
+    def _free_behind(self, process: ExecutionProcess, asked: int = 0) -> None:
         """Gives back what a runner has not begun, but for the one that is asked for."""
-        for lease in reversed(host.take_back()):
-            del host.leases[lease], self._jobs[lease]
+        for lease in reversed(process.take_back()):
+            del process.leases[lease], self._jobs[lease]
             if lease != asked:
                 self._reports.returned(lease)
 
@@ -180,7 +180,7 @@ class SandboxExecutor:
 
     def waits(self, job: Job) -> bool:
         """See `sessions.Crew`."""
-        return self._jobs.get(job.order.lease) is job and job.live and job.host is None
+        return self._jobs.get(job.order.lease) is job and job.live and job.process is None
 
     def _admit(self, job: Job) -> None:
         action = job.order.action
@@ -224,15 +224,15 @@ class SandboxExecutor:
             pool.waiting.append(job)
             pool.warm_up()
 
-    def dispatch(self, job: Job, host: Host) -> None:
+    def dispatch(self, job: Job, process: ExecutionProcess) -> None:
         """See `sessions.Crew`."""
         order, action = job.order, job.order.action
-        job.host = host
-        host.leases[order.lease] = None
+        job.process = process
+        process.leases[order.lease] = None
         limit = action.timeout_ns
         spec = None
-        if host.kind == RUNNER:
-            host.load(job.digest, job.blob)
+        if process.kind == RUNNER:
+            process.load(job.digest, job.blob)
             job.blob = b""
             if limit:
                 job.timer = self._loop.call_later(limit / 1e9, self.kill, order.lease,
@@ -241,7 +241,7 @@ class SandboxExecutor:
             spec = session.spec
         units = len(job.cores)
         limits = self._supervisor.limits(action, spec)
-        group = host.group
+        group = process.group
         assert group is not None
         group.limit(limits.mem_mib, limits.pids)
         cores = job.cores or (self._cores if action.key != "cpu" else ())  # an endpoint's: any
@@ -253,17 +253,17 @@ class SandboxExecutor:
                   spec is not None, spec.background if spec is not None else "end", limits)
         job.payload = b""
         job.started_ns = time.monotonic_ns()
-        (host.call if host.kind == RUNNER else host.send)(run)
+        (process.call if process.kind == RUNNER else process.send)(run)
         job.asked_mib = limits.mem_mib
         self._looking = self._looking or self._loop.call_later(LOOK_S, self._look)
-        if len(host.leases) == 1 or host.kind != RUNNER:
+        if len(process.leases) == 1 or process.kind != RUNNER:
             self._reports.started(order.lease)
 
     def _look(self) -> None:
         """Looks at memory, and at who takes too long, for as long as anything runs."""
         self._looking = None
-        running = [(job, job.asked_mib) for job in self._jobs.values() if job.live and job.host]
-        self._pressure.look(running, self._sessions.idle_hosts)
+        running = [(job, job.asked_mib) for job in self._jobs.values() if job.live and job.process]
+        self._pressure.look(running, self._sessions.idle_processes)
         self._overdue.look(running)
         if running:
             self._looking = self._loop.call_later(LOOK_S, self._look)
@@ -273,15 +273,15 @@ class SandboxExecutor:
         job = self._jobs.get(lease)
         if job is None or not job.live or job.stop is not None:
             return
-        if job.host is None:
+        if job.process is None:
             return self.unstarted(job, state, reason)
         job.stop_as(state, reason)
-        if job.host.kind == RUNNER:
-            if next(iter(job.host.leases)) == lease:  # else once it is at it
-                job.look_before_kill(job.host)
-                job.host.kill()
+        if job.process.kind == RUNNER:
+            if next(iter(job.process.leases)) == lease:  # else once it is at it
+                job.look_before_kill(job.process)
+                job.process.kill()
         else:
-            job.host.send(Kill(lease, state, reason))
+            job.process.send(Kill(lease, state, reason))
 
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
         """See `ports.Executor`."""
@@ -289,40 +289,40 @@ class SandboxExecutor:
         if job is None:
             return
         job.cores = cores
-        host = job.host
-        if host is not None and job.live and host.group is not None:
+        process = job.process
+        if process is not None and job.live and process.group is not None:
             if cores:
-                job.held = host.group.rebind(cores if self.pinned else (), len(cores))
-            host.send(Units(lease, len(cores)))
+                job.held = process.group.rebind(cores if self.pinned else (), len(cores))
+            process.send(Units(lease, len(cores)))
 
-    # ---- facts from hosts ----
+    # ---- facts from processes ----
 
-    def host_born(self, host: Host) -> Setup:
-        """See `hosts.Owner`."""
-        return self._supervisor.setup(host)
+    def process_born(self, process: ExecutionProcess) -> Setup:
+        """See `Owner`."""
+        return self._supervisor.setup(process)
 
-    def host_up(self, host: Host) -> None:
-        """A host waits for orders."""
-        self._supervisor.starts.over(host)
-        if host.session:
-            return self._sessions.up(host)
-        self._supervisor.pool_of(host).booted(host)
-        self._idle(host)
+    def process_up(self, process: ExecutionProcess) -> None:
+        """A process waits for orders."""
+        self._supervisor.starts.over(process)
+        if process.session:
+            return self._sessions.up(process)
+        self._supervisor.pool_of(process).booted(process)
+        self._idle(process)
 
-    def host_failed(self, host: Host, text: str) -> None:
-        """A host could not be forked."""
-        self._supervisor.starts.over(host)
-        if not host.fresh:
-            host.tidy()
-        if host.session:
-            self._sessions.lost(host, text)
+    def process_failed(self, process: ExecutionProcess, text: str) -> None:
+        """A process could not be forked."""
+        self._supervisor.starts.over(process)
+        if not process.fresh:
+            process.tidy()
+        if process.session:
+            self._sessions.lost(process, text)
         else:
-            self._pool_lost(host, text)
+            self._pool_lost(process, text)
 
-    def _pool_lost(self, host: Host, text: str) -> None:
-        pool = self._supervisor.pool_of(host)
-        none_left = pool.lost(host)
-        if host.up:
+    def _pool_lost(self, process: ExecutionProcess, text: str) -> None:
+        pool = self._supervisor.pool_of(process)
+        none_left = pool.lost(process)
+        if process.up:
             pool.warm_up()
         elif none_left:  # it cannot be built: those that wait would wait for ever
             while pool.waiting:
@@ -330,125 +330,125 @@ class SandboxExecutor:
                 if self.waits(job):
                     self._fail(job, text)
 
-    def ended(self, host: Host, message: Ended) -> None:
+    def ended(self, process: ExecutionProcess, message: Ended) -> None:
         """An action ended."""
         job = self._jobs.get(message.lease)
-        if job is None or job.host is not host or not job.live:
+        if job is None or job.process is not process or not job.live:
             return  # a runner said what is not its to say
         if message.clean:
-            host.leases.pop(message.lease, None)
-        host.spent_ns = message.spent_ns
-        outcome = self._told(job, host, message.outcome)
+            process.leases.pop(message.lease, None)
+        process.spent_ns = message.spent_ns
+        outcome = self._told(job, process, message.outcome)
         self._finish(job, outcome, message.payload, message.clean, soon=True)
         if message.clean:
-            self._left(host, message.lease)
+            self._left(process, message.lease)
 
     def settled(self) -> None:
-        """See `hosts.Owner`."""
+        """See `Owner`."""
         self._reports.settled()
 
-    def _told(self, job: Job, host: Host, outcome: Outcome) -> Outcome:
-        """What a host said of an outcome, with what only its worker knows."""
+    def _told(self, job: Job, process: ExecutionProcess, outcome: Outcome) -> Outcome:
+        """What a process said of an outcome, with what only its worker knows."""
         state, reason = outcome.state, outcome.reason
         if state not in _SAID and (job.stop is None or job.stop[0] is not state):
             state = ActionState.FAILED
-        elif host.kind == RUNNER and not job.asked_mib:
+        elif process.kind == RUNNER and not job.asked_mib:
             return outcome  # it was told how it is held
-        if job.asked_mib and self._counts_ooms and host.group is not None:
-            kills = host.group.oom_kills()
-            if kills > host.oom_kills and state is ActionState.FAILED:
+        if job.asked_mib and self._counts_ooms and process.group is not None:
+            kills = process.group.oom_kills()
+            if kills > process.oom_kills and state is ActionState.FAILED:
                 state = ActionState.OUT_OF_MEMORY
                 reason = f"mem: more than the {job.asked_mib} MiB asked for"
-            host.oom_kills = kills
+            process.oom_kills = kills
         held = self._enforcer.name if job.held else "counted"
         return msgspec.structs.replace(outcome, state=state, reason=reason,
-                                       isolation=host.isolation, enforcement=held)
+                                       isolation=process.isolation, enforcement=held)
 
-    def gone(self, host: Host, message: Gone) -> None:
+    def gone(self, process: ExecutionProcess, message: Gone) -> None:
         """What an action left is gone."""
         job = self._jobs.get(message.lease)
-        if job is None or job.host is not host or job.live:
+        if job is None or job.process is not process or job.live:
             return
-        host.leases.pop(message.lease, None)
+        process.leases.pop(message.lease, None)
         self._release(job)
-        self._left(host, message.lease)
+        self._left(process, message.lease)
 
-    def piece(self, host: Host, message: Piece) -> None:
+    def piece(self, process: ExecutionProcess, message: Piece) -> None:
         """A command printed something; what a runner says so is not its to say."""
-        if message.lease in host.leases and host.kind != RUNNER:
+        if message.lease in process.leases and process.kind != RUNNER:
             self._reports.output(message.lease, message.stream, message.data)
 
-    def host_died(self, host: Host, status: int, clean: bool, tail: str) -> None:
-        """A host ended; what ran in it failed with it."""
-        self._supervisor.starts.over(host)
-        what = "the runner process" if host.kind == RUNNER else "the sandbox's init"
-        reason = host.broken or f"{what} ended ({cause(status)})"
-        self._free_behind(host)
-        host.forget()
-        for lease in sorted(host.leases):
-            self._orphan(self._jobs[lease], host, status, reason, clean, tail)
+    def process_died(self, process: ExecutionProcess, status: int, clean: bool, tail: str) -> None:
+        """A process ended; what ran in it failed with it."""
+        self._supervisor.starts.over(process)
+        what = "the runner process" if process.kind == RUNNER else "the sandbox's init"
+        reason = process.broken or f"{what} ended ({cause(status)})"
+        self._free_behind(process)
+        process.forget()
+        for lease in sorted(process.leases):
+            self._orphan(self._jobs[lease], process, status, reason, clean, tail)
         if clean:
-            host.leases.clear()
-        host.kept = bool(host.session) and self._sessions.lost(host, reason)
-        if not host.session:
-            self._pool_lost(host, reason)
+            process.leases.clear()
+        process.kept = bool(process.session) and self._sessions.lost(process, reason)
+        if not process.session:
+            self._pool_lost(process, reason)
         if clean:
-            self._discard(host)
+            self._discard(process)
 
-    def _orphan(self, job: Job, host: Host, status: int, reason: str, clean: bool,
+    def _orphan(self, job: Job, process: ExecutionProcess, status: int, reason: str, clean: bool,
                 tail: str) -> None:
-        """The host of an action died."""
+        """The process of an action died."""
         if job.live:
             payload = None
-            if host.kind == RUNNER:
+            if process.kind == RUNNER:
                 text = job.stop[1] if job.stop else reason
                 payload = encode(ErrorReturn("RunnerDied", text, tail))
-            outcome = job.orphaned(host, status, reason)
-            self._finish(job, self._told(job, host, outcome), payload, clean)
+            outcome = job.orphaned(process, status, reason)
+            self._finish(job, self._told(job, process, outcome), payload, clean)
         elif clean:
             self._release(job)
 
-    def host_clean(self, host: Host) -> None:
-        """What a dead host left is gone."""
-        for lease in sorted(host.leases):
+    def process_clean(self, process: ExecutionProcess) -> None:
+        """What a dead process left is gone."""
+        for lease in sorted(process.leases):
             self._release(self._jobs[lease])
-        host.leases.clear()
-        self._discard(host)
+        process.leases.clear()
+        self._discard(process)
 
-    def _discard(self, host: Host) -> None:
-        self._supervisor.discard(host, host.kept)
-        if host.kept:
-            self._sessions.reborn(host)
+    def _discard(self, process: ExecutionProcess) -> None:
+        self._supervisor.discard(process, process.kept)
+        if process.kept:
+            self._sessions.reborn(process)
 
     def fork_server_lost(self) -> None:
-        """The fork server died, and all hosts with it: a new one takes its place."""
+        """The fork server died, and all processes with it: a new one takes its place."""
         self._sessions.homeless()
         self._supervisor.renew()
 
-    def _left(self, host: Host, lease: int) -> None:
-        """Nothing of a lease is left in a host: it goes on with what it was given ahead, or can
+    def _left(self, process: ExecutionProcess, lease: int) -> None:
+        """Nothing of a lease is left in a process: it goes on with what it was given ahead, or can
         take more."""
-        if host.kind == RUNNER and host.leases:
-            lease = next(iter(host.leases))
+        if process.kind == RUNNER and process.leases:
+            lease = next(iter(process.leases))
             self._jobs[lease].started_ns = time.monotonic_ns()
             self._reports.started(lease)
             if self._jobs[lease].stop is not None:
-                host.kill()
-        elif host.session:
-            session = self._sessions.get(host.session)
+                process.kill()
+        elif process.session:
+            session = self._sessions.get(process.session)
             if session is not None:
                 self._sessions.left(session, lease)
-        elif host.control is not None:
-            self._idle(host)
+        elif process.control is not None:
+            self._idle(process)
 
-    def _idle(self, host: Host) -> None:
-        """A host without a session can take its next action."""
-        pool = self._supervisor.pool_of(host)
+    def _idle(self, process: ExecutionProcess) -> None:
+        """A process without a session can take its next action."""
+        pool = self._supervisor.pool_of(process)
         while pool.waiting:
             job = pool.waiting.popleft()
             if self.waits(job):
-                return self.dispatch(job, host)
-        pool.free.append(host)
+                return self.dispatch(job, process)
+        pool.free.append(process)
 
     # ---- facts for the worker ----
 

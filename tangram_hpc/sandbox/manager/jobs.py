@@ -14,7 +14,7 @@ from ...domain.states import ActionState
 from ...protocol.message import Start
 from ...protocol.process_frames import RUNNER, Box
 from ...resources import tree
-from .hosts import Host
+from .execution_processes import ExecutionProcess
 
 
 class Job:
@@ -27,8 +27,23 @@ class Job:
     """
 
     __slots__ = (
-        "asked_mib", "blob", "cores", "digest", "gone", "gpu_token", "held", "host", "live",
-        "order", "payload", "spent", "started_ns", "stop", "stopped_ns", "storing", "timer",
+        "asked_mib",
+        "blob",
+        "cores",
+        "digest",
+        "gone",
+        "gpu_token",
+        "held",
+        "live",
+        "order",
+        "payload",
+        "process",
+        "spent",
+        "started_ns",
+        "stop",
+        "stopped_ns",
+        "storing",
+        "timer",
     )  # fmt: skip
 
     def __init__(self, order: Start) -> None:
@@ -37,7 +52,7 @@ class Job:
         self.payload = b""
         self.digest = ""
         self.blob = b""
-        self.host: Host | None = None
+        self.process: ExecutionProcess | None = None
         self.live = True
         self.storing = False
         self.held = False
@@ -54,10 +69,10 @@ class Job:
         """Someone ends it."""
         self.stop, self.stopped_ns = (state, reason), time.monotonic_ns()
 
-    def look_before_kill(self, host: Host) -> None:
+    def look_before_kill(self, process: ExecutionProcess) -> None:
         """Its runner is about to be killed, and cannot say what the call has used."""
-        pids = [host.pid, *tree.descendants(host.pid)]
-        used = sum(map(tree.cpu_ns, pids)) - host.spent_ns
+        pids = [process.pid, *tree.descendants(process.pid)]
+        used = sum(map(tree.cpu_ns, pids)) - process.spent_ns
         self.spent = max(0, used), max(map(tree.high_water_kib, pids))
 
     def end_timer(self) -> None:
@@ -70,13 +85,13 @@ class Job:
         """Its outcome when it never ran."""
         return Outcome(state, reason=reason)
 
-    def orphaned(self, host: Host, status: int, reason: str) -> Outcome:
-        """Its outcome when its host died under it."""
+    def orphaned(self, process: ExecutionProcess, status: int, reason: str) -> Outcome:
+        """Its outcome when its process died under it."""
         state = self.stop[0] if self.stop else ActionState.FAILED
         cpu_ns, maxrss_kib = self.spent
         number = os.WTERMSIG(status) if status >= 0 and os.WIFSIGNALED(status) else 0
         code = os.WEXITSTATUS(status) if status >= 0 and not number else 0
-        if host.kind != RUNNER and not self.stop:
+        if process.kind != RUNNER and not self.stop:
             number = code = 0  # its init's end, not the command's own
         return Outcome(
             state,
@@ -91,10 +106,10 @@ class Job:
 
 
 class Session:
-    """A session's host, and what waits for it.
+    """A session's process, and what waits for it.
 
     Attributes:
-        host: its init, once one is being built.
+        process: its init, once one is being built.
         up: whether that takes orders; `was_up`: whether one ever did.
         running: the lease of its command, 0 for none.
         copies: sessions that will begin with a copy of its files; `copying`: those being made.
@@ -102,14 +117,27 @@ class Session:
         packing: it goes to another node, and its files are or will be packed.
     """
 
-    __slots__ = ("box", "closing", "copies", "copying", "deaths", "host", "id", "packing",
-                 "running", "spec", "up", "waiting", "was_up")
+    __slots__ = (
+        "box",
+        "closing",
+        "copies",
+        "copying",
+        "deaths",
+        "id",
+        "packing",
+        "process",
+        "running",
+        "spec",
+        "up",
+        "waiting",
+        "was_up",
+    )
 
     def __init__(self, spec: SessionSpec, box: Box) -> None:
         self.id = spec.id
         self.spec = spec
         self.box = box
-        self.host: Host | None = None
+        self.process: ExecutionProcess | None = None
         self.up = self.was_up = self.closing = self.packing = False
         self.running = 0
         self.deaths = 0

@@ -39,12 +39,12 @@ class Overdue:
         for job, _ in jobs:
             lease, limit_ns = job.order.lease, job.order.action.timeout_ns
             ended_ns = job.stopped_ns if job.stop is not None else job.started_ns + limit_ns
-            if (job.host is None or job.order.action.kind is not Kind.EXEC  # not kept by an init
+            if (job.process is None or job.order.action.kind is not Kind.EXEC  # not kept by an init
                     or not (job.stop or limit_ns) or now - ended_ns < self._goodbye_ns):
                 continue
             late[lease] = self._late.get(lease, 0) + 1
             if late[lease] > self._looks_max:
                 if job.stop is None:
                     job.stop_as(ActionState.TIMEOUT, too_long(limit_ns / 1e9))
-                job.host.kill()
+                job.process.kill()
         self._late = late

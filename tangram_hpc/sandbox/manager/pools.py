@@ -1,5 +1,5 @@
-"""Owns: hosts that wait for work, by what they were built as, and how many are being built at once.
-Must not do any I/O: hosts are asked for through the call that it was given.
+"""Owns: processes that wait for work, by what they were built as, and how many are being built at
+once. Must not do any I/O: processes are asked for through the call that it was given.
 """
 
 from __future__ import annotations
@@ -7,40 +7,40 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from .hosts import Host
+from .execution_processes import ExecutionProcess
 from .jobs import Job
 
-Fork = Callable[[], Host]
+Fork = Callable[[], ExecutionProcess]
 
 
 class Starts:
-    """At most `limit` hosts are being built at a time; the others wait their turn, in order."""
+    """At most `limit` processes are being built at a time; the others wait their turn, in order."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._building: set[int] = set()
-        self._waiting: deque[Callable[[], Host | None]] = deque()
+        self._waiting: deque[Callable[[], ExecutionProcess | None]] = deque()
 
-    def ask(self, begin: Callable[[], Host | None]) -> None:
+    def ask(self, begin: Callable[[], ExecutionProcess | None]) -> None:
         """Begins one, at once or later; `begin` gives None when it is not wanted any more."""
         self._waiting.append(begin)
         self._more()
 
-    def over(self, host: Host) -> None:
-        """A host stands, or never will."""
-        if host.number in self._building:
-            self._building.discard(host.number)
+    def over(self, process: ExecutionProcess) -> None:
+        """A process stands, or never will."""
+        if process.number in self._building:
+            self._building.discard(process.number)
             self._more()
 
     def _more(self) -> None:
         while self._waiting and len(self._building) < self._limit:
-            host = self._waiting.popleft()()
-            if host is not None:
-                self._building.add(host.number)
+            process = self._waiting.popleft()()
+            if process is not None:
+                self._building.add(process.number)
 
 
 class Pool:
-    """Hosts of one kind and box that serve one action at a time; grows to `limit` as they are
+    """Processes of one kind and box that serve one action at a time; grows to `limit` as they are
     needed.
 
     Attributes:
@@ -57,7 +57,7 @@ class Pool:
         self._asked = 0
         self._booting: set[int] = set()
         self._size = 0
-        self.free: list[Host] = []
+        self.free: list[ExecutionProcess] = []
         self.waiting: deque[Job] = deque()
 
     def warm_up(self) -> None:
@@ -70,35 +70,35 @@ class Pool:
             self._asked += 1
             self._starts.ask(self._begin)
 
-    def _begin(self) -> Host:
+    def _begin(self) -> ExecutionProcess:
         self._asked -= 1
-        host = self._fork()
-        self._booting.add(host.number)
-        return host
+        process = self._fork()
+        self._booting.add(process.number)
+        return process
 
-    def booted(self, host: Host) -> None:
-        """A host of it lives."""
-        self._booting.discard(host.number)
+    def booted(self, process: ExecutionProcess) -> None:
+        """A process of it lives."""
+        self._booting.discard(process.number)
         self._size += 1
 
-    def lost(self, host: Host) -> bool:
-        """A host of it ended, or never came up; returns whether there is none at all now."""
-        if host.number in self._booting:
-            self._booting.discard(host.number)
+    def lost(self, process: ExecutionProcess) -> bool:
+        """A process of it ended, or never came up; returns whether there is none at all now."""
+        if process.number in self._booting:
+            self._booting.discard(process.number)
         else:
             self._size -= 1
-        if host in self.free:
-            self.free.remove(host)
+        if process in self.free:
+            self.free.remove(process)
         return not self._booting and not self._size and not self._asked
 
-    def cool(self) -> list[Host]:
+    def cool(self) -> list[ExecutionProcess]:
         """Wants no warm ones any more; returns those that wait, for its owner to end."""
         self.warm = 0
         idle, self.free = self.free, []
         return idle
 
-    def give_away(self) -> Host | None:
-        """Takes an idle host out of the pool for good."""
+    def give_away(self) -> ExecutionProcess | None:
+        """Takes an idle process out of the pool for good."""
         if not self.free:
             return None
         self._size -= 1

@@ -14,7 +14,7 @@ from ...domain.states import ActionState
 from ...protocol.process_frames import RUNNER, Calm
 from ...resources import memory, tree
 from ..process.ward import memory_kib
-from .hosts import Host
+from .execution_processes import ExecutionProcess
 from .jobs import Job
 
 LOOK_S = 0.25
@@ -38,32 +38,33 @@ class Pressure:
         self._floor = min(_FLOOR_MIB, memory.total_mib() // _FLOOR)
         self._calm = False
 
-    def look(self, jobs: Iterable[tuple[Job, int]], idle: Callable[[], Iterable[Host]]) -> None:
+    def look(self, jobs: Iterable[tuple[Job, int]],
+             idle: Callable[[], Iterable[ExecutionProcess]]) -> None:
         """Looks once.
 
         Args:
             jobs: those that run, with what memory they asked for, in MiB; 0 for none.
             idle: the sandboxes in which nothing runs.
         """
-        running = [(job, job.host, asked) for job, asked in jobs if job.host is not None]
+        running = [(job, job.process, asked) for job, asked in jobs if job.process is not None]
         if self._watches:
-            for job, host, asked in running:
-                if host.kind == RUNNER and asked and (used := _used_mib(host, asked)) > asked:
+            for job, process, asked in running:
+                if process.kind == RUNNER and asked and (used := _used_mib(process, asked)) > asked:
                     self._end(job.order.lease, ActionState.OUT_OF_MEMORY,
                               f"mem: {used} MiB used, {asked} MiB asked for")
         if memory.left_mib() >= self._floor:
             self._calm = False
         elif not self._calm:
             self._calm = True
-            for host in idle():
-                host.send(Calm())
+            for process in idle():
+                process.send(Calm())
         else:
             self._relieve(running)
 
-    def _relieve(self, running: list[tuple[Job, Host, int]]) -> None:
+    def _relieve(self, running: list[tuple[Job, ExecutionProcess, int]]) -> None:
         """Ends the one that holds most beyond what it asked for."""
-        over = [(_used_mib(host, asked) - asked, job, asked)
-                for job, host, asked in running if job.live]
+        over = [(_used_mib(process, asked) - asked, job, asked)
+                for job, process, asked in running if job.live]
         beyond, job, asked = max(over, key=lambda one: one[0], default=(0, None, 0))
         if job is not None and beyond > 0:
             self._end(job.order.lease, ActionState.OUT_OF_MEMORY,
@@ -71,5 +72,5 @@ class Pressure:
                       "asked for")
 
 
-def _used_mib(host: Host, asked: int) -> int:
-    return memory_kib([host.pid, *tree.descendants(host.pid)], asked * 1024) // 1024
+def _used_mib(process: ExecutionProcess, asked: int) -> int:
+    return memory_kib([process.pid, *tree.descendants(process.pid)], asked * 1024) // 1024

@@ -15,7 +15,7 @@ from ..files import scratch
 from ..isolation import join
 from ..isolation.holder import Holder, Unholdable
 from ..isolation.holders import RUNTIMES, SESSION, Box, Runtime, missing
-from ..process import host
+from ..process import bootstrap
 
 
 def probe(runtime: Runtime, image: str, read: Sequence[str], seconds: float) -> str:
@@ -36,7 +36,7 @@ def probe(runtime: Runtime, image: str, read: Sequence[str], seconds: float) -> 
 
 def main(name: str, image: str, seconds: float, read: Sequence[str]) -> int:
     """The fresh process: returns its exit status, after one line that says why it is not 0."""
-    host.guard("tangram-probe", 9)
+    bootstrap.guard("tangram-probe", 9)
     runtime = RUNTIMES[name]
     with tempfile.TemporaryDirectory(prefix="tangram-probe-") as place:
         home = os.path.join(place, "home")
@@ -54,7 +54,7 @@ def main(name: str, image: str, seconds: float, read: Sequence[str]) -> int:
 
 def _try(runtime: Runtime, box: Box, seconds: float) -> int:
     try:
-        host.guard("tangram-probe", 9)
+        bootstrap.guard("tangram-probe", 9)
         holder = Holder(runtime.argv(box), runtime.env(os.environ), seconds)
         try:
             join.enter(holder.inside, SESSION)

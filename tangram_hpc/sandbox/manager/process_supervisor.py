@@ -1,5 +1,5 @@
-"""Owns: the hosts of a worker - its fork server, the pools of hosts that wait, and what a host is
-told and held by when it is born. Must not know of leases or sessions.
+"""Owns: the processes of a worker - its fork server, the pools of processes that wait, and what a
+process is told and held by when it is born. Must not know of leases or sessions.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ...resources.cpu.enforce import Enforcer
 from ..files import scratch as folders
 from ..isolation import etc
 from .backends import Backends
-from .hosts import ForkServerClient, Host, Owner
+from .execution_processes import ExecutionProcess, ForkServerClient, Owner
 from .pools import Pool, Starts
 
-_WARM_BOXES = 4  # at most so many boxes (images, say) have hosts that wait, those used last
+_WARM_BOXES = 4  # at most so many boxes (images, say) have processes that wait, those used last
 _SPARE = 4  # inits beyond the units: an action may hold none
 _RUNNER_BOX = Box()
 _FREE = Limits()
 
 
 class ProcessSupervisor:
-    """Hosts for one executor.
+    """Processes for one executor.
 
     Args:
         owner: who is told what they do.
@@ -67,7 +67,7 @@ class ProcessSupervisor:
         return self._fork_server.pid
 
     def pool(self, box: Box) -> Pool:
-        """The hosts of a box that wait for work. It is warm from its first use on, until others
+        """The processes of a box that wait for work. It is warm from its first use on, until others
         have been used since."""
         pool = self._pools.pop(box, None)
         if pool is None:
@@ -76,16 +76,16 @@ class ProcessSupervisor:
         if pool.warm != self._warm:
             pool.warm = self._warm
             for old in [p for p in self._pools.values() if p.warm][:-_WARM_BOXES]:
-                for host in old.cool():
-                    host.kill()
+                for process in old.cool():
+                    process.kill()
         return pool
 
-    def pool_of(self, host: Host) -> Pool:
-        """The pool that a host without a session is of."""
-        return self.runners if host.kind == RUNNER else self._pools[host.box]
+    def pool_of(self, process: ExecutionProcess) -> Pool:
+        """The pool that a process without a session is of."""
+        return self.runners if process.kind == RUNNER else self._pools[process.box]
 
-    def fork(self, box: Box, home: str = "") -> Host:
-        """Asks for a host, in the directory named `home` or a fresh one."""
+    def fork(self, box: Box, home: str = "") -> ExecutionProcess:
+        """Asks for a process, in the directory named `home` or a fresh one."""
         return self._fork_server.fork(INIT, box, home)
 
     def new_directory(self) -> tuple[str, str]:
@@ -97,17 +97,17 @@ class ProcessSupervisor:
         """Nobody needs the directory of this name any more."""
         self._fork_server.tell(Tidy(home))
 
-    def setup(self, host: Host) -> Setup:
-        """Makes what holds a newborn host; what it must be told.
+    def setup(self, process: ExecutionProcess) -> Setup:
+        """Makes what holds a newborn process; what it must be told.
 
         Raises:
             OSError: it cannot be held.
         """
-        host.group = self.enforcer.group(host.number, host.pid)
+        process.group = self.enforcer.group(process.number, process.pid)
         settings, watch = self._settings, not {"memory", "pids"} <= self.enforcer.limits
-        return Setup(round(settings.kill_wait_s * 1e9), settings.output_max, host.box,
-                     self.backends.read, self._etc, watch, host.origin, self._held,
-                     host.group.joins, settings.compiled, host.group.cpu_file)
+        return Setup(round(settings.kill_wait_s * 1e9), settings.output_max, process.box,
+                     self.backends.read, self._etc, watch, process.origin, self._held,
+                     process.group.joins, settings.compiled, process.group.cpu_file)
 
     def limits(self, action: Action, spec: SessionSpec | None) -> Limits:
         """Of an action: its own memory on top of its session's; none asked for, none enforced."""
@@ -119,13 +119,13 @@ class ProcessSupervisor:
         return Limits(spec.mem_mib + mem, spec.disk_mib or settings.disk_mib,
                       settings.session_pids)
 
-    def discard(self, host: Host, keep: bool) -> None:
-        """A host is dead and so is all beneath it; with `keep` its directory is still needed."""
-        if host.group is not None:
-            host.group.remove()
-            host.group = None
+    def discard(self, process: ExecutionProcess, keep: bool) -> None:
+        """A process is dead and so is all beneath it; with `keep` its directory is still needed."""
+        if process.group is not None:
+            process.group.remove()
+            process.group = None
         if not keep:
-            host.tidy()
+            process.tidy()
 
     def renew(self) -> None:
         """The fork server died: another takes its place."""
@@ -133,7 +133,7 @@ class ProcessSupervisor:
         self._fork_server = self._make_fork_server()
 
     def close(self, end_others: Callable[[], None]) -> None:
-        """Ends every host, then others that write here, and removes what they left. Blocks until
+        """Ends every process, then others that write here, and removes what they left. Blocks until
         the last is dead."""
         self._fork_server.close()
         end_others()

@@ -19,7 +19,7 @@ from ...errors import InvalidInput
 from ...ports import Reports
 from ...protocol.payload import owner_by_client
 from ...protocol.process_frames import Close
-from .hosts import Host
+from .execution_processes import ExecutionProcess
 from .jobs import Job, Session
 from .process_supervisor import ProcessSupervisor
 from .vault import Vault
@@ -31,8 +31,8 @@ _DEATHS_MAX = 8  # of one session's inits; what kills more of them is no acciden
 class Crew(Protocol):
     """Who runs the actions."""
 
-    def dispatch(self, job: Job, host: Host) -> None:
-        """Starts one in a host that is free for it."""
+    def dispatch(self, job: Job, process: ExecutionProcess) -> None:
+        """Starts one in a process that is free for it."""
         ...
 
     def waits(self, job: Job) -> bool:
@@ -76,16 +76,16 @@ class Sessions:
         if spec.files:
             return self._unpack(session)
         pool = self._supervisor.pool(box)
-        host = pool.give_away()
-        if host is None:
+        process = pool.give_away()
+        if process is None:
             self._supervisor.starts.ask(lambda: self._build(session))
         else:
-            session.host, host.session = host, spec.id
-            self.up(host)
+            session.process, process.session = process, spec.id
+            self.up(process)
         pool.warm_up()  # for the next one
 
-    def _build(self, session: Session, home: str = "", origin: str = "") -> Host | None:
-        """Begins its host, when it is still wanted."""
+    def _build(self, session: Session, home: str = "", origin: str = "") -> ExecutionProcess | None:
+        """Begins its process, when it is still wanted."""
         if self._open.get(session.id) is not session:
             return None
         if session.closing:
@@ -93,9 +93,9 @@ class Sessions:
                 self._supervisor.remove_directory(home)
             self._end(session, "")
             return None
-        host = session.host = self._supervisor.fork(session.box, home)
-        host.session, host.origin = session.id, origin
-        return host
+        process = session.process = self._supervisor.fork(session.box, home)
+        process.session, process.origin = session.id, origin
+        return process
 
     def _unpack(self, session: Session) -> None:
         """It takes its files over as those of an init that died."""
@@ -118,12 +118,12 @@ class Sessions:
         origin.copies.append(session)
         self._next(origin)
 
-    def _copy(self, session: Session, origin: Session) -> Host | None:
-        assert origin.host is not None
-        host = self._build(session, origin=origin.host.folder)
-        if host is None:
+    def _copy(self, session: Session, origin: Session) -> ExecutionProcess | None:
+        assert origin.process is not None
+        process = self._build(session, origin=origin.process.folder)
+        if process is None:
             self._copied(session)
-        return host
+        return process
 
     def _copied(self, session: Session) -> None:
         origin = self._open.get(session.spec.origin) if session.spec.origin else None
@@ -131,18 +131,18 @@ class Sessions:
             origin.copying.remove(session)
             self._next(origin)
 
-    def up(self, host: Host) -> None:
-        """Its host takes orders."""
-        session = self._open[host.session]
+    def up(self, process: ExecutionProcess) -> None:
+        """Its process takes orders."""
+        session = self._open[process.session]
         self._copied(session)
         if session.closing:
-            return self._shut(host)
+            return self._shut(process)
         first, session.up = not session.was_up, True
         session.was_up = True
         if first:
             self._reports.session_up(session.id)
         if session.packing:
-            return host.kill()
+            return process.kill()
         self._next(session)
 
     # ---- going ----
@@ -155,8 +155,8 @@ class Sessions:
         for copy in session.copies:
             self._end(copy, "origin: its session was closed")
         session.copies.clear()
-        if session.up and session.host is not None:
-            self._shut(session.host)  # else it ends as soon as its host would begin or be up
+        if session.up and session.process is not None:
+            self._shut(session.process)  # else it ends as soon as its process would begin or be up
 
     def pack(self, number: int) -> None:
         """Takes its sandbox down and stores its files; `session_packed` or `session_down` follows.
@@ -165,11 +165,12 @@ class Sessions:
         if session is None or session.closing or session.packing:
             return
         session.packing = True
-        if session.up and session.host is not None:
-            session.host.kill()  # else it ends as soon as its host is up, or nothing of it is left
+        if session.up and session.process is not None:
+            # else it ends as soon as its process is up, or nothing of it is left
+            session.process.kill()
 
-    def _packed(self, session: Session, host: Host, digest: str, why: str) -> None:
-        host.tidy()
+    def _packed(self, session: Session, process: ExecutionProcess, digest: str, why: str) -> None:
+        process.tidy()
         if self._open.get(session.id) is not session:
             return
         if why or session.closing:
@@ -177,14 +178,14 @@ class Sessions:
         del self._open[session.id]
         self._reports.session_packed(session.id, digest)
 
-    def _shut(self, host: Host) -> None:
-        host.send(Close())
-        self._loop.call_later(_CLOSE_S, host.kill)
+    def _shut(self, process: ExecutionProcess) -> None:
+        process.send(Close())
+        self._loop.call_later(_CLOSE_S, process.kill)
 
-    def lost(self, host: Host, reason: str) -> bool:
-        """Its host is dead; returns whether its files are kept for another one. `reborn` must
+    def lost(self, process: ExecutionProcess, reason: str) -> bool:
+        """Its process is dead; returns whether its files are kept for another one. `reborn` must
         follow then, as soon as nothing of the old one is left."""
-        session = self._open.get(host.session)
+        session = self._open.get(process.session)
         if session is None:
             return False
         self._copied(session)
@@ -196,16 +197,16 @@ class Sessions:
         session.up = False
         return True
 
-    def reborn(self, host: Host) -> None:
-        """Nothing of a lost host is left: another takes its place."""
-        session = self._open.get(host.session)
+    def reborn(self, process: ExecutionProcess) -> None:
+        """Nothing of a lost process is left: another takes its place."""
+        session = self._open.get(process.session)
         if session is not None:
-            session.host = None
+            session.process = None
             if session.packing and not session.closing:
                 owner = f"{owner_by_client(client_of(session.id))}files"
-                return self._vault.pack(host.folder, owner, lambda data, why: self._packed(
-                    session, host, data.decode(), why))
-            self._supervisor.starts.ask(lambda: self._build(session, host.home))
+                return self._vault.pack(process.folder, owner, lambda data, why: self._packed(
+                    session, process, data.decode(), why))
+            self._supervisor.starts.ask(lambda: self._build(session, process.home))
 
     def _end(self, session: Session, reason: str) -> None:
         self._open.pop(session.id, None)
@@ -218,10 +219,10 @@ class Sessions:
             self._end(copy, "origin: its session is gone")
         self._reports.session_down(session.id, reason)
 
-    def idle_hosts(self) -> list[Host]:
+    def idle_processes(self) -> list[ExecutionProcess]:
         """Those in which nothing runs just now."""
-        return [one.host for one in self._open.values()
-                if one.host is not None and one.up and not one.running]
+        return [one.process for one in self._open.values()
+                if one.process is not None and one.up and not one.running]
 
     def homeless(self) -> None:
         """The fork server is lost and all directories with it: no session can go on."""
@@ -229,7 +230,7 @@ class Sessions:
             session.deaths = _DEATHS_MAX
 
     def end_all(self) -> None:
-        """The worker ends, and has ended every host."""
+        """The worker ends, and has ended every process."""
         sessions, self._open = list(self._open), {}
         for session in sessions:
             self._reports.session_down(session, "its worker was closed")
@@ -238,11 +239,11 @@ class Sessions:
 
     def enter(self, job: Job, session: Session) -> None:
         """An action runs in it, now or in its turn. Files are read and written beside commands."""
-        if job.order.action.kind is Kind.EXEC or not session.up or session.host is None:
+        if job.order.action.kind is Kind.EXEC or not session.up or session.process is None:
             session.waiting.append(job)
             self._next(session)
         else:
-            self._crew.dispatch(job, session.host)
+            self._crew.dispatch(job, session.process)
 
     def left(self, session: Session, lease: int) -> None:
         """Nothing of a lease is left in it."""
@@ -260,7 +261,7 @@ class Sessions:
             starts.ask(lambda copy=copy: self._copy(copy, session))  # type: ignore[misc]
         while session.waiting and not session.copying and not session.running:
             job = session.waiting.popleft()
-            if self._crew.waits(job) and session.host is not None:
+            if self._crew.waits(job) and session.process is not None:
                 if job.order.action.kind is Kind.EXEC:
                     session.running = job.order.lease
-                self._crew.dispatch(job, session.host)
+                self._crew.dispatch(job, session.process)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from .hosts import Host
+from .execution_processes import ExecutionProcess
 
 STUCK_S = 0.05
 
@@ -15,24 +15,24 @@ STUCK_S = 0.05
 class StuckWatch:
     """Calls `free` with each watched runner that is at the same call for STUCK_S or longer."""
 
-    def __init__(self, free: Callable[[Host], None]) -> None:
+    def __init__(self, free: Callable[[ExecutionProcess], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._free = free
-        self._at: dict[int, tuple[Host, int]] = {}  # by number: the lease each was at
+        self._at: dict[int, tuple[ExecutionProcess, int]] = {}  # by number: the lease each was at
 
-    def watch(self, host: Host) -> None:
+    def watch(self, process: ExecutionProcess) -> None:
         """Calls wait in this runner from now on."""
         if not self._at:
             self._loop.call_later(STUCK_S, self._tick)
-        self._at.setdefault(host.number, (host, 0))
+        self._at.setdefault(process.number, (process, 0))
 
     def _tick(self) -> None:
         watched, self._at = self._at, {}
-        for number, (host, was) in watched.items():
-            first = next(iter(host.leases), 0)
+        for number, (process, was) in watched.items():
+            first = next(iter(process.leases), 0)
             if first and first == was:
-                self._free(host)
-            if len(host.leases) > 1:
-                self._at[number] = host, first
+                self._free(process)
+            if len(process.leases) > 1:
+                self._at[number] = process, first
         if self._at:
             self._loop.call_later(STUCK_S, self._tick)

@@ -1,10 +1,11 @@
-"""Owns: the hosts of one worker - forking them, waiting for them, and that nothing of a dead one
-stays. Must not run anything of a user's, hold a thread, or import more than its hosts need: each
-host is a fork of it.
+"""Owns: the execution processes of one worker - forking them, waiting for them, and that nothing of
+a dead one stays. Must not run anything of a user's, hold a thread, or import more than its
+execution processes need: each execution process is a fork of it.
 
-Every process beneath is adopted by it when its host dies (it is a subreaper). A child that is not a
-host is therefore an orphan, and is ended. A host that is stopped is made to go on. When its worker
-ends, by its socket or its parent, all beneath ends and the scratch directory goes.
+Every process beneath is adopted by it when its execution process dies (it is a subreaper). A child
+that is not a execution process is therefore an orphan, and is ended. An execution process that is
+stopped is made to go on. When its worker ends, by its socket or its parent, all beneath ends and
+the scratch directory goes.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ from ...protocol.process_frames import (
 from ...resources import tree
 from ..files import scratch
 from ..isolation import seccomp
-from .host import become, guard
+from .bootstrap import become, guard
 from .init import Init
 from .mode_keeper import ModeKeeper
 
 _AGAIN_MS = 5
-_STOPS_MAX = 20  # of one host within a second
+_STOPS_MAX = 20  # of one execution process within a second
 _END_S = 8.0
 
 
 class ForkServer:
-    """The parent of all hosts of a worker."""
+    """The parent of all execution processes of a worker."""
 
     def __init__(self, worker: socket.socket, root: str) -> None:
         self._worker = worker
         self._root = root
-        self._hosts: dict[int, int] = {}  # pid -> number
+        self._processes: dict[int, int] = {}  # pid -> number
         self._homes: dict[int, str] = {}  # number -> the name of its directory
         self._pids: dict[int, int] = {}
         self._brooms: set[int] = set()
@@ -107,7 +108,7 @@ class ForkServer:
             try:
                 self._fork(order)
             except OSError as error:
-                text = f"cannot start a host ({error.strerror})"
+                text = f"cannot start an execution process ({error.strerror})"
                 self._worker.sendall(packet(Unforked(order.number, text)))
         elif isinstance(order, End):
             if order.number in self._pids:
@@ -119,7 +120,7 @@ class ForkServer:
         return os.path.join(self._root, name)
 
     def _home_of(self, pid: int) -> str:
-        number = self._hosts.get(pid, -1)
+        number = self._processes.get(pid, -1)
         return self._home(self._homes[number]) if number >= 0 else ""
 
     def _fork(self, order: Fork) -> None:
@@ -138,9 +139,9 @@ class ForkServer:
             raise
         if pid == 0:
             highest = max(self._modes.highest, here.fileno(), there.fileno())
-            _host(there, self._modes.door.fileno(), highest, home, order.kind, parent)
+            _live(there, self._modes.door.fileno(), highest, home, order.kind, parent)
         there.close()
-        self._hosts[pid] = order.number
+        self._processes[pid] = order.number
         self._pids[order.number] = pid
         self._homes[order.number] = order.home
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [here.fileno()]))]
@@ -162,15 +163,15 @@ class ForkServer:
                 continue
             self._brooms.discard(pid)
             self._stops.pop(pid, None)
-            number = self._hosts.pop(pid, -1)
+            number = self._processes.pop(pid, -1)
             if number >= 0:
                 del self._pids[number]
                 self._died(number, status)
 
     def _stopped(self, pid: int) -> None:
-        """What a host runs may have stopped it, to be free of its limits: it goes on, as it does
-        when Slurm resumes a job that was suspended. Stopped again and again it ends."""
-        if pid in self._hosts:
+        """What an execution process runs may have stopped it, to be free of its limits: it goes on,
+        as it does when Slurm resumes a job that was suspended. Stopped again and again it ends."""
+        if pid in self._processes:
             now = time.monotonic()
             since, often = self._stops.get(pid, (now, 0))
             since, often = (since, often + 1) if now - since < 1.0 else (now, 1)
@@ -194,7 +195,7 @@ class ForkServer:
             return ""
 
     def _kill_orphans(self) -> bool:
-        return tree.kill_beneath(os.getpid(), frozenset(self._hosts) | self._brooms)
+        return tree.kill_beneath(os.getpid(), frozenset(self._processes) | self._brooms)
 
     def _sweep(self) -> None:
         if self._kill_orphans():
@@ -204,8 +205,8 @@ class ForkServer:
             self._worker.sendall(packet(Clean(number)))
 
     def _tidy(self, name: str) -> None:
-        """Removes what dead hosts left of a directory; a large one in a child, as we must not be
-        late for others."""
+        """Removes what dead execution processes left of a directory; a large one in a child, as we
+        must not be late for others."""
         home = self._home(name)
         if not scratch.remove_small(home):
             try:
@@ -227,9 +228,9 @@ class ForkServer:
             os.rmdir(os.path.dirname(self._root))
 
 
-def _host(control: socket.socket, modes: int, highest: int, home: str, kind: str, parent: int
+def _live(control: socket.socket, modes: int, highest: int, home: str, kind: str, parent: int
           ) -> None:
-    """A host's whole life; never returns."""
+    """An execution process's whole life; never returns."""
     status = 70
     try:
         control = become(control, modes, highest, home, kind, parent)
@@ -242,7 +243,7 @@ def _host(control: socket.socket, modes: int, highest: int, home: str, kind: str
         status = 0
     except SystemExit:
         status = 1
-    except BaseException:  # noqa: BLE001 - the outermost loop of a host: tell, and end
+    except BaseException:  # noqa: BLE001 - the outermost loop: tell, and end
         traceback.print_exc()
     finally:
         with suppress(Exception):
@@ -258,7 +259,7 @@ def main() -> None:
     os.set_inheritable(worker.fileno(), False)
     seccomp.prepare()
     gc.collect()
-    gc.freeze()  # so that a host's first collection does not copy all that it shares
+    gc.freeze()  # so that an execution process's first collection does not copy all that it shares
     if root := worker.recv(PACKET_MAX):
         ForkServer(worker, os.fsdecode(root)).serve()
 

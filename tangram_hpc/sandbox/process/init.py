@@ -39,8 +39,8 @@ from ...resources import tree
 from .. import environ
 from ..files import confine, scratch
 from . import plain, wall
+from .bootstrap import open_oom_score
 from .command import Command, Unstartable, changed_signals
-from .host import open_oom_score
 from .leftovers import Leftovers
 from .meter import Meter
 from .spent import GroupCpu, Spent

@@ -106,7 +106,7 @@ class Plain:
 
     Args:
         doors: descriptors: its orders, a pipe with a byte for every signal, `UnitsFile`,
-            `host.open_oom_score`, /dev/null.
+            `bootstrap.open_oom_score`, /dev/null.
         changed: the signals whose default a command gets back: ignored ones and our own.
         wall: what stands around it.
         output_max: bytes of a stream; more is cut, by Python.

@@ -49,7 +49,7 @@ from ...resources import tree
 from ...resources.cpu import cgroupfs
 from .. import environ
 from ..files import scratch
-from .host import open_of_self
+from .bootstrap import open_of_self
 
 # A function's children are killed and waited for. After this many seconds the result is sent
 # without them, and its CPU time is a lower bound.

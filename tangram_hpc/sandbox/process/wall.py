@@ -1,5 +1,5 @@
-"""Owns: putting a host behind the isolation that its box asks for, once, before anything else runs
-in it, and how its sandbox looks from within. Must not start a command.
+"""Owns: putting an execution process behind the isolation that its box asks for, once, before
+anything else runs in it, and how its sandbox looks from within. Must not start a command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..files import modes, scratch
 from ..isolation import etc, join, landlock, seccomp, view
 from ..isolation.holder import Holder, Unholdable
 from ..isolation.holders import RUNTIMES, SESSION, UNITS, Box, container_name, tmp_of
-from .host import MODES
+from .bootstrap import MODES
 from .units_file import path_of
 from .ward import Beneath, Inside, Ward
 

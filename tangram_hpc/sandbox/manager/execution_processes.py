@@ -1,6 +1,6 @@
-"""Owns: a worker's side of its fork server and hosts - their sockets on asyncio's loop, and their
-death certificates. Must not know of sessions or pools: it tells whoever owns it what each host
-said.
+"""Owns: a worker's side of its fork server and processes - their sockets on asyncio's loop, and
+their death certificates. Must not know of sessions or pools: it tells whoever owns it what each
+process said.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from .vault import FUNCTIONS_MAX
 _CLOSE_S = 12.0
 
 
-class Host:
+class ExecutionProcess:
     """A forked process that runs actions.
 
     Attributes:
         leases: those it runs or has still to clean; in a runner the first is the one it is at, the
             others follow.
         box: what it was built as.
-        home: the name of its directory; `fresh`: made for it, and of no host before.
+        home: the name of its directory; `fresh`: made for it, and of no process before.
         group: what its units are enforced by, once it lives.
         oom_kills: how often memory ran out in it, as far as that was told.
-        kept: dead, and its directory is for the next host of its session.
+        kept: dead, and its directory is for the next process of its session.
         broken: why its sandbox does not stand, when it said so.
         spent_ns: of a runner, the CPU time that it had used when its present call began.
     """
@@ -234,9 +234,9 @@ class Host:
 
 
 class Owner(Protocol):
-    """Who is told what hosts do."""
+    """Who is told what processes do."""
 
-    def host_born(self, host: Host) -> Setup:
+    def process_born(self, process: ExecutionProcess) -> Setup:
         """It lives; what it must be told first.
 
         Raises:
@@ -244,35 +244,35 @@ class Owner(Protocol):
         """
         ...
 
-    def host_up(self, host: Host) -> None:
+    def process_up(self, process: ExecutionProcess) -> None:
         """It waits for orders."""
         ...
 
-    def host_failed(self, host: Host, text: str) -> None:
+    def process_failed(self, process: ExecutionProcess, text: str) -> None:
         """It could not be forked."""
         ...
 
-    def host_died(self, host: Host, status: int, clean: bool, tail: str) -> None:
+    def process_died(self, process: ExecutionProcess, status: int, clean: bool, tail: str) -> None:
         """It ended with this wait status (-1: not known)."""
         ...
 
-    def host_clean(self, host: Host) -> None:
+    def process_clean(self, process: ExecutionProcess) -> None:
         """What it left when it died has ended too."""
         ...
 
     def fork_server_lost(self) -> None:
-        """The fork server ended by itself; `host_died` follows for every host."""
+        """The fork server ended by itself; `process_died` follows for every process."""
         ...
 
-    def ended(self, host: Host, message: Ended) -> None:
+    def ended(self, process: ExecutionProcess, message: Ended) -> None:
         """An action's outcome."""
         ...
 
-    def gone(self, host: Host, message: Gone) -> None:
+    def gone(self, process: ExecutionProcess, message: Gone) -> None:
         """Nothing of an action is left."""
         ...
 
-    def piece(self, host: Host, message: Piece) -> None:
+    def piece(self, process: ExecutionProcess, message: Piece) -> None:
         """A piece of an action's output."""
         ...
 
@@ -289,17 +289,17 @@ class ForkServerClient:
         self.root = root
         self._owner = owner
         self._numbers = numbers
-        self._hosts: dict[int, Host] = {}
-        self._unclean: dict[int, Host] = {}
+        self._processes: dict[int, ExecutionProcess] = {}
+        self._unclean: dict[int, ExecutionProcess] = {}
         self._unsent: list[bytes] = []
         self._closed = False
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
-            self._process = subprocess.Popen(
+            self._server = subprocess.Popen(
                 [sys.executable, "-m", "tangram_hpc.sandbox.process.fork_server",
                  str(there.fileno())],
                 pass_fds=(there.fileno(),),
-                env=environ.for_hosts(os.environ),
+                env=environ.for_child_processes(os.environ),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -311,16 +311,16 @@ class ForkServerClient:
     @property
     def pid(self) -> int:
         """The fork server's process id."""
-        return self._process.pid
+        return self._server.pid
 
-    def fork(self, kind: str, box: Box, home: str = "") -> Host:
-        """Asks for a host, in the directory of one that died or a fresh one; `host_up`,
-        `host_failed` or `host_died` follows."""
-        host = Host(self, next(self._numbers), kind, box)
-        host.home, host.fresh = home or scratch.new_name(), not home
-        self._hosts[host.number] = host
-        self.tell(Fork(host.number, kind, host.home, host.fresh))
-        return host
+    def fork(self, kind: str, box: Box, home: str = "") -> ExecutionProcess:
+        """Asks for a process, in the directory of one that died or a fresh one; `process_up`,
+        `process_failed` or `process_died` follows."""
+        process = ExecutionProcess(self, next(self._numbers), kind, box)
+        process.home, process.fresh = home or scratch.new_name(), not home
+        self._processes[process.number] = process
+        self.tell(Fork(process.number, kind, process.home, process.fresh))
+        return process
 
     def tell(self, message: Frame) -> None:
         """Sends or queues an order to the fork server."""
@@ -343,7 +343,7 @@ class ForkServerClient:
 
     # ---- what it says ----
 
-    def _turn(self, hear: Callable[..., object], *what: Host) -> None:
+    def _turn(self, hear: Callable[..., object], *what: ExecutionProcess) -> None:
         hear(*what)
         self._owner.settled()
 
@@ -364,113 +364,113 @@ class ForkServerClient:
         if isinstance(message, Forked):
             self._forked(message, fds[0])
         elif isinstance(message, Unforked):
-            self._owner.host_failed(self._hosts.pop(message.number), message.text)
+            self._owner.process_failed(self._processes.pop(message.number), message.text)
         elif isinstance(message, Died):
             self._died(message)
         elif isinstance(message, Clean):
-            host = self._unclean.pop(message.number, None)
-            if host is not None:
-                self._owner.host_clean(host)
+            process = self._unclean.pop(message.number, None)
+            if process is not None:
+                self._owner.process_clean(process)
 
     def _forked(self, message: Forked, fd: int) -> None:
-        host = self._hosts[message.number]
-        host.pid = message.pid
+        process = self._processes[message.number]
+        process.pid = message.pid
         try:
-            host.connect(fd, self._owner.host_born(host))
+            process.connect(fd, self._owner.process_born(process))
         except OSError as error:
-            host.broken = f"enforcement: {error.strerror or error}"
-            return host.kill()
-        if host.kind == RUNNER:
-            self.loop.add_reader(host.bell, self._turn, self._on_bell, host)
-            host.up, host.isolation = True, "process"
-            host.spent_ns = tree.cpu_ns(host.pid)
-            self._owner.host_up(host)
+            process.broken = f"enforcement: {error.strerror or error}"
+            return process.kill()
+        if process.kind == RUNNER:
+            self.loop.add_reader(process.bell, self._turn, self._on_bell, process)
+            process.up, process.isolation = True, "process"
+            process.spent_ns = tree.cpu_ns(process.pid)
+            self._owner.process_up(process)
         else:
-            self.loop.add_reader(fd, self._turn, self._on_data, host)
+            self.loop.add_reader(fd, self._turn, self._on_data, process)
 
-    def _on_bell(self, host: Host) -> None:
-        rung = os.read(host.bell, 64)
-        while self._on_data(host):
+    def _on_bell(self, process: ExecutionProcess) -> None:
+        rung = os.read(process.bell, 64)
+        while self._on_data(process):
             pass
-        if not rung and host.control is not None:  # it has closed what it needs
-            host.hang_up()
-            host.kill()
+        if not rung and process.control is not None:  # it has closed what it needs
+            process.hang_up()
+            process.kill()
 
     def _died(self, message: Died) -> None:
-        host = self._hosts.get(message.number)
-        if host is None:
+        process = self._processes.get(message.number)
+        if process is None:
             return
-        while host.control is not None and self._on_data(host):
+        while process.control is not None and self._on_data(process):
             pass  # what it said before it died comes first
-        host.hang_up()
-        del self._hosts[message.number]
+        process.hang_up()
+        del self._processes[message.number]
         if not message.clean:
-            self._unclean[message.number] = host
-        self._owner.host_died(host, message.status, message.clean, message.tail)
+            self._unclean[message.number] = process
+        self._owner.process_died(process, message.status, message.clean, message.tail)
 
     def _lost(self) -> None:
-        """The fork server itself died: its hosts end by their own signal."""
+        """The fork server itself died: its processes end by their own signal."""
         self.loop.remove_reader(self._socket.fileno())
         self.loop.remove_writer(self._socket.fileno())
-        hosts, self._hosts = list(self._hosts.values()), {}
+        processes, self._processes = list(self._processes.values()), {}
         unclean, self._unclean = list(self._unclean.values()), {}
-        for host in hosts:
-            while self._on_data(host):
+        for process in processes:
+            while self._on_data(process):
                 pass
-            host.hang_up()
-        self._owner.fork_server_lost()  # first, as a death asks for a new host
-        for host in hosts:
-            self._owner.host_died(host, -1, True, "")
-        for host in unclean:
-            self._owner.host_clean(host)
+            process.hang_up()
+        self._owner.fork_server_lost()  # first, as a death asks for a new process
+        for process in processes:
+            self._owner.process_died(process, -1, True, "")
+        for process in unclean:
+            self._owner.process_clean(process)
 
-    def _on_data(self, host: Host) -> bool:
-        """Handles what a host said; returns whether there may be more."""
-        if host.control is None:
+    def _on_data(self, process: ExecutionProcess) -> bool:
+        """Handles what a process said; returns whether there may be more."""
+        if process.control is None:
             return False
         try:
-            data = host.control.recv(RECEIVE)
+            data = process.control.recv(RECEIVE)
         except BlockingIOError:
             return False
         except OSError:
             data = b""
         if not data:  # its death certificate follows; a runner may only have closed its socket
-            host.hang_up()
-            host.kill()
+            process.hang_up()
+            process.kill()
             return False
         try:
-            for message in host.inbox.feed(data):
+            for message in process.inbox.feed(data):
                 if isinstance(message, Ended):
-                    self._owner.ended(host, message)
+                    self._owner.ended(process, message)
                 elif isinstance(message, Gone):
-                    self._owner.gone(host, message)
+                    self._owner.gone(process, message)
                 elif isinstance(message, Ready):
-                    if not host.up:
-                        host.up, host.isolation = True, message.isolation
-                        self._owner.host_up(host)
+                    if not process.up:
+                        process.up, process.isolation = True, message.isolation
+                        self._owner.process_up(process)
                 elif isinstance(message, Broken):
-                    host.broken = message.text
+                    process.broken = message.text
                 else:
-                    self._owner.piece(host, message)
+                    self._owner.piece(process, message)
         except (ProtocolError, msgspec.DecodeError):
-            host.hang_up()
-            host.kill()
+            process.hang_up()
+            process.kill()
             return False
         return True
 
     def close(self) -> None:
-        """Ends the fork server and with it every host; returns when they are gone."""
+        """Ends the fork server and with it every process; returns when they are gone."""
         if self._closed:
             return
         self._closed = True
-        for host in self._hosts.values():
-            host.hang_up()
-            host.forget()
+        for process in self._processes.values():
+            process.hang_up()
+            process.forget()
         self.loop.remove_reader(self._socket.fileno())
         self.loop.remove_writer(self._socket.fileno())
         self._socket.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_CLOSE_S)
-        if self._process.returncode is None:
-            self._process.kill()
-            self._process.wait()
+            self._server.wait(_CLOSE_S)
+        if self._server.returncode is None:
+            self._server.kill()
+            self._server.wait()

@@ -1,5 +1,5 @@
-"""Owns: what every host is before it runs anything - its own process session, limits, descriptors -
-and the system calls for it. Must not know what a host is for.
+"""Owns: what every execution process is before it runs anything - its own process session, limits,
+descriptors - and the system calls for it. Must not know what an execution process is for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-CONTROL = 3  # the descriptor of a host's control socket
+CONTROL = 3  # the descriptor of an execution process's control socket
 MODES = 4  # and of the socket on which an init hands over the listener of its filter
 
 
@@ -36,9 +36,9 @@ def guard(name: str, when_parent_ends: int) -> None:
 
 def become(control: socket.socket, modes: int, highest: int, home: str, kind: str, parent: int
            ) -> socket.socket:
-    """Turns a fresh fork of the fork server into a host and returns its control socket. Closes all
-    descriptors inherited from the fork server (`highest` is the largest), except the control socket
-    and, in an init, `modes`, which becomes descriptor MODES.
+    """Turns a fresh fork of the fork server into an execution process and returns its control
+    socket. Closes all descriptors inherited from the fork server (`highest` is the largest), except
+    the control socket and, in an init, `modes`, which becomes descriptor MODES.
 
     Raises:
         OSError: its directory cannot be entered.
