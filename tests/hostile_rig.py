@@ -1,8 +1,8 @@
 """A place for attacks: a real executor, a session that attacks, a neighbour that works meanwhile,
 and photographs of all that could be left behind.
 
-Law: every attack is bounded in itself (a count, a time, an `ulimit`), so that a wall that does not
-hold fails a test and not the machine.
+Law: every attack is bounded in itself (a count, a time, an `ulimit`), so that an isolation that
+does not hold fails a test and not the machine.
 """
 
 from __future__ import annotations

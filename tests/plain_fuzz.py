@@ -31,8 +31,8 @@ from tangram_hpc.protocol.process_frames import (
 )
 from tangram_hpc.sandbox.process import plain
 from tangram_hpc.sandbox.process.command import changed_signals
-from tangram_hpc.sandbox.process.wall import Wall
-from tangram_hpc.sandbox.process.ward import Beneath
+from tangram_hpc.sandbox.process.isolation_setup import SandboxIsolation
+from tangram_hpc.sandbox.process.sandbox_processes import DescendantProcesses
 
 ENV = {"PATH": "/usr/bin:/bin", "MARK": "42"}
 WORDS = ("", "a", "ü", "x" * 40, "y" * 300, "%", "\n")
@@ -100,8 +100,9 @@ class Bench:
         signal.signal(signal.SIGCHLD, lambda number, where: None)
         doors = [os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in ("cpus", os.devnull)]
         self.served = plain.Plain((theirs.fileno(), self.wake, doors[0], -1, doors[1]),
-                                  changed_signals(), Wall("process", Beneath(), ".", ".", "cpus"),
-                                  1000)
+                                  changed_signals(),
+                                  SandboxIsolation("process", DescendantProcesses(), ".", ".",
+                                                   "cpus"), 1000)
         self.served.learn(order(ExecCall()), ENV, False, 0, STANDS)
         self.served.command.patience_ns = PATIENCE_NS
         self.inbox = WorkerInbox()

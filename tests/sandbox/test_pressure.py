@@ -19,7 +19,7 @@ from tangram_hpc.protocol.payload import ExecCall
 from tangram_hpc.protocol.process_frames import INIT, RUNNER, Calm
 from tangram_hpc.resources import memory, tree
 from tangram_hpc.sandbox.manager.pressure import Pressure
-from tangram_hpc.sandbox.process.ward import memory_kib
+from tangram_hpc.sandbox.process.sandbox_processes import memory_kib
 
 MIB = 1 << 20
 EATER = "import sys; x = bytearray(int(sys.argv[1]) << 20); print(flush=True); sys.stdin.read()"

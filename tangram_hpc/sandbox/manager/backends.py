@@ -15,8 +15,8 @@ from ...domain.isolation import choose, preferred, takes_image
 from ...domain.session import SessionSpec
 from ...errors import InvalidInput
 from ...protocol.process_frames import Box
-from ..isolation import landlock, seccomp, view
-from ..isolation.holders import RUNTIMES, missing
+from ..isolation import landlock, seccomp, visible_paths
+from ..isolation.container_runtimes import RUNTIMES, missing
 from .probe import probe
 
 _PROBE_S = 10.0
@@ -64,7 +64,7 @@ class Backends:
                 be shown.
         """
         try:
-            read = tuple(view.readable(read_paths))
+            read = tuple(visible_paths.readable(read_paths))
         except ValueError as error:
             raise InvalidInput(f"config field `read_paths`: {error}") from None
         why_not = {name: missing(runtime) for name, runtime in RUNTIMES.items()}
@@ -82,8 +82,8 @@ class Backends:
         if not why_not["process"] and _yama() > 1:
             why_not["process"] = ("kernel.yama.ptrace_scope is above 1, so no file mode can be "
                                   "changed in it; set it to 1, or install bubblewrap")
-        walled = () if why_not["process"] else ("process",)
-        untrusted = works[:1] + walled + works[1:] if works[:1] == ("bwrap",) else walled + works
+        safe = () if why_not["process"] else ("process",)
+        untrusted = works[:1] + safe + works[1:] if works[:1] == ("bwrap",) else safe + works
         if default and default not in ("process", *works):
             raise InvalidInput(f"config field `isolation`: {default} cannot be used here "
                                f"({why_not.get(default, 'there is no such backend')})")

@@ -48,7 +48,7 @@ from ...resources import tree
 from ...resources.cpu.enforce import Group
 from .. import environ
 from ..files import scratch
-from .vault import FUNCTIONS_MAX
+from .payload_cache import FUNCTIONS_MAX
 
 _CLOSE_S = 12.0
 

@@ -37,12 +37,12 @@ from .backends import Backends
 from .execution_processes import ExecutionProcess
 from .jobs import Job, cause
 from .overdue import Overdue
+from .payload_cache import PayloadCache, is_stored
 from .pools import Pool
 from .pressure import LOOK_S, Pressure
 from .process_supervisor import ProcessSupervisor
 from .sessions import Sessions
 from .stuck import StuckWatch
-from .vault import Vault, is_stored
 
 _EXEC = Kind.EXEC
 _FUNCTION = Kind.FUNCTION
@@ -75,7 +75,7 @@ class SandboxExecutor:
         self._gpus = gpus or GpuMeter(Devices())
         self._reports, self._cores = reports, cores
         self._loop = asyncio.get_running_loop()
-        self._vault, self._closed = Vault(store), False
+        self._cache, self._closed = PayloadCache(store), False
         self._jobs: dict[int, Job] = {}
         backends = backends or Backends.probed(settings.isolation, settings.read_paths)
         self._enforcer = enforcer = enforcer or probe(pinned, settings.enforcement)
@@ -83,7 +83,7 @@ class SandboxExecutor:
         units = max(1, len(cores))
         self._supervisor = ProcessSupervisor(self, Path(scratch), units, settings, backends,
                                              enforcer, pinned)
-        self._sessions = Sessions(self._supervisor, self, reports, self._vault)
+        self._sessions = Sessions(self._supervisor, self, reports, self._cache)
         self._stuck = StuckWatch(self._free_behind)
         self._pressure = Pressure(not self._counts_ooms, self.kill)
         self._overdue = Overdue(settings.kill_wait_s)
@@ -128,7 +128,7 @@ class SandboxExecutor:
         job = self._jobs[order.lease] = Job(order)
         if is_stored(payload):
             try:
-                self._vault.fetch(bytes(payload), lambda data, why: self._fetched(job, data, why))
+                self._cache.fetch(bytes(payload), lambda data, why: self._fetched(job, data, why))
             except msgspec.DecodeError as error:
                 self._fail(job, f"payload: {error}")
         else:
@@ -215,7 +215,7 @@ class SandboxExecutor:
                 job.blob = blob
                 self._into_pool(job, self._supervisor.runners)
 
-        self._vault.function(call.digest, then)
+        self._cache.function(call.digest, then)
 
     def _into_pool(self, job: Job, pool: Pool) -> None:
         if pool.free:
@@ -467,7 +467,7 @@ class SandboxExecutor:
         if payload is not None and len(payload) > INLINE_MAX:
             job.storing = True
             owner = owner_of_result(job.order.action, job.order.lease)
-            self._vault.keep(payload, owner, lambda data, why: self._kept(job, outcome, data, why))
+            self._cache.keep(payload, owner, lambda data, why: self._kept(job, outcome, data, why))
         else:
             if clean:
                 del self._jobs[job.order.lease]
@@ -498,7 +498,7 @@ class SandboxExecutor:
         self._closed = True
         if self._looking is not None:
             self._looking.cancel()
-        self._supervisor.close(self._vault.close)
+        self._supervisor.close(self._cache.close)
         jobs, self._jobs = list(self._jobs.values()), {}
         for job in jobs:
             job.end_timer()

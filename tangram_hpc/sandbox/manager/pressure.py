@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from ...domain.states import ActionState
 from ...protocol.process_frames import RUNNER, Calm
 from ...resources import memory, tree
-from ..process.ward import memory_kib
+from ..process.sandbox_processes import memory_kib
 from .execution_processes import ExecutionProcess
 from .jobs import Job
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from ...resources import tree
 from ..files import scratch
 from ..isolation import join
-from ..isolation.holder import Holder, Unholdable
-from ..isolation.holders import RUNTIMES, SESSION, Box, Runtime, missing
+from ..isolation.container_runtimes import RUNTIMES, SESSION, Box, Runtime, missing
+from ..isolation.pause_process import Holder, PauseFailed
 from ..process import bootstrap
 
 
@@ -55,14 +55,14 @@ def main(name: str, image: str, seconds: float, read: Sequence[str]) -> int:
 def _try(runtime: Runtime, box: Box, seconds: float) -> int:
     try:
         bootstrap.guard("tangram-probe", 9)
-        holder = Holder(runtime.argv(box), runtime.env(os.environ), seconds)
+        pause = Holder(runtime.argv(box), runtime.env(os.environ), seconds)
         try:
-            join.enter(holder.inside, SESSION)
+            join.enter(pause.inside, SESSION)
             pid = os.posix_spawn("/bin/sh", ["sh", "-c", "echo x >probe"], {})
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         finally:
-            holder.end()
-    except (OSError, Unholdable) as error:
+            pause.end()
+    except (OSError, PauseFailed) as error:
         print(f"{runtime.name}: {error}", flush=True)
         return 1
     if code:

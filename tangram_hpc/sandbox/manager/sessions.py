@@ -21,8 +21,8 @@ from ...protocol.payload import owner_by_client
 from ...protocol.process_frames import Close
 from .execution_processes import ExecutionProcess
 from .jobs import Job, Session
+from .payload_cache import PayloadCache
 from .process_supervisor import ProcessSupervisor
-from .vault import Vault
 
 _CLOSE_S = 8.0  # an init that has not ended its sandbox by then is killed
 _DEATHS_MAX = 8  # of one session's inits; what kills more of them is no accident
@@ -48,9 +48,9 @@ class Sessions:
     """All of one worker's."""
 
     def __init__(self, supervisor: ProcessSupervisor, crew: Crew, reports: Reports,
-                 vault: Vault) -> None:
+                 cache: PayloadCache) -> None:
         self._supervisor = supervisor
-        self._vault = vault
+        self._cache = cache
         self._crew = crew
         self._reports = reports
         self._loop = asyncio.get_running_loop()
@@ -109,7 +109,7 @@ class Sessions:
             else:
                 self._supervisor.starts.ask(lambda: self._build(session, home))
 
-        self._vault.unpack(session.spec.files, folder, then)
+        self._cache.unpack(session.spec.files, folder, then)
 
     def _ask_copy(self, session: Session) -> None:
         origin = self._open.get(session.spec.origin)
@@ -204,7 +204,7 @@ class Sessions:
             session.process = None
             if session.packing and not session.closing:
                 owner = f"{owner_by_client(client_of(session.id))}files"
-                return self._vault.pack(process.folder, owner, lambda data, why: self._packed(
+                return self._cache.pack(process.folder, owner, lambda data, why: self._packed(
                     session, process, data.decode(), why))
             self._supervisor.starts.ask(lambda: self._build(session, process.home))
 

@@ -280,7 +280,7 @@ def _as_file(data: bytes, home: str) -> int:
     try:
         try:
             fd = os.memfd_create("stdin")
-        except (AttributeError, OSError):  # an old C library, or it is refused behind our wall
+        except (AttributeError, OSError):  # an old C library, or our filter refuses it
             with tempfile.TemporaryFile(dir=home) as file:
                 fd = os.dup(file.fileno())
         view = memoryview(data)

@@ -38,7 +38,7 @@ from ...protocol.process_frames import (
 from ...resources import tree
 from .. import environ
 from ..files import confine, scratch
-from . import plain, wall
+from . import isolation_setup, plain
 from .bootstrap import open_oom_score
 from .command import Command, Unstartable, changed_signals
 from .leftovers import Leftovers
@@ -60,7 +60,7 @@ class Init:
         self._place = home
         self._built = False
         self._setup: Setup
-        self._wall: wall.Wall
+        self._isolation: isolation_setup.SandboxIsolation
         self._group_cpu: GroupCpu
         self._meter: Meter
         self._leftovers: Leftovers
@@ -163,7 +163,7 @@ class Init:
         if self._plain is None or not run.keep or 0 < run.timeout_ns <= plain.PATIENCE_NS:
             return
         shared = bool(run.limits.mem_mib) and not self._setup.watch
-        processes = run.limits.pids if self._wall.holder is not None else 0
+        processes = run.limits.pids if self._isolation.pause is not None else 0
         env = self._grants.plain(run.units, run.most, run.gpus)
         # its units, though the file may say otherwise: on a full disk it could not be written
         self._plain.learn(run, env, shared, processes, (run.units, self._file_mib, True))
@@ -192,29 +192,30 @@ class Init:
                 self._ending = self._closing = True
 
     def _build(self, setup: Setup) -> None:
-        """Goes behind the wall; ends when that cannot be done."""
+        """Isolates this process; ends it when that cannot be done."""
         self._group_cpu = GroupCpu(setup.cpu_file)
         try:
             if setup.origin:
                 scratch.copy(setup.origin, self._place)
-            self._wall = wall.build(setup, self._place)
-        except (wall.Unbuildable, scratch.Uncopied) as error:
+            self._isolation = isolation_setup.build(setup, self._place)
+        except (isolation_setup.Unbuildable, scratch.Uncopied) as error:
             self._send(Broken(str(error)))
             self._ending = True
             return
-        self._setup, self._home = setup, self._wall.home
-        base = environ.for_commands(os.environ, self._home, self._wall.tmp, self._wall.own_root)
-        self._grants = environ.Grants(base, self._wall.units)
-        self._ward = self._wall.ward
-        self._meter = Meter((self._home, self._wall.tmp), self._ward)
-        self._leftovers = Leftovers(self._ward)
+        self._setup, self._home = setup, self._isolation.home
+        base = environ.for_commands(os.environ, self._home, self._isolation.tmp,
+                                    self._isolation.own_root)
+        self._grants = environ.Grants(base, self._isolation.units)
+        self._processes = self._isolation.processes
+        self._meter = Meter((self._home, self._isolation.tmp), self._processes)
+        self._leftovers = Leftovers(self._processes)
         self._built = True
-        if setup.compiled and plain.serves(self._wall):
+        if setup.compiled and plain.serves(self._isolation):
             doors = self._control_fd, self._wake, self._units.fd, self._score, self._devnull
-            self._plain = plain.Plain(doors, changed_signals(), self._wall, setup.output_max)
-        if self._wall.holder is not None:
-            self._poll.register(self._wall.holder.gone_fd, select.POLLIN)
-        self._send(Ready(self._wall.isolation))
+            self._plain = plain.Plain(doors, changed_signals(), self._isolation, setup.output_max)
+        if self._isolation.pause is not None:
+            self._poll.register(self._isolation.pause.gone_fd, select.POLLIN)
+        self._send(Ready(self._isolation.name))
 
     def _run(self, run: Run) -> None:
         try:
@@ -241,9 +242,9 @@ class Init:
         self._begun(command)
 
     def _command_of(self, run: Run, call: ExecCall) -> Command:
-        others = frozenset(self._ward.pids()) if self._leftovers.there else frozenset[int]()
-        spent = Spent(self._group_cpu, self._wall.holder is not None, others)
-        return Command(run, call, self._setup.output_max, self._wall.isolation, spent)
+        others = frozenset(self._processes.pids()) if self._leftovers.there else frozenset[int]()
+        spent = Spent(self._group_cpu, self._isolation.pause is not None, others)
+        return Command(run, call, self._setup.output_max, self._isolation.name, spent)
 
     def _begun(self, command: Command) -> None:
         run = command.run
@@ -260,7 +261,7 @@ class Init:
         what was left behind leaves no room under that: then as soon as it stands."""
         limits = command.run.limits
         shared = limits.mem_mib and not self._setup.watch
-        few = limits.pids if self._wall.holder is not None else 0
+        few = limits.pids if self._isolation.pause is not None else 0
         if shared:
             os.pwrite(self._score, _FIRST, 0)
         try:
@@ -289,7 +290,7 @@ class Init:
 
     def _refuse(self, run: Run, code: int, reason: str) -> None:
         outcome = Outcome(ActionState.FAILED, exit_code=code, reason=reason,
-                          isolation=self._wall.isolation)
+                          isolation=self._isolation.name)
         self._send(Ended(run.lease, outcome, None, True))
         if not run.keep:
             self._freshen()
@@ -312,7 +313,7 @@ class Init:
         except confine.Refused as error:
             return self._refuse(run, 0, str(error))
         spent = time.monotonic_ns() - began
-        outcome = Outcome(ActionState.COMPLETED, exec_ns=spent, isolation=self._wall.isolation)
+        outcome = Outcome(ActionState.COMPLETED, exec_ns=spent, isolation=self._isolation.name)
         self._send(Ended(run.lease, outcome, payload, True))
 
     def _kill(self, order: Kill) -> None:
@@ -335,7 +336,7 @@ class Init:
 
     def _read(self, fd: int) -> None:
         command = self._command
-        if self._wall.holder is not None and fd == self._wall.holder.gone_fd:
+        if self._isolation.pause is not None and fd == self._isolation.pause.gone_fd:
             return self._fall()
         if command is None or fd not in command.pipes:
             return self._unwatch(fd)  # closed in this very turn
@@ -352,10 +353,10 @@ class Init:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
-                return self._settle(alone=True)  # without a holder all there is are children
+                return self._settle(alone=True)  # without a pause process all there is are children
             if pid == 0:
                 return self._settle(alone=False)
-            if self._wall.holder is not None and pid == self._wall.holder.outer:
+            if self._isolation.pause is not None and pid == self._isolation.pause.outer:
                 return self._fall()
             if command is not None:
                 command.spent.reaped(pid, usage, pid == command.pid)
@@ -367,7 +368,7 @@ class Init:
         command = self._command
         if command is None or command.status is None:
             return
-        left = not alone and not self._ward.alone()
+        left = not alone and not self._processes.alone()
         if left and not command.reported and self._stays(command):
             self._leftovers.begin(command.run.background)
             command.spent.missed()
@@ -390,8 +391,8 @@ class Init:
         """Counts what its processes used that still live and will be killed. They are stopped
         first: none ends while they are counted, and none uses more afterwards."""
         with suppress(OSError):  # no room for the process that stops the others
-            self._ward.stop()
-        command.spent.left(self._ward.pids())
+            self._processes.stop()
+        command.spent.left(self._processes.pids())
 
     def _stays(self, command: Command) -> bool:
         """Whether what a command left behind is its session's; what was stopped takes all along."""
@@ -421,7 +422,7 @@ class Init:
         if self._watch_at and now >= self._watch_at:
             self._watch(command)
         if command.spent.look_at and now >= command.spent.look_at:
-            command.spent.look(self._ward.pids(), now)
+            command.spent.look(self._processes.pids(), now)
         if self._meter.due and now >= self._meter.due and (broken := self._meter.look(now)):
             self._stop(command, *broken, 0)  # no time to say goodbye: it would use it
             self._meter.end()
@@ -436,12 +437,12 @@ class Init:
             self._reap()
 
     def _stop(self, command: Command, state: ActionState, reason: str, wait_ns: int) -> None:
-        command.spent.stopping(self._ward.pids())
+        command.spent.stopping(self._processes.pids())
         command.stop(state, reason, wait_ns)
 
     def _kill_all(self, command: Command) -> None:
         try:
-            self._ward.kill()
+            self._processes.kill()
         except OSError as error:  # not even we can start a process: only our own end helps
             if not command.reported:
                 command.status = signal.SIGKILL
@@ -453,7 +454,7 @@ class Init:
 
     def _freshen(self) -> None:
         try:
-            scratch.empty(self._home, self._wall.tmp)
+            scratch.empty(self._home, self._isolation.tmp)
             os.chdir(self._home)
         except OSError as error:
             self._send(Broken(f"its directory cannot be emptied ({error.strerror})"))
@@ -466,12 +467,13 @@ class Init:
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
     def _end(self) -> None:
-        """Ends all. Behind a holder /proc is not ours any more: the pid namespace ends with it."""
-        if self._built and self._wall.holder is not None:
-            self._wall.holder.end()
+        """Ends all. Behind a pause process /proc is not ours any more: the pid namespace ends with
+        it."""
+        if self._built and self._isolation.pause is not None:
+            self._isolation.pause.end()
             tree.wait_for_all(_END_S)
         else:
             tree.end_beneath(_END_S)
         if self._closing and self._built:  # else another init may take them over
             with suppress(OSError):
-                scratch.empty(self._home, self._wall.tmp)
+                scratch.empty(self._home, self._isolation.tmp)

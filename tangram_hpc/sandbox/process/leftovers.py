@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from .ward import Ward
+from .sandbox_processes import SandboxProcesses
 
 SHARE_NS = 10_000_000
 _TURN_NS = 20 * SHARE_NS
@@ -18,39 +18,39 @@ _TURN_NS = 20 * SHARE_NS
 class Leftovers:
     """Those of one sandbox. To be ticked when it is `due` (monotonic ns, 0: never)."""
 
-    def __init__(self, ward: Ward) -> None:
-        self._ward = ward
+    def __init__(self, processes: SandboxProcesses) -> None:
+        self._processes = processes
         self.there = False
         self.due = 0
         self._running = False
 
     def begin(self, how: str) -> None:
         """An action ended and left some."""
-        self._ward.stop()
+        self._processes.stop()
         self.there, self._running = True, False
         self.due = time.monotonic_ns() + _TURN_NS if how == "share" else 0
 
     def wake(self) -> None:
         """An action begins: they go on with it."""
         if self.there:
-            self._ward.go_on()
+            self._processes.go_on()
         self.there, self.due = False, 0
 
     def calm(self) -> None:
         """No more turns until then."""
         if self._running:
-            self._ward.stop()
+            self._processes.stop()
         self._running, self.due = False, 0
 
     def tick(self) -> None:
         """Gives or ends a turn when it is due."""
         if not self.due or (now := time.monotonic_ns()) < self.due:
             return
-        if self._ward.alone():
+        if self._processes.alone():
             self.there, self.due = False, 0
         elif self._running:
-            self._ward.stop()
+            self._processes.stop()
             self._running, self.due = False, now + _TURN_NS - SHARE_NS
         else:
-            self._ward.go_on()
+            self._processes.go_on()
             self._running, self.due = True, now + SHARE_NS

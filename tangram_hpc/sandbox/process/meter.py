@@ -15,7 +15,7 @@ from contextlib import suppress
 from ...domain.states import ActionState
 from ...protocol.process_frames import Limits
 from ..files import modes
-from .ward import Ward, memory_kib
+from .sandbox_processes import SandboxProcesses, memory_kib
 
 LOOK_NS = 50_000_000
 _DISK_NS = 500_000_000
@@ -29,9 +29,9 @@ class Meter:
     """Looks at the use of one sandbox, whose files lie in `folders`; `due` is when it wants to look
     next (monotonic ns, 0: never)."""
 
-    def __init__(self, folders: tuple[str, ...], ward: Ward) -> None:
+    def __init__(self, folders: tuple[str, ...], processes: SandboxProcesses) -> None:
         self._folders = folders
-        self._ward = ward
+        self._processes = processes
         self._limits = Limits()
         self._watch = False
         self._disk_due = 0
@@ -65,7 +65,7 @@ class Meter:
         """Which limit is broken, as a state and a reason; None when none is."""
         limits, broken, began = self._limits, None, time.thread_time_ns()
         if self._watch:
-            pids = self._ward.pids()
+            pids = self._processes.pids()
             if limits.pids and len(pids) > limits.pids:
                 broken = (ActionState.FAILED, f"pids: more than {limits.pids} processes at once")
             elif limits.mem_mib:
@@ -89,7 +89,7 @@ class Meter:
         if min(used) < 0:
             self._had_mib = -1
             return ActionState.FAILED, f"disk: directories more than {_DEPTH_MAX} deep"
-        self._had_mib = sum(used) + unlinked_mib(self._ward.pids(), self._folders)
+        self._had_mib = sum(used) + unlinked_mib(self._processes.pids(), self._folders)
         if self._had_mib <= limit_mib:
             return None
         return ActionState.FAILED, f"disk: {self._had_mib} MiB written, {limit_mib} MiB allowed"

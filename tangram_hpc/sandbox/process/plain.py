@@ -20,13 +20,13 @@ from ...domain.outcome import Outcome
 from ...domain.states import ActionState
 from ...protocol.payload import ExecCall, encode
 from ...protocol.process_frames import RECEIVE, Run
-from .wall import Wall
+from .isolation_setup import SandboxIsolation
 
 PATIENCE_NS = 2_000_000  # a command that takes longer is Python's from then on
 _VERSION = 4
 _KNOWN = 16  # kinds of orders it remembers
 _OUTPUT = 1 << 14  # bytes of a stream
-_OWN = 8  # processes of a holder inside
+_OWN = 8  # processes of a pause process inside
 _MEASURED = 5  # an outcome's fields that it writes: exit_code to maxrss_kib
 
 
@@ -96,9 +96,9 @@ def built() -> bool:
     return _library is not None
 
 
-def serves(wall: Wall) -> bool:
-    """Whether it can serve behind this wall."""
-    return _library is not None and len(wall.own) <= _OWN
+def serves(isolation: SandboxIsolation) -> bool:
+    """Whether the library can serve a sandbox with this isolation."""
+    return _library is not None and len(isolation.own) <= _OWN
 
 
 class Plain:
@@ -108,21 +108,22 @@ class Plain:
         doors: descriptors: its orders, a pipe with a byte for every signal, `UnitsFile`,
             `bootstrap.open_oom_score`, /dev/null.
         changed: the signals whose default a command gets back: ignored ones and our own.
-        wall: what stands around it.
+        isolation: of the sandbox.
         output_max: bytes of a stream; more is cut, by Python.
     """
 
     def __init__(self, doors: tuple[int, int, int, int, int], changed: tuple[int, ...],
-                 wall: Wall, output_max: int) -> None:
+                 isolation: SandboxIsolation, output_max: int) -> None:
         assert _library is not None
         self._serve = _library.plain_serve
-        head, failed, tail = _around(wall.isolation)
-        gone, outer = (wall.holder.gone_fd, wall.holder.outer) if wall.holder else (-1, 0)
+        head, failed, tail = _around(isolation.name)
+        pause = isolation.pause
+        gone, outer = (pause.gone_fd, pause.outer) if pause else (-1, 0)
         call_tail = encode(ExecCall())[-_rest(msgspec.structs.astuple(ExecCall())[2:]):]
         numbers = (ctypes.c_int32 * len(changed))(*changed)
         self._kept = (head, failed, tail, call_tail, numbers)  # it points into them
         self._struct = _Plain(
-            *doors, gone, outer, tuple(sorted(wall.own)), len(changed), 0,
+            *doors, gone, outer, tuple(sorted(isolation.own)), len(changed), 0,
             numbers, PATIENCE_NS, min(output_max, _OUTPUT),
             _Bytes.of(call_tail), _Bytes.of(head), _Bytes.of(failed), _Bytes.of(tail))
         self._at = ctypes.byref(self._struct)

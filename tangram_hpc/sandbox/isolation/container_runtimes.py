@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..files import scratch
-from .holder import CAT, SHELL
+from .pause_process import CAT, SHELL
 
 SESSION, HOSTNAME = "/session", "sandbox"
 UNITS = "/session.cpus"  # where a command finds how many CPUs it has
 _TMP, _TMP_BESIDE = "/tmp", "/session.tmp"
 _OURS = frozenset({"proc", "dev", "sys", "tmp", "session"})  # an image's own are not shown
 # One harmless capability in the sandbox's own user namespace. Commands have none, so they may not
-# trace the holder nor open its pipe through /proc/1 to outlive their host.
+# trace the pause process nor open its pipe through /proc/1 to outlive their init.
 _SHIELD = "CAP_WAKE_ALARM"
 
 
@@ -54,7 +54,7 @@ class Runtime(Protocol):
     needs_image: bool
 
     def argv(self, box: Box) -> list[str]:
-        """The holder's command line."""
+        """The pause process's command line."""
         ...
 
     def env(self, base: Mapping[str, str]) -> dict[str, str]:
@@ -62,7 +62,7 @@ class Runtime(Protocol):
         ...
 
     def clean_up(self, name: str) -> list[str]:
-        """A command line that removes what a killed host's sandbox left; [] when nothing can be."""
+        """A command line that removes what a killed init's sandbox left; [] when nothing can be."""
         ...
 
 
@@ -94,7 +94,7 @@ class Bwrap:
         ]
 
     def env(self, base: Mapping[str, str]) -> dict[str, str]:
-        """See `Runtime`. It becomes the holder's, inside: so no more than this."""
+        """See `Runtime`. It becomes the pause process's, inside: so no more than this."""
         return {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 
     def clean_up(self, name: str) -> list[str]:
@@ -153,7 +153,7 @@ class Podman:
             "podman", "--cgroup-manager=cgroupfs", "--events-backend=none", "run",
             "--rm", "--interactive", "--name", box.name, *root,
             "--cgroups=disabled", "--log-driver=none",
-            # the holder's alone (commands have their host's); podman's own may be above ours
+            # the pause process's alone (commands have their init's); podman's own may be above ours
             "--ulimit", _ulimit("nofile", resource.RLIMIT_NOFILE, 1024),
             "--ulimit", _ulimit("nproc", resource.RLIMIT_NPROC, 32768),
             "--pid", "private", "--ipc", "private", "--uts", "private",

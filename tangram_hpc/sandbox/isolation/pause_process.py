@@ -1,8 +1,9 @@
-"""Owns: one holder, the program that keeps a sandbox's namespaces alive: starting it, finding its
-first process, ending it. Must not know which runtime it is, nor join the sandbox itself.
+"""Owns: one pause process, the program that keeps a sandbox's namespaces alive: starting it,
+finding its first process, ending it. Must not know which runtime it is, nor join the sandbox
+itself.
 
-The holder's first process reads from a pipe that its host keeps, and says each line back. So a
-sandbox ends when its host ends, however that ends. It reaps the orphans: the kernel does it
+The pause process's first process reads from a pipe that its init keeps, and says each line back. So
+a sandbox ends when its init ends, however that ends. It reaps the orphans: the kernel does it
 (SIGCHLD ignored), or a shell's `wait` where a runtime does not hand that down.
 """
 
@@ -25,7 +26,7 @@ _HELLO = b"ready\n"
 _SAID_MAX = 1 << 14
 
 
-class Unholdable(Exception):
+class PauseFailed(Exception):
     """The sandbox could not be built; the text is the reason, one line."""
 
 
@@ -36,7 +37,7 @@ class Holder:
         """Starts it and waits until it stands, for so many seconds at most.
 
         Raises:
-            Unholdable: it does not stand; nothing is left of it beneath this process.
+            PauseFailed: it does not stand; nothing is left of it beneath this process.
         """
         until = time.monotonic() + seconds
         self._direct = tuple(argv[-1:]) == CAT  # a program that is silent unless it fails
@@ -47,7 +48,7 @@ class Holder:
             self._await_hello(until)
             self.inside = _first_inside(self.outer)
             self.gone_fd = self._gone_fd()
-        except Unholdable:
+        except PauseFailed:
             self.end()
             raise
 
@@ -63,7 +64,7 @@ class Holder:
         except OSError as error:
             for fd in (ends[0][1], ends[1][0], ends[2][0]):
                 os.close(fd)
-            raise Unholdable(f"{argv[0]}: {error.strerror}") from None
+            raise PauseFailed(f"{argv[0]}: {error.strerror}") from None
         finally:
             signal.signal(signal.SIGCHLD, before)
             for fd in theirs:
@@ -78,10 +79,10 @@ class Holder:
             watched = [self._said_fd, *([self._wailed_fd] if self._direct else [])]
             ready = select.select(watched, [], [], max(0.0, wait))[0]
             if not ready:
-                raise Unholdable(f"it did not stand in time{self._last_words()}")
+                raise PauseFailed(f"it did not stand in time{self._last_words()}")
             piece = os.read(self._said_fd, 4096) if self._said_fd in ready else b""
             if not piece or len(said) > _SAID_MAX:
-                raise Unholdable(self._last_words().removeprefix(": ") or "it ended at once")
+                raise PauseFailed(self._last_words().removeprefix(": ") or "it ended at once")
             said += piece
 
     def _gone_fd(self) -> int:
@@ -116,12 +117,12 @@ class Holder:
 
 
 def _first_inside(outer: int) -> int:
-    """The sandbox's process with the lowest number of its own: the holder's shell or cat."""
+    """The sandbox's process with the lowest number of its own: the pause process's shell or cat."""
     depth = len(_numbers(os.getpid()))
     found = [(numbers[-1], pid) for pid in tree.descendants(os.getpid())
              if len(numbers := _numbers(pid)) > depth]
     if not found:
-        raise Unholdable(f"no process of it (pid {outer}) is in a pid namespace of its own")
+        raise PauseFailed(f"no process of it (pid {outer}) is in a pid namespace of its own")
     return min(found)[1]
 
 

@@ -2,8 +2,8 @@
 ending. Must not wait for one, nor know why.
 
 Two ways: without a pid namespace they are those beneath the init, which is their subreaper; with
-one they are all that its /proc shows but the holder, and `kill(-1)` from within reaches them in one
-step that none can outrun.
+one they are all that its /proc shows but the pause process, and `kill(-1)` from within reaches them
+in one step that none can outrun.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _PASSES = 40  # what still forks after so many walks is stopped by the next one
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
-class Ward(Protocol):
-    """The processes of one sandbox, without its init and its holder."""
+class SandboxProcesses(Protocol):
+    """The processes of one sandbox, without its init and its pause process."""
 
     def pids(self) -> list[int]:
         """As /proc numbers them here."""
@@ -43,24 +43,25 @@ class Ward(Protocol):
         ...
 
 
-class Beneath:
+class DescendantProcesses:
     """Those beneath this process."""
 
     def pids(self) -> list[int]:
-        """See `Ward`."""
+        """See `SandboxProcesses`."""
         return tree.descendants(os.getpid())
 
     def alone(self) -> bool:
-        """See `Ward`."""
+        """See `SandboxProcesses`."""
         return not tree.children(os.getpid())
 
     def kill(self) -> None:
-        """See `Ward`. Stopped first: what is stopped cannot fork away from the walk."""
+        """See `SandboxProcesses`. Stopped first: what is stopped cannot fork away from the walk."""
         self.stop()
         tree.kill_beneath(os.getpid())
 
     def stop(self) -> None:
-        """See `Ward`. Walks until a walk finds all stopped: one may have woken another."""
+        """See `SandboxProcesses`. Walks until a walk finds all stopped: one may have woken
+        another."""
         for _ in range(_PASSES):
             awake = [pid for pid in self.pids() if tree.state(pid) not in "TtZX"]
             if not awake:
@@ -68,48 +69,48 @@ class Beneath:
             _signal(awake, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """See `Ward`."""
+        """See `SandboxProcesses`."""
         _signal(self.pids(), signal.SIGCONT)
 
 
-class Inside:
+class NamespaceProcesses:
     """Those of the pid namespace that this process starts its children in.
 
     Args:
-        own: the numbers of the holder's processes in there.
+        own: the numbers of the pause process's processes in there.
     """
 
     def __init__(self, own: frozenset[int]) -> None:
         self._own = own
 
     def pids(self) -> list[int]:
-        """See `Ward`."""
+        """See `SandboxProcesses`."""
         try:
             return [int(n) for n in os.listdir("/proc") if n.isdigit() and int(n) not in self._own]
         except OSError:
             return []
 
     def alone(self) -> bool:
-        """See `Ward`."""
+        """See `SandboxProcesses`."""
         return not self.pids()
 
     def kill(self) -> None:
-        """See `Ward`."""
+        """See `SandboxProcesses`."""
         self._to_all(signal.SIGKILL)
 
     def stop(self) -> None:
-        """See `Ward`."""
+        """See `SandboxProcesses`."""
         self._to_all(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """See `Ward`."""
+        """See `SandboxProcesses`."""
         self._to_all(signal.SIGCONT)
 
     def _to_all(self, number: signal.Signals) -> None:
         """From a child, as only who is inside can reach all at once.
 
         Raises:
-            OSError: no more processes fit in; only the end of the holder helps.
+            OSError: no more processes fit in; only the end of the pause process helps.
         """
         pid = os.fork()
         if pid == 0:

@@ -13,26 +13,26 @@ from pathlib import Path
 import pytest
 
 from tangram_hpc.sandbox.files import scratch
-from tangram_hpc.sandbox.isolation import holders
+from tangram_hpc.sandbox.isolation import container_runtimes
 from tangram_hpc.sandbox.manager import probe
 
 READ = ["/usr", "/bin", "/lib", "/lib64", "/sbin"]
-BWRAP = holders.RUNTIMES["bwrap"]
+BWRAP = container_runtimes.RUNTIMES["bwrap"]
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bwrap is not installed")
 
 HOST = """
 import os, sys
 from tangram_hpc.sandbox.process import bootstrap; from tangram_hpc.sandbox.isolation import join
-from tangram_hpc.sandbox.isolation.holder import Holder
-from tangram_hpc.sandbox.isolation.holders import RUNTIMES, Box
+from tangram_hpc.sandbox.isolation.pause_process import Holder
+from tangram_hpc.sandbox.isolation.container_runtimes import RUNTIMES, Box
 bootstrap.guard("execution", 9)
 box = Box(sys.argv[1], read=sys.argv[3:])
 runtime = RUNTIMES["bwrap"]
-holder = Holder(runtime.argv(box), runtime.env(os.environ), 20)
-join.enter(holder.inside, "/session")
+pause = Holder(runtime.argv(box), runtime.env(os.environ), 20)
+join.enter(pause.inside, "/session")
 pid = os.posix_spawn("/bin/sh", ["sh", "-c", sys.argv[2]], {"PATH": "/usr/bin:/bin"})
 os.waitpid(pid, 0)
-print("execution process lives", join.capabilities(), holder.inside, flush=True)
+print("execution process lives", join.capabilities(), pause.inside, flush=True)
 sys.stdin.read()
 """
 

@@ -12,7 +12,7 @@ from ...errors import InvalidInput
 from ...ports import Store
 from ...protocol.message import INLINE_MAX
 from ...protocol.payload import Payload, Stored, decode, encode
-from ..files import parcel
+from ..files import session_archive
 
 FUNCTIONS_MAX = 64  # functions kept at once, here and in each runner
 _STORED = encode(Stored("", 0))[:2]  # how every reference begins
@@ -25,7 +25,7 @@ def is_stored(payload: bytes | memoryview) -> bool:
     return bytes(payload[:2]) == _STORED
 
 
-class Vault:
+class PayloadCache:
     """The store, asynchronously; all callbacks come on the loop's own thread."""
 
     def __init__(self, store: Store) -> None:
@@ -66,14 +66,14 @@ class Vault:
     def pack(self, folder: str, owner: str, then: Then) -> None:
         """Stores what a scratch directory holds for an owner; `then` gets its name."""
         def put(folder: str) -> bytes:
-            return parcel.pack(folder, self._store, lambda: self._closed, owner).encode()
+            return session_archive.pack(folder, self._store, lambda: self._closed, owner).encode()
 
         self._go(put, folder, then)
 
     def unpack(self, digest: str, folder: str, then: Then) -> None:
         """Makes a scratch directory of what was packed; `then` gets nothing."""
         def get(digest: str) -> bytes:
-            parcel.unpack(digest, folder, self._store, lambda: self._closed)
+            session_archive.unpack(digest, folder, self._store, lambda: self._closed)
             return b""
 
         self._go(get, digest, then)
@@ -91,7 +91,7 @@ class Vault:
             if future.cancelled():
                 return
             error = future.exception()
-            if isinstance(error, (InvalidInput, OSError, parcel.Unmoved)):
+            if isinstance(error, (InvalidInput, OSError, session_archive.ArchiveError)):
                 then(b"", str(error))
             elif error is not None:
                 raise error

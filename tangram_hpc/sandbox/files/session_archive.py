@@ -18,7 +18,7 @@ from typing import IO
 from ...ports import Store
 from . import scratch
 
-PARCEL_MAX = 1 << 30  # bytes; a session with more does not move
+ARCHIVE_MAX = 1 << 30  # bytes; a session with more does not move
 _PIECE = 1 << 20
 _NAMES = (os.path.basename(scratch.home("/")), os.path.basename(scratch.tmp("/")))
 _PACK = ("tar", "--create", "--format=posix", "--sparse", "--file=-")
@@ -27,7 +27,7 @@ _UNPACK = ("tar", "--extract", "--preserve-permissions", "--no-same-owner", "--f
 Stopped = Callable[[], bool]  # whether the worker ends and nobody needs the piece
 
 
-class Unmoved(Exception):
+class ArchiveError(Exception):
     """A session's files could not be packed or unpacked; the text is one line that says why."""
 
 
@@ -36,7 +36,7 @@ def pack(folder: str, store: Store, stopped: Stopped, owner: str = "") -> str:
     again beside it while it lasts. Blocks.
 
     Raises:
-        Unmoved: it is too much, or something cannot be read.
+        ArchiveError: it is too much, or something cannot be read.
         OSError: there is no room, or no tar.
         InvalidInput: the store cannot be written.
     """
@@ -46,8 +46,8 @@ def pack(folder: str, store: Store, stopped: Stopped, owner: str = "") -> str:
             why, size = "", 0
             while piece := tar.stdout.read(_PIECE):
                 size += len(piece)
-                if size > PARCEL_MAX or stopped():
-                    why = f"its files are more than {PARCEL_MAX >> 20} MiB"
+                if size > ARCHIVE_MAX or stopped():
+                    why = f"its files are more than {ARCHIVE_MAX >> 20} MiB"
                     tar.kill()
                     break
                 _write(file, piece)
@@ -60,7 +60,7 @@ def unpack(digest: str, folder: str, store: Store, stopped: Stopped) -> None:
     """Makes a scratch directory that holds what was packed. Blocks.
 
     Raises:
-        Unmoved: not all could be written.
+        ArchiveError: not all could be written.
         OSError: the directory cannot be made, or there is no tar.
         InvalidInput: the store does not have it.
     """
@@ -101,4 +101,4 @@ def _judge(tar: subprocess.Popen[bytes], said: IO[bytes], why: str) -> None:
     if tar.returncode or why:
         said.seek(0)
         lines = said.read(400).decode(errors="replace").strip().splitlines()
-        raise Unmoved(f"move: {why or (lines[0] if lines else 'tar failed')}")
+        raise ArchiveError(f"move: {why or (lines[0] if lines else 'tar failed')}")
