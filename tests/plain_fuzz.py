@@ -21,8 +21,8 @@ from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import ProtocolError
 from tangram_hpc.protocol.payload import ExecCall, decode, encode
 from tangram_hpc.protocol.process_frames import (
-    Calm,
     Ended,
+    FreezeBackground,
     Limits,
     ProcessInbox,
     Run,
@@ -120,7 +120,7 @@ class Bench:
                     ends.extend(self.inbox.feed(self.ours.recv(1 << 16)))
                 except TimeoutError:
                     continue
-                self.ours.sendall(frame(Calm()))  # it would wait for ever for the next one
+                self.ours.sendall(frame(FreezeBackground()))  # else it waits for ever
                 return
 
         other = threading.Thread(target=peer)
@@ -165,7 +165,7 @@ def main() -> None:
                 want = (b"out\n", b"err\n") if failed else (
                     (" ".join(call.argv[1:]) + "\n").encode(), b"")
                 assert (back.stdout, back.stderr) == want, back  # type: ignore[union-attr]
-            assert (what, bench.served.data) == (plain.Back.READ, frame(Calm()))
+            assert (what, bench.served.data) == (plain.Back.READ, frame(FreezeBackground()))
             seen["served"] += 1
         elif what is plain.Back.RUNNING:
             assert read is not None and bench.served.data == data

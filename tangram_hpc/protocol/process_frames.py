@@ -135,7 +135,7 @@ class Close(Frame, frozen=True, tag=6):
 # ---- execution process -> worker ----
 
 
-class Calm(Frame, frozen=True, tag=8):
+class FreezeBackground(Frame, frozen=True, tag=8):
     """The node is short of memory: what idles here stops, whatever its session was promised."""
 
 
@@ -152,14 +152,14 @@ class Broken(Frame, frozen=True, tag=24):
 
 
 class Ended(Frame, frozen=True, tag=20):
-    """A lease's outcome and the payload for its client; `clean`: nothing of it is left. `spent_ns`:
-    of a runner, the CPU time that it has used in its life."""
+    """A lease's outcome and the payload for its client; `clean`: nothing of it is left.
+    `process_cpu_ns`: of a runner, the CPU time that it has used in its life."""
 
     lease: int
     outcome: Outcome
     payload: bytes | None
     clean: bool
-    spent_ns: int = 0
+    process_cpu_ns: int = 0
 
 
 class Gone(Frame, frozen=True, tag=21):
@@ -235,7 +235,7 @@ class Clean(Frame, frozen=True, tag=53):
     number: int
 
 
-ToProcess = Union[Setup, Run, Kill, Units, Load, Drop, Close, Calm]  # noqa: UP007 - by tag
+ToProcess = Union[Setup, Run, Kill, Units, Load, Drop, Close, FreezeBackground]  # noqa: UP007 - by tag
 FromProcess = Union[Ready, Broken, Ended, Gone, Piece]  # noqa: UP007
 ToForkServer = Union[Fork, End, Tidy]  # noqa: UP007
 FromForkServer = Union[Forked, Unforked, Died, Clean]  # noqa: UP007

@@ -65,7 +65,7 @@ class ExecutionProcess:
         oom_kills: how often memory ran out in it, as far as that was told.
         kept: dead, and its directory is for the next process of its session.
         broken: why its sandbox does not stand, when it said so.
-        spent_ns: of a runner, the CPU time that it had used when its present call began.
+        process_cpu_ns: of a runner, the CPU time that it had used when its present call began.
     """
 
     __slots__ = (
@@ -90,8 +90,8 @@ class ExecutionProcess:
         "oom_kills",
         "origin",
         "pid",
+        "process_cpu_ns",
         "session",
-        "spent_ns",
         "tokens",
         "up",
     )
@@ -109,7 +109,7 @@ class ExecutionProcess:
         self.isolation = ""
         self.origin = ""
         self.up = self.kept = False
-        self.oom_kills = self.spent_ns = 0
+        self.oom_kills = self.process_cpu_ns = 0
         self.pid = 0
         self.control: socket.socket | None = None
         self.inbox = WorkerInbox()
@@ -383,7 +383,7 @@ class ForkServerClient:
         if process.kind == RUNNER:
             self.loop.add_reader(process.bell, self._turn, self._on_bell, process)
             process.up, process.isolation = True, "process"
-            process.spent_ns = tree.cpu_ns(process.pid)
+            process.process_cpu_ns = tree.cpu_ns(process.pid)
             self._owner.process_up(process)
         else:
             self.loop.add_reader(fd, self._turn, self._on_data, process)

@@ -35,14 +35,14 @@ from ...resources.gpu.devices import Devices
 from ...resources.gpu.meter import GpuMeter
 from .backends import Backends
 from .execution_processes import ExecutionProcess
+from .init_watchdog import InitWatchdog
 from .jobs import Job, cause
-from .overdue import Overdue
+from .memory_pressure import LOOK_S, MemoryPressure
 from .payload_cache import PayloadCache, is_stored
 from .pools import Pool
-from .pressure import LOOK_S, Pressure
 from .process_supervisor import ProcessSupervisor
+from .runner_watchdog import RunnerWatchdog
 from .sessions import Sessions
-from .stuck import StuckWatch
 
 _EXEC = Kind.EXEC
 _FUNCTION = Kind.FUNCTION
@@ -84,9 +84,9 @@ class SandboxExecutor:
         self._supervisor = ProcessSupervisor(self, Path(scratch), units, settings, backends,
                                              enforcer, pinned)
         self._sessions = Sessions(self._supervisor, self, reports, self._cache)
-        self._stuck = StuckWatch(self._free_behind)
-        self._pressure = Pressure(not self._counts_ooms, self.kill)
-        self._overdue = Overdue(settings.kill_wait_s)
+        self._runner_watchdog = RunnerWatchdog(self._free_behind)
+        self._memory_pressure = MemoryPressure(not self._counts_ooms, self.kill)
+        self._init_watchdog = InitWatchdog(settings.kill_wait_s)
         self._looking: asyncio.TimerHandle | None = None
 
     @property
@@ -151,7 +151,7 @@ class SandboxExecutor:
             return False
         job = self._jobs[order.lease] = Job(order)
         job.payload, job.digest = bytes(payload), call.digest
-        self._stuck.watch(process)
+        self._runner_watchdog.watch(process)
         self.dispatch(job, process)
         return True
 
@@ -263,8 +263,8 @@ class SandboxExecutor:
         """Looks at memory, and at who takes too long, for as long as anything runs."""
         self._looking = None
         running = [(job, job.asked_mib) for job in self._jobs.values() if job.live and job.process]
-        self._pressure.look(running, self._sessions.idle_processes)
-        self._overdue.look(running)
+        self._memory_pressure.look(running, self._sessions.idle_processes)
+        self._init_watchdog.look(running)
         if running:
             self._looking = self._loop.call_later(LOOK_S, self._look)
 
@@ -337,7 +337,7 @@ class SandboxExecutor:
             return  # a runner said what is not its to say
         if message.clean:
             process.leases.pop(message.lease, None)
-        process.spent_ns = message.spent_ns
+        process.process_cpu_ns = message.process_cpu_ns
         outcome = self._told(job, process, message.outcome)
         self._finish(job, outcome, message.payload, message.clean, soon=True)
         if message.clean:

@@ -22,7 +22,7 @@ class Job:
 
     `live` until its outcome is on its way up. `open` until nothing of it is left. `held`: its units
     are enforced. `stop` is how it must be reported when someone ended it, at `stopped_ns`.
-    `gpu_token` ends the measuring of its GPUs. `spent`: CPU time in ns and memory in KiB of a
+    `gpu_token` ends the measuring of its GPUs. `last_usage`: CPU time in ns and memory in KiB of a
     function just before its runner was killed.
     """
 
@@ -34,11 +34,11 @@ class Job:
         "gone",
         "gpu_token",
         "held",
+        "last_usage",
         "live",
         "order",
         "payload",
         "process",
-        "spent",
         "started_ns",
         "stop",
         "stopped_ns",
@@ -62,7 +62,7 @@ class Job:
         self.started_ns = 0
         self.stop: tuple[ActionState, str] | None = None
         self.stopped_ns = 0
-        self.spent = 0, 0
+        self.last_usage = 0, 0
         self.timer: TimerHandle | None = None
 
     def stop_as(self, state: ActionState, reason: str) -> None:
@@ -72,8 +72,8 @@ class Job:
     def look_before_kill(self, process: ExecutionProcess) -> None:
         """Its runner is about to be killed, and cannot say what the call has used."""
         pids = [process.pid, *tree.descendants(process.pid)]
-        used = sum(map(tree.cpu_ns, pids)) - process.spent_ns
-        self.spent = max(0, used), max(map(tree.high_water_kib, pids))
+        used = sum(map(tree.cpu_ns, pids)) - process.process_cpu_ns
+        self.last_usage = max(0, used), max(map(tree.high_water_kib, pids))
 
     def end_timer(self) -> None:
         """Its limit no longer counts."""
@@ -88,7 +88,7 @@ class Job:
     def orphaned(self, process: ExecutionProcess, status: int, reason: str) -> Outcome:
         """Its outcome when its process died under it."""
         state = self.stop[0] if self.stop else ActionState.FAILED
-        cpu_ns, maxrss_kib = self.spent
+        cpu_ns, maxrss_kib = self.last_usage
         number = os.WTERMSIG(status) if status >= 0 and os.WIFSIGNALED(status) else 0
         code = os.WEXITSTATUS(status) if status >= 0 and not number else 0
         if process.kind != RUNNER and not self.stop:

@@ -19,10 +19,10 @@ from ...domain.states import ActionState
 from ...protocol.payload import ExecCall, ExecReturn, encode
 from ...protocol.process_frames import Run
 from ..environ import DEFAULT_PATH, Grants
-from .spent import Spent
+from .resource_usage import ResourceUsage
 
 _PIECE = 1 << 16
-_DRAIN_MAX = 32  # reads at the end: what leftovers still write must not keep us
+_DRAIN_MAX = 32  # reads at the end: what background processes still write must not keep us
 # a command expects the defaults, whatever Python ignores and whoever started us (`nohup`, a shell's
 # `&`) had ignored; what is handled here is not handed on
 RESTORED = tuple(number for number in sorted(signal.valid_signals())
@@ -65,7 +65,7 @@ class Command:
     """A command under a lease.
 
     `status` is its wait status once it has ended. `state` is what its outcome will say when
-    someone stopped it. `spent` is what it used. `act_at` is when its init must look at it again
+    someone stopped it. `usage` is what it used. `act_at` is when its init must look at it again
     (monotonic ns, 0: never).
     """
 
@@ -82,16 +82,16 @@ class Command:
         "reason",
         "reported",
         "run",
-        "spent",
         "started_ns",
         "state",
         "status",
+        "usage",
     )
 
     def __init__(self, run: Run, call: ExecCall, output_max: int, isolation: str,
-                 spent: Spent | None = None) -> None:
+                 usage: ResourceUsage | None = None) -> None:
         self.run = run
-        self.spent = spent or Spent()
+        self.usage = usage or ResourceUsage()
         self.call = call
         self.isolation = isolation
         self.pid = 0
@@ -155,7 +155,7 @@ class Command:
         self.pipes = (started.out, started.err)
         for fd in self.pipes:
             os.set_blocking(fd, False)
-        self.spent.counted(started.cpu_ns, started.maxrss_kib, bool(started.hidden))
+        self.usage.counted(started.cpu_ns, started.maxrss_kib, bool(started.hidden))
         self.status = started.status if started.ended else None
         if self.run.timeout_ns:
             self.act_at = self.started_ns + self.run.timeout_ns
@@ -239,7 +239,7 @@ class Command:
         if state is None:
             state = ActionState.FAILED if code or number else ActionState.COMPLETED
             reason = f"ended by {_name(number)}" if number else ""
-        cpu_ns, maxrss_kib, at_least = self.spent.figures()
+        cpu_ns, maxrss_kib, at_least = self.usage.figures()
         return Outcome(state, code, number, time.monotonic_ns() - self.started_ns, cpu_ns,
                        maxrss_kib, reason, self.isolation, at_least=at_least)
 

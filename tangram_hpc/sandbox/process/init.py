@@ -22,9 +22,9 @@ from ...protocol.payload import ExecCall, FileCall, FileList, FileReturn, decode
 from ...protocol.process_frames import (
     RECEIVE,
     Broken,
-    Calm,
     Close,
     Ended,
+    FreezeBackground,
     Gone,
     Kill,
     Piece,
@@ -39,11 +39,11 @@ from ...resources import tree
 from .. import environ
 from ..files import confine, scratch
 from . import isolation_setup, plain
+from .background_processes import BackgroundProcesses
 from .bootstrap import open_oom_score
 from .command import Command, Unstartable, changed_signals
-from .leftovers import Leftovers
 from .meter import Meter
-from .spent import GroupCpu, Spent
+from .resource_usage import GroupCpu, ResourceUsage
 from .units_file import UnitsFile
 
 _SOON_NS = 2_000_000  # the pipes of a shorter command are only read at its end
@@ -63,7 +63,7 @@ class Init:
         self._isolation: isolation_setup.SandboxIsolation
         self._group_cpu: GroupCpu
         self._meter: Meter
-        self._leftovers: Leftovers
+        self._background: BackgroundProcesses
         self._devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._units = UnitsFile(home)
         self._score = open_oom_score()
@@ -113,15 +113,15 @@ class Init:
             if self._command is not None:
                 self._tick(self._command)
             else:
-                self._leftovers.tick()
+                self._background.tick()
 
     def _due(self) -> int:
         """When to look again without being woken (monotonic ns, 0: never)."""
         command = self._command
         if command is None:
-            return self._leftovers.due if self._built else 0
+            return self._background.due if self._built else 0
         due = self._watch_at
-        for other in (command.act_at, self._meter.due, command.spent.look_at):
+        for other in (command.act_at, self._meter.due, command.usage.look_at):
             if other and (not due or other < due):
                 due = other
         return due
@@ -130,7 +130,7 @@ class Init:
 
     def _stands(self) -> tuple[int, int, bool]:
         """What a plain order takes for granted; the last is whether one can be served now."""
-        idle = (self._command is None and not self._leftovers.there and self._inbox.empty
+        idle = (self._command is None and not self._background.there and self._inbox.empty
                 and not self._meter.over(self._file_mib))
         return self._units.now, self._file_mib, idle
 
@@ -186,8 +186,8 @@ class Init:
                     self._units.write(order.units)
             elif isinstance(order, Setup):
                 self._build(order)
-            elif isinstance(order, Calm):
-                self._leftovers.calm()
+            elif isinstance(order, FreezeBackground):
+                self._background.freeze()
             elif isinstance(order, Close):
                 self._ending = self._closing = True
 
@@ -208,7 +208,7 @@ class Init:
         self._grants = environ.Grants(base, self._isolation.units)
         self._processes = self._isolation.processes
         self._meter = Meter((self._home, self._isolation.tmp), self._processes)
-        self._leftovers = Leftovers(self._processes)
+        self._background = BackgroundProcesses(self._processes)
         self._built = True
         if setup.compiled and plain.serves(self._isolation):
             doors = self._control_fd, self._wake, self._units.fd, self._score, self._devnull
@@ -229,7 +229,7 @@ class Init:
         command = self._command_of(run, call)
         try:
             self._limit_files(run.limits.disk_mib)
-            self._leftovers.wake()
+            self._background.wake()
             for path, data in call.files.items():
                 confine.write(self._home, path, data, 0o644)
             self._units.write(run.units)
@@ -242,14 +242,14 @@ class Init:
         self._begun(command)
 
     def _command_of(self, run: Run, call: ExecCall) -> Command:
-        others = frozenset(self._processes.pids()) if self._leftovers.there else frozenset[int]()
-        spent = Spent(self._group_cpu, self._isolation.pause is not None, others)
-        return Command(run, call, self._setup.output_max, self._isolation.name, spent)
+        others = frozenset(self._processes.pids()) if self._background.there else frozenset[int]()
+        usage = ResourceUsage(self._group_cpu, self._isolation.pause is not None, others)
+        return Command(run, call, self._setup.output_max, self._isolation.name, usage)
 
     def _begun(self, command: Command) -> None:
         run = command.run
         self._command = command
-        command.spent.begin(command.started_ns)
+        command.usage.begin(command.started_ns)
         self._meter.begin(run.limits, self._setup.watch, command.started_ns)
         self._watch_at = command.started_ns + _SOON_NS
         if command.call.stream:
@@ -359,7 +359,7 @@ class Init:
             if self._isolation.pause is not None and pid == self._isolation.pause.outer:
                 return self._fall()
             if command is not None:
-                command.spent.reaped(pid, usage, pid == command.pid)
+                command.usage.reaped(pid, usage, pid == command.pid)
                 if pid == command.pid:
                     command.status = status
 
@@ -370,8 +370,8 @@ class Init:
             return
         left = not alone and not self._processes.alone()
         if left and not command.reported and self._stays(command):
-            self._leftovers.begin(command.run.background)
-            command.spent.missed()
+            self._background.begin(command.run.background)
+            command.usage.missed()
             left = False
         if not command.reported:
             if left:
@@ -392,7 +392,7 @@ class Init:
         first: none ends while they are counted, and none uses more afterwards."""
         with suppress(OSError):  # no room for the process that stops the others
             self._processes.stop()
-        command.spent.left(self._processes.pids())
+        command.usage.left(self._processes.pids())
 
     def _stays(self, command: Command) -> bool:
         """Whether what a command left behind is its session's; what was stopped takes all along."""
@@ -421,8 +421,8 @@ class Init:
         now = time.monotonic_ns()
         if self._watch_at and now >= self._watch_at:
             self._watch(command)
-        if command.spent.look_at and now >= command.spent.look_at:
-            command.spent.look(self._processes.pids(), now)
+        if command.usage.look_at and now >= command.usage.look_at:
+            command.usage.look(self._processes.pids(), now)
         if self._meter.due and now >= self._meter.due and (broken := self._meter.look(now)):
             self._stop(command, *broken, 0)  # no time to say goodbye: it would use it
             self._meter.end()
@@ -437,7 +437,7 @@ class Init:
             self._reap()
 
     def _stop(self, command: Command, state: ActionState, reason: str, wait_ns: int) -> None:
-        command.spent.stopping(self._processes.pids())
+        command.usage.stopping(self._processes.pids())
         command.stop(state, reason, wait_ns)
 
     def _kill_all(self, command: Command) -> None:

@@ -15,7 +15,7 @@ SHARE_NS = 10_000_000
 _TURN_NS = 20 * SHARE_NS
 
 
-class Leftovers:
+class BackgroundProcesses:
     """Those of one sandbox. To be ticked when it is `due` (monotonic ns, 0: never)."""
 
     def __init__(self, processes: SandboxProcesses) -> None:
@@ -36,7 +36,7 @@ class Leftovers:
             self._processes.go_on()
         self.there, self.due = False, 0
 
-    def calm(self) -> None:
+    def freeze(self) -> None:
         """No more turns until then."""
         if self._running:
             self._processes.stop()

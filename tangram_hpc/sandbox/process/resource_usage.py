@@ -56,7 +56,7 @@ class GroupCpu:
         return max(0, used - round((own.ru_utime + own.ru_stime) * 1e9))
 
 
-class Spent:
+class ResourceUsage:
     """CPU time and memory of one command. Create it just before the command starts.
 
     Attributes:

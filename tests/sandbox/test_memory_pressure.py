@@ -16,9 +16,9 @@ from executor_rig import Rig
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol.payload import ExecCall
-from tangram_hpc.protocol.process_frames import INIT, RUNNER, Calm
+from tangram_hpc.protocol.process_frames import INIT, RUNNER, FreezeBackground
 from tangram_hpc.resources import memory, tree
-from tangram_hpc.sandbox.manager.pressure import Pressure
+from tangram_hpc.sandbox.manager.memory_pressure import MemoryPressure
 from tangram_hpc.sandbox.process.sandbox_processes import memory_kib
 
 MIB = 1 << 20
@@ -62,8 +62,8 @@ def ended() -> Told:
     return []
 
 
-def pressure(ended: Told, watches: bool = False) -> Pressure:
-    return Pressure(watches, lambda *what: ended.append(what))
+def pressure(ended: Told, watches: bool = False) -> MemoryPressure:
+    return MemoryPressure(watches, lambda *what: ended.append(what))
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_who_idles_gives_way_first_then_who_holds_most_beyond_what_it_asked_for(
     one = pressure(ended)
     left(NONE)
     one.look(jobs, lambda: idle)
-    assert processes.sent == [(9, Calm())] and ended == []
+    assert processes.sent == [(9, FreezeBackground())] and ended == []
     one.look(jobs, lambda: idle)
     assert [lease for lease, _, _ in ended] == [3] and len(processes.sent) == 1
     assert ended[0][1] is ActionState.OUT_OF_MEMORY
@@ -110,7 +110,7 @@ def test_when_memory_is_back_the_idle_are_asked_first_again(
     for mib in (NONE, PLENTY, NONE):
         left(mib)
         one.look([over], lambda: idle)
-    assert processes.sent == [(9, Calm())] * 2 and ended == []
+    assert processes.sent == [(9, FreezeBackground())] * 2 and ended == []
 
 
 @pytest.mark.parametrize("watches", [True, False])

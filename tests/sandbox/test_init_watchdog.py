@@ -13,9 +13,9 @@ from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol.message import Start
 from tangram_hpc.protocol.payload import ExecCall
-from tangram_hpc.sandbox.manager import overdue
+from tangram_hpc.sandbox.manager import init_watchdog
 from tangram_hpc.sandbox.manager.jobs import Job
-from tangram_hpc.sandbox.manager.pressure import LOOK_S
+from tangram_hpc.sandbox.manager.memory_pressure import LOOK_S
 
 # It holds a file in such a way that whoever starts it waits for the holder: the program's init.
 HOLDER = """
@@ -42,7 +42,7 @@ def test_who_can_only_be_ended_with_its_init(how: str, tmp_path: Path,
     longest = float(_LEASE_S.read_text()) if _LEASE_S.exists() else 0.0
     if longest < 30:
         pytest.skip("here the kernel lets nobody wait for long for the holder of a file")
-    monkeypatch.setattr(overdue, "ANSWER_S", 0.2)
+    monkeypatch.setattr(init_watchdog, "ANSWER_S", 0.2)
     rig = Rig(tmp_path)
     rig.open(background="share")
     hold = f"{sys.executable} -c '{HOLDER}' >/dev/null 2>&1 & while [ ! -h told ]; do :; done"
@@ -70,7 +70,7 @@ def test_who_can_only_be_ended_with_its_init(how: str, tmp_path: Path,
 def test_who_is_slow_to_say_goodbye_is_left_to_its_init(tmp_path: Path,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     """What it was given to end in is not taken from it, and its init stays."""
-    monkeypatch.setattr(overdue, "ANSWER_S", 0.0)
+    monkeypatch.setattr(init_watchdog, "ANSWER_S", 0.0)
     rig = Rig(tmp_path, kill_wait_s=3.0)
     rig.open()
     session = rig.executor._sessions.get(1)
@@ -85,7 +85,7 @@ def test_who_is_slow_to_say_goodbye_is_left_to_its_init(tmp_path: Path,
 
 def test_looks_are_counted_and_not_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that was suspended for an hour finds all late when it goes on, and its inits too."""
-    monkeypatch.setattr(overdue, "ANSWER_S", 4 * LOOK_S)
+    monkeypatch.setattr(init_watchdog, "ANSWER_S", 4 * LOOK_S)
     ended: list[int] = []
 
     class ExecutionProcess:
@@ -95,7 +95,7 @@ def test_looks_are_counted_and_not_time(monkeypatch: pytest.MonkeyPatch) -> None
     job = Job(Start(1, Action(1, "a", session=1, timeout_ns=5_000_000_000), (0,)))
     job.process = ExecutionProcess()  # type: ignore[assignment]
     job.started_ns = time.monotonic_ns() - 3_600_000_000_000
-    watch = overdue.Overdue(2.0)
+    watch = init_watchdog.InitWatchdog(2.0)
     for _ in range(4):
         watch.look([(job, 0)])
     assert not ended

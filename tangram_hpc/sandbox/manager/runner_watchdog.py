@@ -12,7 +12,7 @@ from .execution_processes import ExecutionProcess
 STUCK_S = 0.05
 
 
-class StuckWatch:
+class RunnerWatchdog:
     """Calls `free` with each watched runner that is at the same call for STUCK_S or longer."""
 
     def __init__(self, free: Callable[[ExecutionProcess], None]) -> None:

@@ -1,9 +1,9 @@
 """Owns: what happens on a node whose memory runs out although every session stays within what it
 was promised, or was promised nothing. Must not measure memory itself.
 
-Law: who idles gives way first: leftovers that had a share stop. When that is not enough, the action
-that holds most beyond what it asked for is ended, one a look, and told so. Functions, which no init
-watches, are held to what they asked for here.
+Law: who idles gives way first: background processes that had a share stop. When that is not enough,
+the action that holds most beyond what it asked for is ended, one a look, and told so. Functions,
+which no init watches, are held to what they asked for here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ...domain.states import ActionState
-from ...protocol.process_frames import RUNNER, Calm
+from ...protocol.process_frames import RUNNER, FreezeBackground
 from ...resources import memory, tree
 from ..process.sandbox_processes import memory_kib
 from .execution_processes import ExecutionProcess
@@ -24,7 +24,7 @@ _FLOOR_MIB = 512
 End = Callable[[int, ActionState, str], None]
 
 
-class Pressure:
+class MemoryPressure:
     """One worker's. `look` every LOOK_S while anything runs.
 
     Args:
@@ -36,7 +36,7 @@ class Pressure:
         self._watches = watches
         self._end = end
         self._floor = min(_FLOOR_MIB, memory.total_mib() // _FLOOR)
-        self._calm = False
+        self._frozen = False
 
     def look(self, jobs: Iterable[tuple[Job, int]],
              idle: Callable[[], Iterable[ExecutionProcess]]) -> None:
@@ -53,11 +53,11 @@ class Pressure:
                     self._end(job.order.lease, ActionState.OUT_OF_MEMORY,
                               f"mem: {used} MiB used, {asked} MiB asked for")
         if memory.left_mib() >= self._floor:
-            self._calm = False
-        elif not self._calm:
-            self._calm = True
+            self._frozen = False
+        elif not self._frozen:
+            self._frozen = True
             for process in idle():
-                process.send(Calm())
+                process.send(FreezeBackground())
         else:
             self._relieve(running)
 

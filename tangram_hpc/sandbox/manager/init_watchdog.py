@@ -15,12 +15,12 @@ from ...domain.action import Kind
 from ...domain.outcome import too_long
 from ...domain.states import ActionState
 from .jobs import Job
-from .pressure import LOOK_S
+from .memory_pressure import LOOK_S
 
 ANSWER_S = 10.0  # beyond all that it was given: a crowded node makes an init wait for a core
 
 
-class Overdue:
+class InitWatchdog:
     """One worker's; `look` every LOOK_S while anything runs. Looks are counted, not time, as a job
     that was suspended is late for everything when it goes on.
 
