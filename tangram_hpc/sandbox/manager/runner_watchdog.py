@@ -7,13 +7,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from ...ports import GIVE_BACK_S
 from .execution_processes import ExecutionProcess
-
-STUCK_S = 0.05
 
 
 class RunnerWatchdog:
-    """Calls `free` with each watched runner that is at the same call for STUCK_S or longer."""
+    """Calls `free` with each watched runner that is at the same call for GIVE_BACK_S or longer."""
 
     def __init__(self, free: Callable[[ExecutionProcess], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -23,7 +22,7 @@ class RunnerWatchdog:
     def watch(self, process: ExecutionProcess) -> None:
         """Calls wait in this runner from now on."""
         if not self._at:
-            self._loop.call_later(STUCK_S, self._tick)
+            self._loop.call_later(GIVE_BACK_S, self._tick)
         self._at.setdefault(process.number, (process, 0))
 
     def _tick(self) -> None:
@@ -35,4 +34,4 @@ class RunnerWatchdog:
             if len(process.leases) > 1:
                 self._at[number] = process, first
         if self._at:
-            self._loop.call_later(STUCK_S, self._tick)
+            self._loop.call_later(GIVE_BACK_S, self._tick)
