@@ -31,7 +31,7 @@ from tangram_hpc.protocol.payload import ExecCall, ExecReturn
 from tangram_hpc.resources import tree
 
 BACKENDS = ("process", "bwrap")
-# As a command that Python serves, and as the second of its kind, which is plain (`_plain.c`).
+# As a command that Python serves, and as the second of its kind, which is plain (`_fast_path.c`).
 # Without that library all are Python's.
 WAYS = [pytest.param((backend, way), id=f"{backend}-{way}",
                      marks=[] if way == "plain" else [pytest.mark.long])

@@ -67,7 +67,7 @@ class Setup(Frame, frozen=True, tag=1):
     `etc`: a directory to mount for those in /etc; `watch`: memory and processes are limited by
     nobody else; `origin`: a directory whose files it begins with; `enforcement`: how its units are
     held, and `joins` the files by which it enters what holds it; `compiled`: plain commands may be
-    served by `_plain.c`; `cpu_file`: where the kernel counts the CPU time of what holds it, or
+    served by `_fast_path.c`; `cpu_file`: where the kernel counts the CPU time of what holds it, or
     ""."""
 
     kill_wait_ns: int

@@ -68,7 +68,7 @@ class Init:
         self._units = UnitsFile(home)
         self._score = open_oom_score()
         self._inbox = ProcessInbox()
-        self._plain: plain.Plain | None = None
+        self._fast_path: plain.FastPath | None = None
         self._command: Command | None = None
         self._watch_at = 0
         self._file_mib = 0
@@ -88,8 +88,8 @@ class Init:
         """Serves until its worker closes it or goes away; then nothing beneath is left."""
         try:
             while not self._ending:
-                if self._plain is not None and self._stands() == self._plain.stands:
-                    self._serve_plain(self._plain)
+                if self._fast_path is not None and self._stands() == self._fast_path.stands:
+                    self._serve_fast_path(self._fast_path)
                     continue
                 self._turn()
         except (BrokenPipeError, ConnectionResetError):
@@ -134,20 +134,20 @@ class Init:
                 and not self._meter.over(self._file_mib))
         return self._units.now, self._file_mib, idle
 
-    def _serve_plain(self, served: plain.Plain) -> None:
+    def _serve_fast_path(self, served: plain.FastPath) -> None:
         back = served.serve()
-        if back is plain.Back.READ:
+        if back is plain.ReturnCode.READ:
             self._obey(served.data)
-        elif back is plain.Back.RUNNING:
+        elif back is plain.ReturnCode.RUNNING:
             self._take_over(served)
-        elif back is plain.Back.GONE:
+        elif back is plain.ReturnCode.GONE:
             self._ending = True
-        elif back is plain.Back.FELL:
+        elif back is plain.ReturnCode.FELL:
             self._fall()
         else:
             self._turn()
 
-    def _take_over(self, served: plain.Plain) -> None:
+    def _take_over(self, served: plain.FastPath) -> None:
         """A command that was started as a plain one is ours from now on."""
         (run,) = self._inbox.feed(served.data)
         assert isinstance(run, Run)
@@ -160,13 +160,13 @@ class Init:
 
     def _learn(self, run: Run) -> None:
         """Such a run was served: the next may be plain."""
-        if self._plain is None or not run.keep or 0 < run.timeout_ns <= plain.PATIENCE_NS:
+        if self._fast_path is None or not run.keep or 0 < run.timeout_ns <= plain.PATIENCE_NS:
             return
         shared = bool(run.limits.mem_mib) and not self._setup.watch
         processes = run.limits.pids if self._isolation.pause is not None else 0
         env = self._grants.plain(run.units, run.most, run.gpus)
         # its units, though the file may say otherwise: on a full disk it could not be written
-        self._plain.learn(run, env, shared, processes, (run.units, self._file_mib, True))
+        self._fast_path.learn(run, env, shared, processes, (run.units, self._file_mib, True))
 
     # ---- orders ----
 
@@ -212,7 +212,8 @@ class Init:
         self._built = True
         if setup.compiled and plain.serves(self._isolation):
             doors = self._control_fd, self._wake, self._units.fd, self._score, self._devnull
-            self._plain = plain.Plain(doors, changed_signals(), self._isolation, setup.output_max)
+            self._fast_path = plain.FastPath(doors, changed_signals(), self._isolation,
+                                             setup.output_max)
         if self._isolation.pause is not None:
             self._poll.register(self._isolation.pause.gone_fd, select.POLLIN)
         self._send(Ready(self._isolation.name))

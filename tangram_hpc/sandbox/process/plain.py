@@ -1,5 +1,5 @@
-"""Owns: the door to `_plain.c`, which serves plain commands without Python - what it is told, and
-what comes back from it. Must not act on an order: what comes back is its init's.
+"""Owns: the door to `_fast_path.c`, which serves plain commands without Python - what it is told,
+and what comes back from it. Must not act on an order: what comes back is its init's.
 
 Law: it is told an order's kind only after Python has served one, and forgets all when something
 that such orders take for granted has changed. Where it was not built, or describes itself
@@ -43,8 +43,8 @@ class _Known(ctypes.Structure):
                 ("shared", ctypes.c_int32), ("processes", ctypes.c_int32)]
 
 
-class _Plain(ctypes.Structure):
-    """As `struct plain`."""
+class _Struct(ctypes.Structure):
+    """As `struct fast_path`."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in (
@@ -63,7 +63,7 @@ class _Plain(ctypes.Structure):
     ]  # fmt: skip
 
 
-class Back(IntEnum):
+class ReturnCode(IntEnum):
     """Why it came back."""
 
     LOOK = 0  # something else than an order is there
@@ -76,13 +76,13 @@ class Back(IntEnum):
 def _load() -> ctypes.CDLL | None:
     folder = os.path.dirname(__file__)
     for suffix in EXTENSION_SUFFIXES:
-        path = f"{folder}/_plain{suffix}"
+        path = f"{folder}/_fast_path{suffix}"
         if os.path.exists(path):
             try:
                 library = ctypes.CDLL(path)
-                library.plain_size.restype = ctypes.c_uint
-                same = library.plain_size() == ctypes.sizeof(_Plain)
-                return library if same and library.plain_version() == _VERSION else None
+                library.fast_path_size.restype = ctypes.c_uint
+                same = library.fast_path_size() == ctypes.sizeof(_Struct)
+                return library if same and library.fast_path_version() == _VERSION else None
             except (OSError, AttributeError):  # built for another machine, or from other code
                 return None
     return None
@@ -101,7 +101,7 @@ def serves(isolation: SandboxIsolation) -> bool:
     return _library is not None and len(isolation.own) <= _OWN
 
 
-class Plain:
+class FastPath:
     """One sandbox's.
 
     Args:
@@ -115,14 +115,14 @@ class Plain:
     def __init__(self, doors: tuple[int, int, int, int, int], changed: tuple[int, ...],
                  isolation: SandboxIsolation, output_max: int) -> None:
         assert _library is not None
-        self._serve = _library.plain_serve
+        self._serve = _library.fast_path_serve
         head, failed, tail = _around(isolation.name)
         pause = isolation.pause
         gone, outer = (pause.gone_fd, pause.outer) if pause else (-1, 0)
         call_tail = encode(ExecCall())[-_rest(msgspec.structs.astuple(ExecCall())[2:]):]
         numbers = (ctypes.c_int32 * len(changed))(*changed)
         self._kept = (head, failed, tail, call_tail, numbers)  # it points into them
-        self._struct = _Plain(
+        self._struct = _Struct(
             *doors, gone, outer, tuple(sorted(isolation.own)), len(changed), 0,
             numbers, PATIENCE_NS, min(output_max, _OUTPUT),
             _Bytes.of(call_tail), _Bytes.of(head), _Bytes.of(failed), _Bytes.of(tail))
@@ -154,9 +154,9 @@ class Plain:
         self._learned.clear()
         self.stands = None
 
-    def serve(self) -> Back:
+    def serve(self) -> ReturnCode:
         """Serves plain orders until there is something else."""
-        return Back(self._serve(self._at))
+        return ReturnCode(self._serve(self._at))
 
     @property
     def data(self) -> bytes:
@@ -164,7 +164,7 @@ class Plain:
         return ctypes.string_at(self._struct.data, self._struct.size)
 
     @property
-    def command(self) -> _Plain:
+    def command(self) -> _Struct:
         """After RUNNING: its pid, pipes, `started_ns` and what was seen of it."""
         return self._struct
 

@@ -1,5 +1,5 @@
-"""Plain commands: what `_plain.c` serves comes to the same as what Python serves, it serves nothing
-else, and broken orders break nothing.
+"""Plain commands: what `_fast_path.c` serves comes to the same as what Python serves, it serves
+nothing else, and broken orders break nothing.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from tangram_hpc.protocol.process_frames import WorkerInbox
 from tangram_hpc.resources import tree
 from tangram_hpc.sandbox.process import plain
 
-SOURCE = Path(plain.__file__).with_name("_plain.c")
+SOURCE = Path(plain.__file__).with_name("_fast_path.c")
 HERE = Path(__file__).parent.parent
 COMPILER = shutil.which("cc") or shutil.which("gcc")
-BUILT = pytest.mark.skipif(not plain.built(), reason="_plain.c was not built: no C compiler here")
+BUILT = pytest.mark.skipif(not plain.built(),
+                           reason="_fast_path.c was not built: no C compiler here")
 
 
 Both = tuple[tuple[Rig, int], ...]
@@ -90,7 +91,7 @@ def both(pair: tuple[Rig, Rig]) -> Iterator[tuple[tuple[Rig, int], ...]]:
 def test_it_is_built_where_there_is_a_compiler() -> None:
     if COMPILER is None:
         pytest.skip("no C compiler here")
-    assert plain.built(), "install again: _plain.c is not built, or from other code"
+    assert plain.built(), "install again: _fast_path.c is not built, or from other code"
 
 
 def test_another_shape_has_another_version() -> None:
@@ -234,7 +235,7 @@ LOWER = """
 import resource, sys
 from pathlib import Path
 import pytest
-from test_plain import Rig, Served
+from test_fast_path import Rig, Served
 soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
 few = 4000 if hard < 0 else min(4000, hard)
 resource.setrlimit(resource.RLIMIT_NPROC, (few, few))
@@ -414,7 +415,7 @@ def test_what_was_built_from_other_code_is_not_used(tmp_path: Path,
         (folder := tmp_path / str(number)).mkdir()  # a path once loaded stays so
         monkeypatch.setattr(plain, "__file__", str(folder / "plain.py"))
         assert plain._load() is None
-        library = folder / f"_plain{EXTENSION_SUFFIXES[0]}"
+        library = folder / f"_fast_path{EXTENSION_SUFFIXES[0]}"
         if text is None:
             library.write_text("for another machine")
         else:
@@ -424,7 +425,7 @@ def test_what_was_built_from_other_code_is_not_used(tmp_path: Path,
 
 
 def test_broken_orders(tmp_path: Path) -> None:
-    seen = bench("plain_fuzz.py", compiled(tmp_path, "-O2"), tmp_path, 1, 600)
+    seen = bench("fast_path_fuzz.py", compiled(tmp_path, "-O2"), tmp_path, 1, 600)
     assert seen["served"] > 60 and seen["sent back"] > 200, seen
 
 
@@ -436,12 +437,12 @@ def test_broken_orders_under_sanitizers(tmp_path: Path) -> None:
                              text=True, check=True).stdout.strip()
     if not os.path.isabs(preload):
         pytest.skip("this compiler has another library for its sanitizers")
-    seen = bench("plain_fuzz.py", library, tmp_path, 2, 400, ASAN_OPTIONS="detect_leaks=0",
+    seen = bench("fast_path_fuzz.py", library, tmp_path, 2, 400, ASAN_OPTIONS="detect_leaks=0",
                  LD_PRELOAD=os.path.realpath(preload))
     assert seen["sent back"] > 100, seen
 
 
 def test_odd_commands(tmp_path: Path) -> None:
-    seen = bench("plain_alone.py", compiled(tmp_path, "-O2"), tmp_path)
+    seen = bench("fast_path_alone.py", compiled(tmp_path, "-O2"), tmp_path)
     assert seen["packets"] == ["READ", 1, "one two three"], seen
     assert seen["flood"] == ["RUNNING", 0, None], "its deadline and limits are Python's to watch"
