@@ -14,8 +14,8 @@ from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol.message import Start
 from tangram_hpc.protocol.payload import ExecCall
 from tangram_hpc.sandbox.manager import init_watchdog
-from tangram_hpc.sandbox.manager.jobs import Job
 from tangram_hpc.sandbox.manager.memory_pressure import LOOK_S
+from tangram_hpc.sandbox.manager.node_attempts import NodeAttempt
 
 # It holds a file in such a way that whoever starts it waits for the holder: the program's init.
 HOLDER = """
@@ -92,20 +92,20 @@ def test_looks_are_counted_and_not_time(monkeypatch: pytest.MonkeyPatch) -> None
         def kill(self) -> None:
             ended.append(1)
 
-    job = Job(Start(1, Action(1, "a", session=1, timeout_ns=5_000_000_000), (0,)))
-    job.process = ExecutionProcess()  # type: ignore[assignment]
-    job.started_ns = time.monotonic_ns() - 3_600_000_000_000
+    attempt = NodeAttempt(Start(1, Action(1, "a", session=1, timeout_ns=5_000_000_000), (0,)))
+    attempt.process = ExecutionProcess()  # type: ignore[assignment]
+    attempt.started_ns = time.monotonic_ns() - 3_600_000_000_000
     watch = init_watchdog.InitWatchdog(2.0)
     for _ in range(4):
-        watch.look([(job, 0)])
+        watch.look([(attempt, 0)])
     assert not ended
     watch.look([])  # its lease was gone for a moment: another beginning
     for _ in range(4):
-        watch.look([(job, 0)])
-    assert not ended and job.stop is None
-    watch.look([(job, 0)])
-    assert ended and job.stop == (ActionState.TIMEOUT, "it ran longer than its limit of 5 s")
-    job.stop, job.started_ns = None, time.monotonic_ns() - 6_900_000_000
+        watch.look([(attempt, 0)])
+    assert not ended and attempt.stop is None
+    watch.look([(attempt, 0)])
+    assert ended and attempt.stop == (ActionState.TIMEOUT, "it ran longer than its limit of 5 s")
+    attempt.stop, attempt.started_ns = None, time.monotonic_ns() - 6_900_000_000
     for _ in range(20):  # still within what it may take to say goodbye
-        watch.look([(job, 0)])
-    assert len(ended) == 1 and job.stop is None
+        watch.look([(attempt, 0)])
+    assert len(ended) == 1 and attempt.stop is None

@@ -32,7 +32,7 @@ class Processes:
         self.sent: list[tuple[int, Any]] = []
         self.running: list[subprocess.Popen[bytes]] = []
 
-    def job(self, lease: int, mib: int, kind: str = INIT) -> Any:
+    def attempt(self, lease: int, mib: int, kind: str = INIT) -> Any:
         run = subprocess.Popen([sys.executable, "-c", EATER, str(mib)], stdin=subprocess.PIPE,
                                stdout=subprocess.PIPE)
         assert run.stdout is not None
@@ -78,34 +78,35 @@ PLENTY, NONE = 1 << 20, 0
 def test_nobody_is_ended_while_there_is_memory(processes: Processes, ended: Told,
                                               left: Callable[[int], None]) -> None:
     left(PLENTY)
-    pressure(ended).look([(processes.job(1, 40), 1)], list)
+    pressure(ended).look([(processes.attempt(1, 40), 1)], list)
     assert ended == [] and processes.sent == []
 
 
 def test_who_idles_gives_way_first_then_who_holds_most_beyond_what_it_asked_for(
         processes: Processes, ended: Told, left: Callable[[int], None]) -> None:
-    within, little, most = processes.job(1, 90), processes.job(2, 40), processes.job(3, 60)
-    jobs = [(within, 300), (little, 30), (most, 20)]
-    idle = [processes.job(9, 1).process]
+    within, little = processes.attempt(1, 90), processes.attempt(2, 40)
+    most = processes.attempt(3, 60)
+    attempts = [(within, 300), (little, 30), (most, 20)]
+    idle = [processes.attempt(9, 1).process]
     one = pressure(ended)
     left(NONE)
-    one.look(jobs, lambda: idle)
+    one.look(attempts, lambda: idle)
     assert processes.sent == [(9, FreezeBackground())] and ended == []
-    one.look(jobs, lambda: idle)
+    one.look(attempts, lambda: idle)
     assert [lease for lease, _, _ in ended] == [3] and len(processes.sent) == 1
     assert ended[0][1] is ActionState.OUT_OF_MEMORY
     assert ended[0][2].startswith("mem: the node ran out of it; ") and "20 MiB asked" in ended[0][2]
     most.live = False
-    one.look(jobs, lambda: idle)
+    one.look(attempts, lambda: idle)
     assert [lease for lease, _, _ in ended] == [3, 2], "one a look"
     little.live = False
-    one.look(jobs, lambda: idle)
+    one.look(attempts, lambda: idle)
     assert len(ended) == 2, "who stays within what it asked for is never ended"
 
 
 def test_when_memory_is_back_the_idle_are_asked_first_again(
         processes: Processes, ended: Told, left: Callable[[int], None]) -> None:
-    over, idle = (processes.job(1, 40), 5), [processes.job(9, 1).process]
+    over, idle = (processes.attempt(1, 40), 5), [processes.attempt(9, 1).process]
     one = pressure(ended)
     for mib in (NONE, PLENTY, NONE):
         left(mib)
@@ -117,9 +118,9 @@ def test_when_memory_is_back_the_idle_are_asked_first_again(
 def test_functions_are_held_to_what_they_asked_for_where_nobody_else_does(
         watches: bool, processes: Processes, ended: Told, left: Callable[[int], None]) -> None:
     left(PLENTY)
-    jobs = [(processes.job(1, 80, RUNNER), 40), (processes.job(2, 5, RUNNER), 200),
-            (processes.job(3, 80, RUNNER), 0), (processes.job(4, 80, INIT), 40)]
-    pressure(ended, watches).look(jobs, list)
+    attempts = [(processes.attempt(1, 80, RUNNER), 40), (processes.attempt(2, 5, RUNNER), 200),
+            (processes.attempt(3, 80, RUNNER), 0), (processes.attempt(4, 80, INIT), 40)]
+    pressure(ended, watches).look(attempts, list)
     assert [lease for lease, _, _ in ended] == ([1] if watches else [])
     assert all(state is ActionState.OUT_OF_MEMORY for _, state, _ in ended)
 

@@ -12,14 +12,14 @@ from executor_rig import Rig
 
 from tangram_hpc.protocol.process_frames import Box
 from tangram_hpc.sandbox.manager import process_supervisor
-from tangram_hpc.sandbox.manager.pools import Pool, Starts
+from tangram_hpc.sandbox.manager.pools import Pool, StartLimiter
 
 
 class Yard:
     """Makes processes by number; a pool and the limit on starts know no more of one."""
 
     def __init__(self, limit: int = 100) -> None:
-        self.starts = Starts(limit)
+        self.start_limiter = StartLimiter(limit)
         self.made: list[Any] = []
         self._numbers = itertools.count(1)
 
@@ -28,11 +28,11 @@ class Yard:
         return self.made[-1]
 
     def pool(self, limit: int = 8, warm: int = 0) -> Pool:
-        return Pool(self.fork, self.starts, limit, warm)
+        return Pool(self.fork, self.start_limiter, limit, warm)
 
     def boot(self, pool: Pool, process: Any) -> None:
         """As its owner does when one says that it is ready."""
-        self.starts.over(process)
+        self.start_limiter.over(process)
         pool.booted(process)
         pool.free.append(process)
 
@@ -47,29 +47,29 @@ def test_no_more_are_built_at_once_than_may_be_and_in_order() -> None:
         def begin() -> Any:
             begun.append(name)
             return yard.fork()
-        yard.starts.ask(begin)
+        yard.start_limiter.ask(begin)
 
     for name in "abcd":
         ask(name)
     assert begun == ["a", "b"]
-    yard.starts.over(yard.made[1])
+    yard.start_limiter.over(yard.made[1])
     assert begun == ["a", "b", "c"]
-    yard.starts.over(yard.made[1])  # its end, after its boot, frees no second place
-    yard.starts.over(SimpleNamespace(number=99))
+    yard.start_limiter.over(yard.made[1])  # its end, after its boot, frees no second place
+    yard.start_limiter.over(SimpleNamespace(number=99))
     assert begun == ["a", "b", "c"]
-    yard.starts.over(yard.made[0])
+    yard.start_limiter.over(yard.made[0])
     assert begun == ["a", "b", "c", "d"]
 
 
 def test_what_is_not_wanted_any_more_takes_no_place() -> None:
     yard = Yard(1)
-    yard.starts.ask(yard.fork)
+    yard.start_limiter.ask(yard.fork)
     asked: list[str] = []
     for name in "xy":
-        yard.starts.ask(lambda name=name: asked.append(name))  # type: ignore[misc]
-    yard.starts.ask(yard.fork)
+        yard.start_limiter.ask(lambda name=name: asked.append(name))  # type: ignore[misc]
+    yard.start_limiter.ask(yard.fork)
     assert len(yard.made) == 1 and asked == []
-    yard.starts.over(yard.made[0])
+    yard.start_limiter.over(yard.made[0])
     assert asked == ["x", "y"] and len(yard.made) == 2
 
 
@@ -123,9 +123,9 @@ def test_a_pool_says_when_it_cannot_be_built_at_all() -> None:
     pool = yard.pool()
     pool.waiting.extend(range(2))  # type: ignore[arg-type]
     pool.warm_up()
-    yard.starts.over(yard.made[0])
+    yard.start_limiter.over(yard.made[0])
     assert not pool.lost(yard.made[0]), "another is being tried"
-    yard.starts.over(yard.made[1])
+    yard.start_limiter.over(yard.made[1])
     assert pool.lost(yard.made[1])
 
 

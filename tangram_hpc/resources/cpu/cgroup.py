@@ -238,7 +238,7 @@ class CgroupEnforcer:
         self._end()
 
 
-class Trial:
+class CgroupProbe:
     """A process of no use, to see whether moving one works."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import os
 from contextlib import suppress
 
 from . import cgroupfs
-from .cgroup import CORES, MEMORY, PIDS, QUOTA, CgroupEnforcer, CgroupGroup, Trial
+from .cgroup import CORES, MEMORY, PIDS, QUOTA, CgroupEnforcer, CgroupGroup, CgroupProbe
 from .usage import Usage
 
 _GIVES = {"cpuset": CORES, "cpu": QUOTA, "memory": MEMORY, "pids": PIDS, "freezer": "",
@@ -121,16 +121,16 @@ class Cgroup1(CgroupEnforcer):
         self._at: dict[str, str] = {}  # this worker's folder by controller
         self._balanced = False
         self.missing: dict[str, str] = {}  # why a controller is not used
-        self._occupied: list[str] = []  # by a trial that could be moved in and not out again
+        self._occupied: list[str] = []  # by a probe that could be moved in and not out again
         for controller in _GIVES:
             self._found(controller)
         if self._at:
-            trial = Trial()
+            probe = CgroupProbe()
             try:
                 for controller in list(self._at):
-                    self._try(controller, trial.pid)
+                    self._try(controller, probe.pid)
             finally:
-                trial.end()
+                probe.end()
             cgroupfs.destroy(self._occupied, 1.0)
         self.limits = frozenset(filter(None, map(_GIVES.__getitem__, self._at)))
         if not self.limits:

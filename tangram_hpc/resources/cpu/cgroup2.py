@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from . import cgroupfs
-from .cgroup import CORES, MEMORY, PIDS, QUOTA, CgroupEnforcer, CgroupGroup, Trial
+from .cgroup import CORES, MEMORY, PIDS, QUOTA, CgroupEnforcer, CgroupGroup, CgroupProbe
 from .usage import Usage
 
 _GIVES = {"cpuset": CORES, "cpu": QUOTA, "memory": MEMORY, "pids": PIDS}
@@ -143,17 +143,17 @@ class Cgroup2(CgroupEnforcer):
 
     def _try(self) -> None:
         """Really makes, fills, limits, empties and removes a cgroup."""
-        trial = Trial()
+        probe = CgroupProbe()
         try:
-            group = self._make("trial", trial.pid)
-            cgroupfs.put(group.folders[0], trial.pid)
+            group = self._make("trial", probe.pid)
+            cgroupfs.put(group.folders[0], probe.pid)
             group.limit(1024, 1000)
             if not group.bind((min(os.sched_getaffinity(0)),), 1):
                 raise OSError("cores cannot be bound")
-            if not trial.stands_in(self._folder):
+            if not probe.stands_in(self._folder):
                 raise OSError("a process that was moved in is not there")
         finally:
-            trial.end()
+            probe.end()
         if cgroupfs.destroy(group.folders, 1.0):
             raise OSError("an empty cgroup cannot be removed")
 

@@ -282,7 +282,7 @@ class Owner(Protocol):
 
 
 class ForkServerClient:
-    """Starts the fork server process and speaks to it; at most one per executor."""
+    """StartLimiter the fork server process and speaks to it; at most one per executor."""
 
     def __init__(self, owner: Owner, root: str, numbers: Iterator[int]) -> None:
         self.loop = asyncio.get_running_loop()

@@ -36,8 +36,8 @@ from ...resources.gpu.meter import GpuMeter
 from .backends import Backends
 from .execution_processes import ExecutionProcess
 from .init_watchdog import InitWatchdog
-from .jobs import Job, cause
 from .memory_pressure import LOOK_S, MemoryPressure
+from .node_attempts import NodeAttempt, cause
 from .payload_cache import PayloadCache, is_stored
 from .pools import Pool
 from .process_supervisor import ProcessSupervisor
@@ -76,7 +76,7 @@ class SandboxExecutor:
         self._reports, self._cores = reports, cores
         self._loop = asyncio.get_running_loop()
         self._cache, self._closed = PayloadCache(store), False
-        self._jobs: dict[int, Job] = {}
+        self._attempts: dict[int, NodeAttempt] = {}
         backends = backends or Backends.probed(settings.isolation, settings.read_paths)
         self._enforcer = enforcer = enforcer or probe(pinned, settings.enforcement)
         self._counts_ooms = "memory" in enforcer.limits
@@ -112,9 +112,9 @@ class SandboxExecutor:
         if one is None or one.closing:
             return
         for lease in one.process.leases if one.process else ():
-            job = self._jobs[lease]
-            if job.live and job.stop is None:
-                job.stop = (ActionState.CANCELLED, "its session was closed")
+            attempt = self._attempts[lease]
+            if attempt.live and attempt.stop is None:
+                attempt.stop = (ActionState.CANCELLED, "its session was closed")
         self._sessions.close(one)
 
     def pack_session(self, session: int) -> None:
@@ -123,21 +123,22 @@ class SandboxExecutor:
 
     def start(self, order: Start, payload: memoryview | bytes) -> None:
         """See `ports.Executor`. A lease that is known is ignored."""
-        if self._closed or order.lease in self._jobs:
+        if self._closed or order.lease in self._attempts:
             return
-        job = self._jobs[order.lease] = Job(order)
+        attempt = self._attempts[order.lease] = NodeAttempt(order)
         if is_stored(payload):
             try:
-                self._cache.fetch(bytes(payload), lambda data, why: self._fetched(job, data, why))
+                self._cache.fetch(bytes(payload),
+                                  lambda data, why: self._fetched(attempt, data, why))
             except msgspec.DecodeError as error:
-                self._fail(job, f"payload: {error}")
+                self._fail(attempt, f"payload: {error}")
         else:
-            job.payload = bytes(payload)
-            self._admit(job)
+            attempt.payload = bytes(payload)
+            self._admit(attempt)
 
     def follow(self, order: Start, payload: memoryview) -> bool:
         """See `ports.Executor`: calls of functions wait in the runner itself."""
-        before = self._jobs.get(order.after)
+        before = self._attempts.get(order.after)
         process = before.process if before is not None else None
         if process is None or process.kind != RUNNER or process.control is None or (
                 order.action.kind is not _FUNCTION or order.action.timeout_ns
@@ -149,112 +150,114 @@ class SandboxExecutor:
             return False
         if not isinstance(call, FunctionCall) or call.digest not in process.functions:
             return False
-        job = self._jobs[order.lease] = Job(order)
-        job.payload, job.digest = bytes(payload), call.digest
+        attempt = self._attempts[order.lease] = NodeAttempt(order)
+        attempt.payload, attempt.digest = bytes(payload), call.digest
         self._runner_watchdog.watch(process)
-        self.dispatch(job, process)
+        self.dispatch(attempt, process)
         return True
 
     def take_back(self, lease: int) -> bool:
         """See `ports.Executor`."""
-        job = self._jobs.get(lease)
-        if job is None or job.process is None or job.process.kind != RUNNER:
+        attempt = self._attempts.get(lease)
+        if attempt is None or attempt.process is None or attempt.process.kind != RUNNER:
             return False
-        self._free_behind(job.process, lease)
-        return lease not in self._jobs
+        self._free_behind(attempt.process, lease)
+        return lease not in self._attempts
 
     def _free_behind(self, process: ExecutionProcess, asked: int = 0) -> None:
         """Gives back what a runner has not begun, but for the one that is asked for."""
         for lease in reversed(process.take_back()):
-            del process.leases[lease], self._jobs[lease]
+            del process.leases[lease], self._attempts[lease]
             if lease != asked:
                 self._reports.returned(lease)
 
-    def _fetched(self, job: Job, data: bytes, why: str) -> None:
-        if not self.waits(job):
+    def _fetched(self, attempt: NodeAttempt, data: bytes, why: str) -> None:
+        if not self.waits(attempt):
             return
         if why or len(data) > FRAME_MAX - (1 << 20):
-            return self._fail(job, why or f"payload: {len(data)} bytes are too many")
-        job.payload = data
-        self._admit(job)
+            return self._fail(attempt, why or f"payload: {len(data)} bytes are too many")
+        attempt.payload = data
+        self._admit(attempt)
 
-    def waits(self, job: Job) -> bool:
-        """See `sessions.Crew`."""
-        return self._jobs.get(job.order.lease) is job and job.live and job.process is None
+    def waits(self, attempt: NodeAttempt) -> bool:
+        """See `sessions.CommandDispatcher`."""
+        known = self._attempts.get(attempt.order.lease) is attempt
+        return known and attempt.live and attempt.process is None
 
-    def _admit(self, job: Job) -> None:
-        action = job.order.action
+    def _admit(self, attempt: NodeAttempt) -> None:
+        action = attempt.order.action
         if action.kind is _FUNCTION:
-            return self._admit_function(job)
+            return self._admit_function(attempt)
         if action.session:
             session = self._sessions.get(action.session)
             if session is None or session.closing:
-                return self._fail(job, "session: it is not open on this node")
-            return self._sessions.enter(job, session)
+                return self._fail(attempt, "session: it is not open on this node")
+            return self._sessions.enter(attempt, session)
         if action.kind is not _EXEC:
-            return self._fail(job, "session: reading and writing files needs one")
+            return self._fail(attempt, "session: reading and writing files needs one")
         try:
             box = self._supervisor.backends.box(SessionSpec(0, trusted=action.trusted))
         except InvalidInput as error:
-            return self._fail(job, str(error))
-        self._into_pool(job, self._supervisor.pool(box))
+            return self._fail(attempt, str(error))
+        self._into_pool(attempt, self._supervisor.pool(box))
 
-    def _admit_function(self, job: Job) -> None:
+    def _admit_function(self, attempt: NodeAttempt) -> None:
         try:
-            call = decode(job.payload)
+            call = decode(attempt.payload)
         except msgspec.DecodeError as error:
-            return self._fail(job, f"payload: not in the protocol ({error})")
+            return self._fail(attempt, f"payload: not in the protocol ({error})")
         if not isinstance(call, FunctionCall):
-            return self._fail(job, f"payload: a runner cannot run a {type(call).__name__}")
-        job.digest = call.digest
+            return self._fail(attempt, f"payload: a runner cannot run a {type(call).__name__}")
+        attempt.digest = call.digest
 
         def then(blob: bytes, why: str) -> None:
-            if self.waits(job):
+            if self.waits(attempt):
                 if why:
-                    return self._fail(job, why)
-                job.blob = blob
-                self._into_pool(job, self._supervisor.runners)
+                    return self._fail(attempt, why)
+                attempt.blob = blob
+                self._into_pool(attempt, self._supervisor.runners)
 
         self._cache.function(call.digest, then)
 
-    def _into_pool(self, job: Job, pool: Pool) -> None:
+    def _into_pool(self, attempt: NodeAttempt, pool: Pool) -> None:
         if pool.free:
-            self.dispatch(job, pool.free.pop())
+            self.dispatch(attempt, pool.free.pop())
         else:
-            pool.waiting.append(job)
+            pool.waiting.append(attempt)
             pool.warm_up()
 
-    def dispatch(self, job: Job, process: ExecutionProcess) -> None:
-        """See `sessions.Crew`."""
-        order, action = job.order, job.order.action
-        job.process = process
+    def dispatch(self, attempt: NodeAttempt, process: ExecutionProcess) -> None:
+        """See `sessions.CommandDispatcher`."""
+        order, action = attempt.order, attempt.order.action
+        attempt.process = process
         process.leases[order.lease] = None
         limit = action.timeout_ns
         spec = None
         if process.kind == RUNNER:
-            process.load(job.digest, job.blob)
-            job.blob = b""
+            process.load(attempt.digest, attempt.blob)
+            attempt.blob = b""
             if limit:
-                job.timer = self._loop.call_later(limit / 1e9, self.kill, order.lease,
+                attempt.timer = self._loop.call_later(limit / 1e9, self.kill, order.lease,
                                                   ActionState.TIMEOUT, too_long(limit / 1e9))
         elif session := self._sessions.get(action.session):
             spec = session.spec
-        units = len(job.cores)
+        units = len(attempt.cores)
         limits = self._supervisor.limits(action, spec)
         group = process.group
         assert group is not None
         group.limit(limits.mem_mib, limits.pids)
-        cores = job.cores or (self._cores if action.key != "cpu" else ())  # an endpoint's: any
+        cores = attempt.cores or (self._cores if action.key != "cpu" else ())  # an endpoint's: any
         if cores:
-            job.held = group.bind(cores if self.pinned else (), len(cores)) and units > 0
+            attempt.held = group.bind(cores if self.pinned else (), len(cores)) and units > 0
         most = max(units, action.degrees[-1]) if action.resizable else units
-        job.gpu_token = self._gpus.begin(order.gpus)
-        run = Run(order.lease, job.payload, self._gpus.devices.mask(order.gpus), units, most, limit,
+        attempt.gpu_token = self._gpus.begin(order.gpus)
+        mask = self._gpus.devices.mask(order.gpus)
+        run = Run(order.lease, attempt.payload, mask, units, most, limit,
                   spec is not None, spec.background if spec is not None else "end", limits)
-        job.payload = b""
-        job.started_ns = time.monotonic_ns()
+        attempt.payload = b""
+        attempt.started_ns = time.monotonic_ns()
         (process.call if process.kind == RUNNER else process.send)(run)
-        job.asked_mib = limits.mem_mib
+        attempt.asked_mib = limits.mem_mib
         self._looking = self._looking or self._loop.call_later(LOOK_S, self._look)
         if len(process.leases) == 1 or process.kind != RUNNER:
             self._reports.started(order.lease)
@@ -262,7 +265,8 @@ class SandboxExecutor:
     def _look(self) -> None:
         """Looks at memory, and at who takes too long, for as long as anything runs."""
         self._looking = None
-        running = [(job, job.asked_mib) for job in self._jobs.values() if job.live and job.process]
+        running = [(attempt, attempt.asked_mib) for attempt in self._attempts.values()
+                   if attempt.live and attempt.process]
         self._memory_pressure.look(running, self._sessions.idle_processes)
         self._init_watchdog.look(running)
         if running:
@@ -270,29 +274,29 @@ class SandboxExecutor:
 
     def kill(self, lease: int, state: ActionState, reason: str) -> None:
         """See `ports.Executor`."""
-        job = self._jobs.get(lease)
-        if job is None or not job.live or job.stop is not None:
+        attempt = self._attempts.get(lease)
+        if attempt is None or not attempt.live or attempt.stop is not None:
             return
-        if job.process is None:
-            return self.unstarted(job, state, reason)
-        job.stop_as(state, reason)
-        if job.process.kind == RUNNER:
-            if next(iter(job.process.leases)) == lease:  # else once it is at it
-                job.look_before_kill(job.process)
-                job.process.kill()
+        if attempt.process is None:
+            return self.unstarted(attempt, state, reason)
+        attempt.stop_as(state, reason)
+        if attempt.process.kind == RUNNER:
+            if next(iter(attempt.process.leases)) == lease:  # else once it is at it
+                attempt.look_before_kill(attempt.process)
+                attempt.process.kill()
         else:
-            job.process.send(Kill(lease, state, reason))
+            attempt.process.send(Kill(lease, state, reason))
 
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
         """See `ports.Executor`."""
-        job = self._jobs.get(lease)
-        if job is None:
+        attempt = self._attempts.get(lease)
+        if attempt is None:
             return
-        job.cores = cores
-        process = job.process
-        if process is not None and job.live and process.group is not None:
+        attempt.cores = cores
+        process = attempt.process
+        if process is not None and attempt.live and process.group is not None:
             if cores:
-                job.held = process.group.rebind(cores if self.pinned else (), len(cores))
+                attempt.held = process.group.rebind(cores if self.pinned else (), len(cores))
             process.send(Units(lease, len(cores)))
 
     # ---- facts from processes ----
@@ -303,7 +307,7 @@ class SandboxExecutor:
 
     def process_up(self, process: ExecutionProcess) -> None:
         """A process waits for orders."""
-        self._supervisor.starts.over(process)
+        self._supervisor.start_limiter.over(process)
         if process.session:
             return self._sessions.up(process)
         self._supervisor.pool_of(process).booted(process)
@@ -311,7 +315,7 @@ class SandboxExecutor:
 
     def process_failed(self, process: ExecutionProcess, text: str) -> None:
         """A process could not be forked."""
-        self._supervisor.starts.over(process)
+        self._supervisor.start_limiter.over(process)
         if not process.fresh:
             process.tidy()
         if process.session:
@@ -326,20 +330,20 @@ class SandboxExecutor:
             pool.warm_up()
         elif none_left:  # it cannot be built: those that wait would wait for ever
             while pool.waiting:
-                job = pool.waiting.popleft()
-                if self.waits(job):
-                    self._fail(job, text)
+                attempt = pool.waiting.popleft()
+                if self.waits(attempt):
+                    self._fail(attempt, text)
 
     def ended(self, process: ExecutionProcess, message: Ended) -> None:
         """An action ended."""
-        job = self._jobs.get(message.lease)
-        if job is None or job.process is not process or not job.live:
+        attempt = self._attempts.get(message.lease)
+        if attempt is None or attempt.process is not process or not attempt.live:
             return  # a runner said what is not its to say
         if message.clean:
             process.leases.pop(message.lease, None)
         process.process_cpu_ns = message.process_cpu_ns
-        outcome = self._told(job, process, message.outcome)
-        self._finish(job, outcome, message.payload, message.clean, soon=True)
+        outcome = self._told(attempt, process, message.outcome)
+        self._finish(attempt, outcome, message.payload, message.clean, soon=True)
         if message.clean:
             self._left(process, message.lease)
 
@@ -347,30 +351,30 @@ class SandboxExecutor:
         """See `Owner`."""
         self._reports.settled()
 
-    def _told(self, job: Job, process: ExecutionProcess, outcome: Outcome) -> Outcome:
+    def _told(self, attempt: NodeAttempt, process: ExecutionProcess, outcome: Outcome) -> Outcome:
         """What a process said of an outcome, with what only its worker knows."""
         state, reason = outcome.state, outcome.reason
-        if state not in _SAID and (job.stop is None or job.stop[0] is not state):
+        if state not in _SAID and (attempt.stop is None or attempt.stop[0] is not state):
             state = ActionState.FAILED
-        elif process.kind == RUNNER and not job.asked_mib:
+        elif process.kind == RUNNER and not attempt.asked_mib:
             return outcome  # it was told how it is held
-        if job.asked_mib and self._counts_ooms and process.group is not None:
+        if attempt.asked_mib and self._counts_ooms and process.group is not None:
             kills = process.group.oom_kills()
             if kills > process.oom_kills and state is ActionState.FAILED:
                 state = ActionState.OUT_OF_MEMORY
-                reason = f"mem: more than the {job.asked_mib} MiB asked for"
+                reason = f"mem: more than the {attempt.asked_mib} MiB asked for"
             process.oom_kills = kills
-        held = self._enforcer.name if job.held else "counted"
+        held = self._enforcer.name if attempt.held else "counted"
         return msgspec.structs.replace(outcome, state=state, reason=reason,
                                        isolation=process.isolation, enforcement=held)
 
     def gone(self, process: ExecutionProcess, message: Gone) -> None:
         """What an action left is gone."""
-        job = self._jobs.get(message.lease)
-        if job is None or job.process is not process or job.live:
+        attempt = self._attempts.get(message.lease)
+        if attempt is None or attempt.process is not process or attempt.live:
             return
         process.leases.pop(message.lease, None)
-        self._release(job)
+        self._release(attempt)
         self._left(process, message.lease)
 
     def piece(self, process: ExecutionProcess, message: Piece) -> None:
@@ -380,13 +384,13 @@ class SandboxExecutor:
 
     def process_died(self, process: ExecutionProcess, status: int, clean: bool, tail: str) -> None:
         """A process ended; what ran in it failed with it."""
-        self._supervisor.starts.over(process)
+        self._supervisor.start_limiter.over(process)
         what = "the runner process" if process.kind == RUNNER else "the sandbox's init"
         reason = process.broken or f"{what} ended ({cause(status)})"
         self._free_behind(process)
         process.forget()
         for lease in sorted(process.leases):
-            self._orphan(self._jobs[lease], process, status, reason, clean, tail)
+            self._orphan(self._attempts[lease], process, status, reason, clean, tail)
         if clean:
             process.leases.clear()
         process.kept = bool(process.session) and self._sessions.lost(process, reason)
@@ -395,34 +399,34 @@ class SandboxExecutor:
         if clean:
             self._discard(process)
 
-    def _orphan(self, job: Job, process: ExecutionProcess, status: int, reason: str, clean: bool,
-                tail: str) -> None:
+    def _orphan(self, attempt: NodeAttempt, process: ExecutionProcess, status: int, reason: str,
+                clean: bool, tail: str) -> None:
         """The process of an action died."""
-        if job.live:
+        if attempt.live:
             payload = None
             if process.kind == RUNNER:
-                text = job.stop[1] if job.stop else reason
+                text = attempt.stop[1] if attempt.stop else reason
                 payload = encode(ErrorReturn("RunnerDied", text, tail))
-            outcome = job.orphaned(process, status, reason)
-            self._finish(job, self._told(job, process, outcome), payload, clean)
+            outcome = attempt.orphaned(process, status, reason)
+            self._finish(attempt, self._told(attempt, process, outcome), payload, clean)
         elif clean:
-            self._release(job)
+            self._release(attempt)
 
     def process_clean(self, process: ExecutionProcess) -> None:
         """What a dead process left is gone."""
         for lease in sorted(process.leases):
-            self._release(self._jobs[lease])
+            self._release(self._attempts[lease])
         process.leases.clear()
         self._discard(process)
 
     def _discard(self, process: ExecutionProcess) -> None:
         self._supervisor.discard(process, process.kept)
         if process.kept:
-            self._sessions.reborn(process)
+            self._sessions.restart(process)
 
     def fork_server_lost(self) -> None:
         """The fork server died, and all processes with it: a new one takes its place."""
-        self._sessions.homeless()
+        self._sessions.directories_lost()
         self._supervisor.renew()
 
     def _left(self, process: ExecutionProcess, lease: int) -> None:
@@ -430,9 +434,9 @@ class SandboxExecutor:
         take more."""
         if process.kind == RUNNER and process.leases:
             lease = next(iter(process.leases))
-            self._jobs[lease].started_ns = time.monotonic_ns()
+            self._attempts[lease].started_ns = time.monotonic_ns()
             self._reports.started(lease)
-            if self._jobs[lease].stop is not None:
+            if self._attempts[lease].stop is not None:
                 process.kill()
         elif process.session:
             session = self._sessions.get(process.session)
@@ -445,49 +449,50 @@ class SandboxExecutor:
         """A process without a session can take its next action."""
         pool = self._supervisor.pool_of(process)
         while pool.waiting:
-            job = pool.waiting.popleft()
-            if self.waits(job):
-                return self.dispatch(job, process)
+            attempt = pool.waiting.popleft()
+            if self.waits(attempt):
+                return self.dispatch(attempt, process)
         pool.free.append(process)
 
     # ---- facts for the worker ----
 
-    def _fail(self, job: Job, reason: str) -> None:
-        self.unstarted(job, ActionState.FAILED, reason)
+    def _fail(self, attempt: NodeAttempt, reason: str) -> None:
+        self.unstarted(attempt, ActionState.FAILED, reason)
 
-    def unstarted(self, job: Job, state: ActionState, reason: str) -> None:
-        """See `sessions.Crew`."""
-        self._finish(job, job.unstarted(state, reason), None, True)
+    def unstarted(self, attempt: NodeAttempt, state: ActionState, reason: str) -> None:
+        """See `sessions.CommandDispatcher`."""
+        self._finish(attempt, attempt.unstarted(state, reason), None, True)
 
-    def _finish(self, job: Job, outcome: Outcome, payload: bytes | None, clean: bool,
+    def _finish(self, attempt: NodeAttempt, outcome: Outcome, payload: bytes | None, clean: bool,
                 soon: bool = False) -> None:
-        job.live, job.gone = False, clean
-        job.end_timer()
-        outcome = self._gpus.measured(job.gpu_token, outcome).returning(payload)
+        attempt.live, attempt.gone = False, clean
+        attempt.end_timer()
+        outcome = self._gpus.measured(attempt.gpu_token, outcome).returning(payload)
         if payload is not None and len(payload) > INLINE_MAX:
-            job.storing = True
-            owner = owner_of_result(job.order.action, job.order.lease)
-            self._cache.keep(payload, owner, lambda data, why: self._kept(job, outcome, data, why))
+            attempt.storing = True
+            owner = owner_of_result(attempt.order.action, attempt.order.lease)
+            self._cache.keep(payload, owner,
+                             lambda data, why: self._kept(attempt, outcome, data, why))
         else:
             if clean:
-                del self._jobs[job.order.lease]
-            self._reports.finished(job.order.lease, outcome, payload, clean, soon)
+                del self._attempts[attempt.order.lease]
+            self._reports.finished(attempt.order.lease, outcome, payload, clean, soon)
 
-    def _kept(self, job: Job, outcome: Outcome, data: bytes, why: str) -> None:
-        if self._jobs.get(job.order.lease) is not job:
+    def _kept(self, attempt: NodeAttempt, outcome: Outcome, data: bytes, why: str) -> None:
+        if self._attempts.get(attempt.order.lease) is not attempt:
             return  # closed meanwhile
-        job.storing = False
+        attempt.storing = False
         if why:
             outcome = msgspec.structs.replace(outcome, state=ActionState.FAILED, reason=why)
-        if job.gone:
-            del self._jobs[job.order.lease]
-        self._reports.finished(job.order.lease, outcome, None if why else data, job.gone)
+        if attempt.gone:
+            del self._attempts[attempt.order.lease]
+        self._reports.finished(attempt.order.lease, outcome, None if why else data, attempt.gone)
 
-    def _release(self, job: Job) -> None:
-        job.gone = True
-        if not job.storing:  # else its outcome, when it goes up, says so itself
-            del self._jobs[job.order.lease]
-            self._reports.released(job.order.lease)
+    def _release(self, attempt: NodeAttempt) -> None:
+        attempt.gone = True
+        if not attempt.storing:  # else its outcome, when it goes up, says so itself
+            del self._attempts[attempt.order.lease]
+            self._reports.released(attempt.order.lease)
 
     # ---- the end ----
 
@@ -499,12 +504,12 @@ class SandboxExecutor:
         if self._looking is not None:
             self._looking.cancel()
         self._supervisor.close(self._cache.close)
-        jobs, self._jobs = list(self._jobs.values()), {}
-        for job in jobs:
-            job.end_timer()
-            lease = job.order.lease
-            if job.live or job.storing:
-                outcome = job.unstarted(ActionState.CANCELLED, "its worker was closed")
+        attempts, self._attempts = list(self._attempts.values()), {}
+        for attempt in attempts:
+            attempt.end_timer()
+            lease = attempt.order.lease
+            if attempt.live or attempt.storing:
+                outcome = attempt.unstarted(ActionState.CANCELLED, "its worker was closed")
                 self._reports.finished(lease, outcome, None, True)
             else:
                 self._reports.released(lease)

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from ...domain.action import Kind
 from ...domain.outcome import too_long
 from ...domain.states import ActionState
-from .jobs import Job
 from .memory_pressure import LOOK_S
+from .node_attempts import NodeAttempt
 
 ANSWER_S = 10.0  # beyond all that it was given: a crowded node makes an init wait for a core
 
@@ -33,18 +33,20 @@ class InitWatchdog:
         self._looks_max = ANSWER_S / LOOK_S
         self._late: dict[int, int] = {}  # lease -> looks since it should have ended
 
-    def look(self, jobs: Iterable[tuple[Job, int]]) -> None:
-        """Looks once at those that run. O(jobs)."""
+    def look(self, attempts: Iterable[tuple[NodeAttempt, int]]) -> None:
+        """Looks once at those that run. O(attempts)."""
         late, now = dict[int, int](), time.monotonic_ns()
-        for job, _ in jobs:
-            lease, limit_ns = job.order.lease, job.order.action.timeout_ns
-            ended_ns = job.stopped_ns if job.stop is not None else job.started_ns + limit_ns
-            if (job.process is None or job.order.action.kind is not Kind.EXEC  # not kept by an init
-                    or not (job.stop or limit_ns) or now - ended_ns < self._goodbye_ns):
+        for attempt, _ in attempts:
+            lease, limit_ns = attempt.order.lease, attempt.order.action.timeout_ns
+            ended_ns = (attempt.stopped_ns if attempt.stop is not None
+                        else attempt.started_ns + limit_ns)
+            kind = attempt.order.action.kind  # an init keeps the limits of commands only
+            if (attempt.process is None or kind is not Kind.EXEC
+                    or not (attempt.stop or limit_ns) or now - ended_ns < self._goodbye_ns):
                 continue
             late[lease] = self._late.get(lease, 0) + 1
             if late[lease] > self._looks_max:
-                if job.stop is None:
-                    job.stop_as(ActionState.TIMEOUT, too_long(limit_ns / 1e9))
-                job.process.kill()
+                if attempt.stop is None:
+                    attempt.stop_as(ActionState.TIMEOUT, too_long(limit_ns / 1e9))
+                attempt.process.kill()
         self._late = late

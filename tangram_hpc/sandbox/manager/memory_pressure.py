@@ -15,7 +15,7 @@ from ...protocol.process_frames import RUNNER, FreezeBackground
 from ...resources import memory, tree
 from ..process.sandbox_processes import memory_kib
 from .execution_processes import ExecutionProcess
-from .jobs import Job
+from .node_attempts import NodeAttempt
 
 LOOK_S = 0.25
 _FLOOR = 32  # one part in so many of the memory is kept
@@ -38,19 +38,20 @@ class MemoryPressure:
         self._floor = min(_FLOOR_MIB, memory.total_mib() // _FLOOR)
         self._frozen = False
 
-    def look(self, jobs: Iterable[tuple[Job, int]],
+    def look(self, attempts: Iterable[tuple[NodeAttempt, int]],
              idle: Callable[[], Iterable[ExecutionProcess]]) -> None:
         """Looks once.
 
         Args:
-            jobs: those that run, with what memory they asked for, in MiB; 0 for none.
+            attempts: those that run, with what memory they asked for, in MiB; 0 for none.
             idle: the sandboxes in which nothing runs.
         """
-        running = [(job, job.process, asked) for job, asked in jobs if job.process is not None]
+        running = [(attempt, attempt.process, asked) for attempt, asked in attempts
+                   if attempt.process is not None]
         if self._watches:
-            for job, process, asked in running:
+            for attempt, process, asked in running:
                 if process.kind == RUNNER and asked and (used := _used_mib(process, asked)) > asked:
-                    self._end(job.order.lease, ActionState.OUT_OF_MEMORY,
+                    self._end(attempt.order.lease, ActionState.OUT_OF_MEMORY,
                               f"mem: {used} MiB used, {asked} MiB asked for")
         if memory.left_mib() >= self._floor:
             self._frozen = False
@@ -61,13 +62,13 @@ class MemoryPressure:
         else:
             self._relieve(running)
 
-    def _relieve(self, running: list[tuple[Job, ExecutionProcess, int]]) -> None:
+    def _relieve(self, running: list[tuple[NodeAttempt, ExecutionProcess, int]]) -> None:
         """Ends the one that holds most beyond what it asked for."""
-        over = [(_used_mib(process, asked) - asked, job, asked)
-                for job, process, asked in running if job.live]
-        beyond, job, asked = max(over, key=lambda one: one[0], default=(0, None, 0))
-        if job is not None and beyond > 0:
-            self._end(job.order.lease, ActionState.OUT_OF_MEMORY,
+        over = [(_used_mib(process, asked) - asked, attempt, asked)
+                for attempt, process, asked in running if attempt.live]
+        beyond, attempt, asked = max(over, key=lambda one: one[0], default=(0, None, 0))
+        if attempt is not None and beyond > 0:
+            self._end(attempt.order.lease, ActionState.OUT_OF_MEMORY,
                       f"mem: the node ran out of it; {beyond + asked} MiB used, {asked} MiB "
                       "asked for")
 

@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable
 
 from .execution_processes import ExecutionProcess
-from .jobs import Job
+from .node_attempts import NodeAttempt
 
 Fork = Callable[[], ExecutionProcess]
 
 
-class Starts:
+class StartLimiter:
     """At most `limit` processes are being built at a time; the others wait their turn, in order."""
 
     def __init__(self, limit: int) -> None:
@@ -49,26 +49,26 @@ class Pool:
         waiting: actions that wait for one.
     """
 
-    def __init__(self, fork: Fork, starts: Starts, limit: int, warm: int) -> None:
+    def __init__(self, fork: Fork, limiter: StartLimiter, limit: int, warm: int) -> None:
         self._fork = fork
-        self._starts = starts
+        self._limiter = limiter
         self._limit = limit
         self.warm = warm
         self._asked = 0
         self._booting: set[int] = set()
         self._size = 0
         self.free: list[ExecutionProcess] = []
-        self.waiting: deque[Job] = deque()
+        self.waiting: deque[NodeAttempt] = deque()
 
     def warm_up(self) -> None:
-        """Asks for what is missing: one for each job that waits, and the warm ones."""
+        """Asks for what is missing: one for each attempt that waits, and the warm ones."""
         want = len(self.waiting)
         if self._size < self.warm:
             want = max(want, self.warm - self._size)
         coming = self._asked + len(self._booting)
         for _ in range(min(want, self._limit - self._size) - coming):
             self._asked += 1
-            self._starts.ask(self._begin)
+            self._limiter.ask(self._begin)
 
     def _begin(self) -> ExecutionProcess:
         self._asked -= 1

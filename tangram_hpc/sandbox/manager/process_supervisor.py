@@ -20,7 +20,7 @@ from ..files import scratch as folders
 from ..isolation import etc
 from .backends import Backends
 from .execution_processes import ExecutionProcess, ForkServerClient, Owner
-from .pools import Pool, Starts
+from .pools import Pool, StartLimiter
 
 _WARM_BOXES = 4  # at most so many boxes (images, say) have processes that wait, those used last
 _SPARE = 4  # inits beyond the units: an action may hold none
@@ -54,8 +54,8 @@ class ProcessSupervisor:
         self._fork_server = self._make_fork_server()
         self._warm = min(units, 4) if settings.warm < 0 else settings.warm
         self._limit = max(units, self._warm) + _SPARE
-        self.starts = Starts(settings.starts_max or max(2, os.cpu_count() or 1))
-        self.runners = Pool(lambda: self._fork_server.fork(RUNNER, _RUNNER_BOX), self.starts,
+        self.start_limiter = StartLimiter(settings.starts_max or max(2, os.cpu_count() or 1))
+        self.runners = Pool(lambda: self._fork_server.fork(RUNNER, _RUNNER_BOX), self.start_limiter,
                             units, 0)
         self._pools: dict[Box, Pool] = {}
         if backends.untrusted:
@@ -71,7 +71,7 @@ class ProcessSupervisor:
         have been used since."""
         pool = self._pools.pop(box, None)
         if pool is None:
-            pool = Pool(lambda: self.fork(box), self.starts, self._limit, 0)
+            pool = Pool(lambda: self.fork(box), self.start_limiter, self._limit, 0)
         self._pools[box] = pool  # the last used is the last one
         if pool.warm != self._warm:
             pool.warm = self._warm

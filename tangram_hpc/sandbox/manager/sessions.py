@@ -20,7 +20,7 @@ from ...ports import Reports
 from ...protocol.payload import owner_by_client
 from ...protocol.process_frames import Close
 from .execution_processes import ExecutionProcess
-from .jobs import Job, Session
+from .node_attempts import NodeAttempt, Session
 from .payload_cache import PayloadCache
 from .process_supervisor import ProcessSupervisor
 
@@ -28,18 +28,18 @@ _CLOSE_S = 8.0  # an init that has not ended its sandbox by then is killed
 _DEATHS_MAX = 8  # of one session's inits; what kills more of them is no accident
 
 
-class Crew(Protocol):
+class CommandDispatcher(Protocol):
     """Who runs the actions."""
 
-    def dispatch(self, job: Job, process: ExecutionProcess) -> None:
-        """Starts one in a process that is free for it."""
+    def dispatch(self, attempt: NodeAttempt, process: ExecutionProcess) -> None:
+        """StartLimiter one in a process that is free for it."""
         ...
 
-    def waits(self, job: Job) -> bool:
+    def waits(self, attempt: NodeAttempt) -> bool:
         """Whether it still wants to be started."""
         ...
 
-    def unstarted(self, job: Job, state: ActionState, reason: str) -> None:
+    def unstarted(self, attempt: NodeAttempt, state: ActionState, reason: str) -> None:
         """It ends without having run."""
         ...
 
@@ -47,11 +47,11 @@ class Crew(Protocol):
 class Sessions:
     """All of one worker's."""
 
-    def __init__(self, supervisor: ProcessSupervisor, crew: Crew, reports: Reports,
-                 cache: PayloadCache) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, dispatcher: CommandDispatcher,
+                 reports: Reports, cache: PayloadCache) -> None:
         self._supervisor = supervisor
         self._cache = cache
-        self._crew = crew
+        self._dispatcher = dispatcher
         self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Session] = {}
@@ -78,7 +78,7 @@ class Sessions:
         pool = self._supervisor.pool(box)
         process = pool.give_away()
         if process is None:
-            self._supervisor.starts.ask(lambda: self._build(session))
+            self._supervisor.start_limiter.ask(lambda: self._build(session))
         else:
             session.process, process.session = process, spec.id
             self.up(process)
@@ -107,7 +107,7 @@ class Sessions:
                 if self._open.get(session.id) is session:
                     self._end(session, "" if session.closing else why)
             else:
-                self._supervisor.starts.ask(lambda: self._build(session, home))
+                self._supervisor.start_limiter.ask(lambda: self._build(session, home))
 
         self._cache.unpack(session.spec.files, folder, then)
 
@@ -183,7 +183,7 @@ class Sessions:
         self._loop.call_later(_CLOSE_S, process.kill)
 
     def lost(self, process: ExecutionProcess, reason: str) -> bool:
-        """Its process is dead; returns whether its files are kept for another one. `reborn` must
+        """Its process is dead; returns whether its files are kept for another one. `restart` must
         follow then, as soon as nothing of the old one is left."""
         session = self._open.get(process.session)
         if session is None:
@@ -197,7 +197,7 @@ class Sessions:
         session.up = False
         return True
 
-    def reborn(self, process: ExecutionProcess) -> None:
+    def restart(self, process: ExecutionProcess) -> None:
         """Nothing of a lost process is left: another takes its place."""
         session = self._open.get(process.session)
         if session is not None:
@@ -206,15 +206,15 @@ class Sessions:
                 owner = f"{owner_by_client(client_of(session.id))}files"
                 return self._cache.pack(process.folder, owner, lambda data, why: self._packed(
                     session, process, data.decode(), why))
-            self._supervisor.starts.ask(lambda: self._build(session, process.home))
+            self._supervisor.start_limiter.ask(lambda: self._build(session, process.home))
 
     def _end(self, session: Session, reason: str) -> None:
         self._open.pop(session.id, None)
         state = ActionState.CANCELLED if session.closing else ActionState.FAILED
         text = "its session was closed" if session.closing else reason
-        for job in session.waiting:
-            if self._crew.waits(job):
-                self._crew.unstarted(job, state, text)
+        for attempt in session.waiting:
+            if self._dispatcher.waits(attempt):
+                self._dispatcher.unstarted(attempt, state, text)
         for copy in (*session.copies,):
             self._end(copy, "origin: its session is gone")
         self._reports.session_down(session.id, reason)
@@ -224,7 +224,7 @@ class Sessions:
         return [one.process for one in self._open.values()
                 if one.process is not None and one.up and not one.running]
 
-    def homeless(self) -> None:
+    def directories_lost(self) -> None:
         """The fork server is lost and all directories with it: no session can go on."""
         for session in self._open.values():
             session.deaths = _DEATHS_MAX
@@ -237,13 +237,13 @@ class Sessions:
 
     # ---- whose turn it is ----
 
-    def enter(self, job: Job, session: Session) -> None:
+    def enter(self, attempt: NodeAttempt, session: Session) -> None:
         """An action runs in it, now or in its turn. Files are read and written beside commands."""
-        if job.order.action.kind is Kind.EXEC or not session.up or session.process is None:
-            session.waiting.append(job)
+        if attempt.order.action.kind is Kind.EXEC or not session.up or session.process is None:
+            session.waiting.append(attempt)
             self._next(session)
         else:
-            self._crew.dispatch(job, session.process)
+            self._dispatcher.dispatch(attempt, session.process)
 
     def left(self, session: Session, lease: int) -> None:
         """Nothing of a lease is left in it."""
@@ -254,14 +254,14 @@ class Sessions:
     def _next(self, session: Session) -> None:
         if session.running or not session.up or session.closing or session.packing:
             return
-        starts = self._supervisor.starts
+        starts = self._supervisor.start_limiter
         while session.copies:
             copy = session.copies.popleft()
             session.copying.append(copy)
             starts.ask(lambda copy=copy: self._copy(copy, session))  # type: ignore[misc]
         while session.waiting and not session.copying and not session.running:
-            job = session.waiting.popleft()
-            if self._crew.waits(job) and session.process is not None:
-                if job.order.action.kind is Kind.EXEC:
-                    session.running = job.order.lease
-                self._crew.dispatch(job, session.process)
+            attempt = session.waiting.popleft()
+            if self._dispatcher.waits(attempt) and session.process is not None:
+                if attempt.order.action.kind is Kind.EXEC:
+                    session.running = attempt.order.lease
+                self._dispatcher.dispatch(attempt, session.process)

@@ -17,7 +17,7 @@ from ...resources import tree
 from .execution_processes import ExecutionProcess
 
 
-class Job:
+class NodeAttempt:
     """What the worker knows of a lease.
 
     `live` until its outcome is on its way up. `open` until nothing of it is left. `held`: its units
@@ -143,7 +143,7 @@ class Session:
         self.deaths = 0
         self.copies: deque[Session] = deque()
         self.copying: list[Session] = []
-        self.waiting: deque[Job] = deque()
+        self.waiting: deque[NodeAttempt] = deque()
 
 
 def cause(status: int) -> str:
