@@ -152,18 +152,18 @@ class Broken(Frame, frozen=True, tag=24):
 
 
 class Ended(Frame, frozen=True, tag=20):
-    """A lease's outcome and the payload for its client; `clean`: nothing of it is left.
+    """A lease's outcome and the payload for its client; `none_left`: nothing of it is left.
     `process_cpu_ns`: of a runner, the CPU time that it has used in its life."""
 
     lease: int
     outcome: Outcome
     payload: bytes | None
-    clean: bool
+    none_left: bool
     process_cpu_ns: int = 0
 
 
 class Gone(Frame, frozen=True, tag=21):
-    """Nothing is left of a lease that ended without `clean`."""
+    """Nothing is left of a lease that ended without `none_left`."""
 
     lease: int
 
@@ -195,7 +195,7 @@ class End(Frame, frozen=True, tag=41):
     number: int
 
 
-class Tidy(Frame, frozen=True, tag=42):
+class RemoveDirectory(Frame, frozen=True, tag=42):
     """Nobody needs the directory of this dead execution process any more."""
 
     home: str
@@ -220,25 +220,26 @@ class Unforked(Frame, frozen=True, tag=51):
 
 
 class Died(Frame, frozen=True, tag=52):
-    """An execution process ended with this wait status. `clean`: so did all that was beneath it.
-    `tail` is the end of a runner's output."""
+    """An execution process ended with this wait status. `none_left`: so did all that was beneath
+    it. `tail` is the end of a runner's output."""
 
     number: int
     status: int
-    clean: bool
+    none_left: bool
     tail: str
 
 
-class Clean(Frame, frozen=True, tag=53):
-    """All that was beneath an execution process that died without `clean` has ended."""
+class DescendantsEnded(Frame, frozen=True, tag=53):
+    """All that was beneath an execution process that died without `none_left` has ended."""
 
     number: int
 
 
-ToProcess = Union[Setup, Run, Kill, Units, Load, Drop, Close, FreezeBackground]  # noqa: UP007 - by tag
+# unions by tag, which msgspec reads from typing.Union
+ToProcess = Union[Setup, Run, Kill, Units, Load, Drop, Close, FreezeBackground]  # noqa: UP007
 FromProcess = Union[Ready, Broken, Ended, Gone, Piece]  # noqa: UP007
-ToForkServer = Union[Fork, End, Tidy]  # noqa: UP007
-FromForkServer = Union[Forked, Unforked, Died, Clean]  # noqa: UP007
+ToForkServer = Union[Fork, End, RemoveDirectory]  # noqa: UP007
+FromForkServer = Union[Forked, Unforked, Died, DescendantsEnded]  # noqa: UP007
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()

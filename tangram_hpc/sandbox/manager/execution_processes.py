@@ -24,7 +24,7 @@ from ...protocol.process_frames import (
     RUNNER,
     Box,
     Broken,
-    Clean,
+    DescendantsEnded,
     Died,
     Drop,
     End,
@@ -36,8 +36,8 @@ from ...protocol.process_frames import (
     Load,
     Piece,
     Ready,
+    RemoveDirectory,
     Setup,
-    Tidy,
     Unforked,
     WorkerInbox,
     decode_from_fork_server,
@@ -205,9 +205,9 @@ class ExecutionProcess:
         """SIGKILLs it; its owner hears of its death."""
         self._fork_server.tell(End(self.number))
 
-    def tidy(self) -> None:
+    def remove_directory(self) -> None:
         """It is dead, and nobody needs its directory."""
-        self._fork_server.tell(Tidy(self.home))
+        self._fork_server.tell(RemoveDirectory(self.home))
 
     @property
     def folder(self) -> str:
@@ -252,11 +252,12 @@ class Owner(Protocol):
         """It could not be forked."""
         ...
 
-    def process_died(self, process: ExecutionProcess, status: int, clean: bool, tail: str) -> None:
+    def process_died(self, process: ExecutionProcess, status: int, none_left: bool,
+                     tail: str) -> None:
         """It ended with this wait status (-1: not known)."""
         ...
 
-    def process_clean(self, process: ExecutionProcess) -> None:
+    def descendants_ended(self, process: ExecutionProcess) -> None:
         """What it left when it died has ended too."""
         ...
 
@@ -290,7 +291,7 @@ class ForkServerClient:
         self._owner = owner
         self._numbers = numbers
         self._processes: dict[int, ExecutionProcess] = {}
-        self._unclean: dict[int, ExecutionProcess] = {}
+        self._lingering: dict[int, ExecutionProcess] = {}
         self._unsent: list[bytes] = []
         self._closed = False
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -367,10 +368,10 @@ class ForkServerClient:
             self._owner.process_failed(self._processes.pop(message.number), message.text)
         elif isinstance(message, Died):
             self._died(message)
-        elif isinstance(message, Clean):
-            process = self._unclean.pop(message.number, None)
+        elif isinstance(message, DescendantsEnded):
+            process = self._lingering.pop(message.number, None)
             if process is not None:
-                self._owner.process_clean(process)
+                self._owner.descendants_ended(process)
 
     def _forked(self, message: Forked, fd: int) -> None:
         process = self._processes[message.number]
@@ -404,16 +405,16 @@ class ForkServerClient:
             pass  # what it said before it died comes first
         process.hang_up()
         del self._processes[message.number]
-        if not message.clean:
-            self._unclean[message.number] = process
-        self._owner.process_died(process, message.status, message.clean, message.tail)
+        if not message.none_left:
+            self._lingering[message.number] = process
+        self._owner.process_died(process, message.status, message.none_left, message.tail)
 
     def _lost(self) -> None:
         """The fork server itself died: its processes end by their own signal."""
         self.loop.remove_reader(self._socket.fileno())
         self.loop.remove_writer(self._socket.fileno())
         processes, self._processes = list(self._processes.values()), {}
-        unclean, self._unclean = list(self._unclean.values()), {}
+        lingering, self._lingering = list(self._lingering.values()), {}
         for process in processes:
             while self._on_data(process):
                 pass
@@ -421,8 +422,8 @@ class ForkServerClient:
         self._owner.fork_server_lost()  # first, as a death asks for a new process
         for process in processes:
             self._owner.process_died(process, -1, True, "")
-        for process in unclean:
-            self._owner.process_clean(process)
+        for process in lingering:
+            self._owner.descendants_ended(process)
 
     def _on_data(self, process: ExecutionProcess) -> bool:
         """Handles what a process said; returns whether there may be more."""

@@ -317,7 +317,7 @@ class SandboxExecutor:
         """A process could not be forked."""
         self._supervisor.start_limiter.over(process)
         if not process.fresh:
-            process.tidy()
+            process.remove_directory()
         if process.session:
             self._sessions.lost(process, text)
         else:
@@ -339,12 +339,12 @@ class SandboxExecutor:
         attempt = self._attempts.get(message.lease)
         if attempt is None or attempt.process is not process or not attempt.live:
             return  # a runner said what is not its to say
-        if message.clean:
+        if message.none_left:
             process.leases.pop(message.lease, None)
         process.process_cpu_ns = message.process_cpu_ns
         outcome = self._told(attempt, process, message.outcome)
-        self._finish(attempt, outcome, message.payload, message.clean, soon=True)
-        if message.clean:
+        self._finish(attempt, outcome, message.payload, message.none_left, soon=True)
+        if message.none_left:
             self._left(process, message.lease)
 
     def settled(self) -> None:
@@ -382,7 +382,8 @@ class SandboxExecutor:
         if message.lease in process.leases and process.kind != RUNNER:
             self._reports.output(message.lease, message.stream, message.data)
 
-    def process_died(self, process: ExecutionProcess, status: int, clean: bool, tail: str) -> None:
+    def process_died(self, process: ExecutionProcess, status: int, none_left: bool,
+                     tail: str) -> None:
         """A process ended; what ran in it failed with it."""
         self._supervisor.start_limiter.over(process)
         what = "the runner process" if process.kind == RUNNER else "the sandbox's init"
@@ -390,17 +391,17 @@ class SandboxExecutor:
         self._free_behind(process)
         process.forget()
         for lease in sorted(process.leases):
-            self._orphan(self._attempts[lease], process, status, reason, clean, tail)
-        if clean:
+            self._orphan(self._attempts[lease], process, status, reason, none_left, tail)
+        if none_left:
             process.leases.clear()
         process.kept = bool(process.session) and self._sessions.lost(process, reason)
         if not process.session:
             self._pool_lost(process, reason)
-        if clean:
+        if none_left:
             self._discard(process)
 
     def _orphan(self, attempt: NodeAttempt, process: ExecutionProcess, status: int, reason: str,
-                clean: bool, tail: str) -> None:
+                none_left: bool, tail: str) -> None:
         """The process of an action died."""
         if attempt.live:
             payload = None
@@ -408,11 +409,11 @@ class SandboxExecutor:
                 text = attempt.stop[1] if attempt.stop else reason
                 payload = encode(ErrorReturn("RunnerDied", text, tail))
             outcome = attempt.orphaned(process, status, reason)
-            self._finish(attempt, self._told(attempt, process, outcome), payload, clean)
-        elif clean:
+            self._finish(attempt, self._told(attempt, process, outcome), payload, none_left)
+        elif none_left:
             self._release(attempt)
 
-    def process_clean(self, process: ExecutionProcess) -> None:
+    def descendants_ended(self, process: ExecutionProcess) -> None:
         """What a dead process left is gone."""
         for lease in sorted(process.leases):
             self._release(self._attempts[lease])
@@ -463,9 +464,9 @@ class SandboxExecutor:
         """See `sessions.CommandDispatcher`."""
         self._finish(attempt, attempt.unstarted(state, reason), None, True)
 
-    def _finish(self, attempt: NodeAttempt, outcome: Outcome, payload: bytes | None, clean: bool,
-                soon: bool = False) -> None:
-        attempt.live, attempt.gone = False, clean
+    def _finish(self, attempt: NodeAttempt, outcome: Outcome, payload: bytes | None,
+                none_left: bool, soon: bool = False) -> None:
+        attempt.live, attempt.gone = False, none_left
         attempt.end_timer()
         outcome = self._gpus.measured(attempt.gpu_token, outcome).returning(payload)
         if payload is not None and len(payload) > INLINE_MAX:
@@ -474,9 +475,9 @@ class SandboxExecutor:
             self._cache.keep(payload, owner,
                              lambda data, why: self._kept(attempt, outcome, data, why))
         else:
-            if clean:
+            if none_left:
                 del self._attempts[attempt.order.lease]
-            self._reports.finished(attempt.order.lease, outcome, payload, clean, soon)
+            self._reports.finished(attempt.order.lease, outcome, payload, none_left, soon)
 
     def _kept(self, attempt: NodeAttempt, outcome: Outcome, data: bytes, why: str) -> None:
         if self._attempts.get(attempt.order.lease) is not attempt:

@@ -14,7 +14,7 @@ from ...domain.action import Action, Kind
 from ...domain.session import SessionSpec
 from ...errors import InvalidInput
 from ...ports import SandboxSettings
-from ...protocol.process_frames import INIT, RUNNER, Box, Limits, Setup, Tidy
+from ...protocol.process_frames import INIT, RUNNER, Box, Limits, RemoveDirectory, Setup
 from ...resources.cpu.enforce import Enforcer
 from ..files import scratch as folders
 from ..isolation import etc
@@ -95,7 +95,7 @@ class ProcessSupervisor:
 
     def remove_directory(self, home: str) -> None:
         """Nobody needs the directory of this name any more."""
-        self._fork_server.tell(Tidy(home))
+        self._fork_server.tell(RemoveDirectory(home))
 
     def setup(self, process: ExecutionProcess) -> Setup:
         """Makes what holds a newborn process; what it must be told.
@@ -125,7 +125,7 @@ class ProcessSupervisor:
             process.group.remove()
             process.group = None
         if not keep:
-            process.tidy()
+            process.remove_directory()
 
     def renew(self) -> None:
         """The fork server died: another takes its place."""

@@ -170,7 +170,7 @@ class Sessions:
             session.process.kill()
 
     def _packed(self, session: Session, process: ExecutionProcess, digest: str, why: str) -> None:
-        process.tidy()
+        process.remove_directory()
         if self._open.get(session.id) is not session:
             return
         if why or session.closing:

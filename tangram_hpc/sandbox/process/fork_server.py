@@ -28,12 +28,12 @@ from ...protocol.process_frames import (
     OUTPUT,
     PACKET_MAX,
     TAIL,
-    Clean,
+    DescendantsEnded,
     Died,
     End,
     Fork,
     Forked,
-    Tidy,
+    RemoveDirectory,
     Unforked,
     decode_to_fork_server,
     packet,
@@ -60,7 +60,7 @@ class ForkServer:
         self._homes: dict[int, str] = {}  # number -> the name of its directory
         self._pids: dict[int, int] = {}
         self._brooms: set[int] = set()
-        self._unclean: list[int] = []
+        self._lingering: list[int] = []
         self._stops: dict[int, tuple[float, int]] = {}  # pid -> a time, and how often since
         self._ending = False
         self._modes = ModeKeeper(self._home_of)
@@ -83,7 +83,7 @@ class ForkServer:
         poll.register(self._modes.fileno(), select.POLLIN)
         try:
             while not self._ending:
-                for fd, _ in poll.poll(_AGAIN_MS if self._unclean else None):
+                for fd, _ in poll.poll(_AGAIN_MS if self._lingering else None):
                     if fd == self._wake:
                         os.read(self._wake, 512)
                     elif fd == self._modes.fileno():
@@ -91,7 +91,7 @@ class ForkServer:
                     else:
                         self._receive()
                 self._reap()
-                if self._unclean:
+                if self._lingering:
                     self._sweep()
         except (BrokenPipeError, ConnectionResetError):
             pass  # the worker is gone
@@ -113,8 +113,8 @@ class ForkServer:
         elif isinstance(order, End):
             if order.number in self._pids:
                 os.kill(self._pids[order.number], signal.SIGKILL)
-        elif isinstance(order, Tidy):
-            self._tidy(order.home)
+        elif isinstance(order, RemoveDirectory):
+            self._remove_directory(order.home)
 
     def _home(self, name: str) -> str:
         return os.path.join(self._root, name)
@@ -179,11 +179,11 @@ class ForkServer:
             os.kill(pid, signal.SIGCONT if often <= _STOPS_MAX else signal.SIGKILL)
 
     def _died(self, number: int, status: int) -> None:
-        clean = not self._kill_orphans()
+        none_left = not self._kill_orphans()
         tail = self._tail(self._homes.pop(number))
-        self._worker.sendall(packet(Died(number, status, clean, tail)))
-        if not clean:
-            self._unclean.append(number)
+        self._worker.sendall(packet(Died(number, status, none_left, tail)))
+        if not none_left:
+            self._lingering.append(number)
 
     def _tail(self, home: str) -> str:
         try:
@@ -200,11 +200,11 @@ class ForkServer:
     def _sweep(self) -> None:
         if self._kill_orphans():
             return
-        numbers, self._unclean = self._unclean, []
+        numbers, self._lingering = self._lingering, []
         for number in numbers:
-            self._worker.sendall(packet(Clean(number)))
+            self._worker.sendall(packet(DescendantsEnded(number)))
 
-    def _tidy(self, name: str) -> None:
+    def _remove_directory(self, name: str) -> None:
         """Removes what dead execution processes left of a directory; a large one in a child, as we
         must not be late for others."""
         home = self._home(name)

@@ -377,7 +377,7 @@ class Init:
         if not command.reported:
             if left:
                 self._count_left(command)
-            self._report(command, clean=not left)
+            self._report(command, none_left=not left)
             command.act_at = 1  # at once: end what is left
         elif not left:
             self._send(Gone(command.run.lease))
@@ -404,7 +404,7 @@ class Init:
         self._send(Broken("its sandbox ended by itself"))
         self._ending = True
 
-    def _report(self, command: Command, clean: bool) -> None:
+    def _report(self, command: Command, none_left: bool) -> None:
         command.reported = True
         if self._watch_at:
             self._watch_at = 0
@@ -416,7 +416,7 @@ class Init:
         if command.call.stream:
             for stream, data in pieces:
                 self._send(Piece(command.run.lease, stream, data))
-        self._send(Ended(command.run.lease, outcome, command.result(), clean))
+        self._send(Ended(command.run.lease, outcome, command.result(), none_left))
 
     def _tick(self, command: Command) -> None:
         now = time.monotonic_ns()
@@ -447,7 +447,7 @@ class Init:
         except OSError as error:  # not even we can start a process: only our own end helps
             if not command.reported:
                 command.status = signal.SIGKILL
-                self._report(command, clean=False)
+                self._report(command, none_left=False)
             self._send(Broken(f"its processes could not be ended one by one ({error.strerror})"))
             self._ending = True
 
