@@ -1,16 +1,18 @@
-"""Pure. What worker, fork server and execution processes say to each other on one machine, and how
-it is framed.
+"""The messages between a worker, its fork server and its execution processes, and their framing.
+Pure.
 
-Law: nothing here is ever sent to another machine or kept. Worker and execution process: a stream of
-frames, each a little-endian u32 length and one msgpack message. Worker and fork server: one msgpack
-message a packet (a `SOCK_SEQPACKET` pair). A runner runs its user's code, so the worker believes of
-its messages only what concerns the leases that it was given.
+These messages stay on one machine and are never stored. Worker and execution process exchange a
+stream of frames over a socket pair; each frame is a little-endian u32 length and one msgpack
+message. Worker and fork server exchange one msgpack message per packet of a `SOCK_SEQPACKET` pair.
 
-A runner is given calls ahead; a counter (an eventfd) and a pipe come with its Setup. Each call has
-a token on the counter; the runner takes one, then reads what its worker has said meanwhile, and
-only then begins. So a worker that takes tokens back, and says Drop before it gives new ones, knows
-which calls never begin. The pipe is a bell that the runner rings when there are results to read:
-its worker is woken once for many.
+A runner runs its user's code. So the worker believes only those of its messages that concern leases
+which it gave to that runner.
+
+A runner receives calls before it can begin them. With its Setup it gets a counter (an eventfd) and
+a pipe. The worker adds one token to the counter for each call. Before each call the runner takes
+one token, reads what the worker has sent meanwhile, and only then begins. A worker that takes
+tokens back, and sends Drop before it adds new ones, therefore knows which calls never begin. The
+runner writes to the pipe when results are ready, so that its worker is woken once for many results.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from .reading import reader
 
 FRAME_MAX = 512 * 1024 * 1024  # bytes
 FILE_MAX = 256 * 1024 * 1024  # bytes; the largest file that one FileCall reads
-PACKET_MAX = 64 * 1024  # bytes
-TAIL = 4096  # bytes; what is kept of a function's own output
-RECEIVE = 1 << 16  # bytes a read; as `protocol.frame.RECEIVE`, without importing all messages
+PACKET_MAX = 64 * 1024  # bytes of one packet to or from the fork server
+TAIL = 4096  # bytes of a function's own output that are kept for its error
+RECEIVE = 1 << 16  # bytes a read; equals `protocol.frame.RECEIVE`, but imports no messages
 OUTPUT = ".tangram-output"  # where a runner's stdout and stderr go, in its scratch directory
 
 INIT = "init"
@@ -38,15 +40,21 @@ RUNNER = "runner"
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
-    """The common head of all messages of this file."""
+    """The root of all messages of this module."""
 
 
 # ---- worker -> execution process ----
 
 
 class Box(msgspec.Struct, frozen=True, array_like=True):
-    """How a sandbox is built; sandboxes of one box are interchangeable until they are used.
-    `backend` is empty for a runner, which has none."""
+    """How a sandbox is built. Sandboxes of equal boxes are interchangeable until they are used.
+
+    Attributes:
+        backend: the isolation backend; empty for a runner, which has none.
+        trusted: whether its code may see the files of its user.
+        network: whether its code may use the network.
+        image: the container image or root directory; empty for the node's own programs.
+    """
 
     backend: str = ""
     trusted: bool = True
@@ -55,7 +63,13 @@ class Box(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
-    """What one sandbox may use beside cores; 0: no limit."""
+    """What one sandbox may use besides cores; 0 means no limit.
+
+    Attributes:
+        mem_mib: memory, in MiB.
+        disk_mib: space on disk, in MiB.
+        pids: processes at once.
+    """
 
     mem_mib: int = 0
     disk_mib: int = 0
@@ -63,12 +77,21 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Setup(Frame, frozen=True, tag=1):
-    """First message to an execution process. `read`: the host's paths that its sandbox may see;
-    `etc`: a directory to mount for those in /etc; `watch`: memory and processes are limited by
-    nobody else; `origin`: a directory whose files it begins with; `enforcement`: how its units are
-    held, and `joins` the files by which it enters what holds it; `compiled`: plain commands may be
-    served by `_fast_path.c`; `cpu_file`: where the kernel counts the CPU time of what holds it, or
-    ""."""
+    """The first message to an execution process.
+
+    Attributes:
+        kill_wait_ns: time between SIGTERM and SIGKILL, in ns.
+        output_max: bytes of one output stream that are kept.
+        box: how its sandbox is built.
+        read: paths of the node that its sandbox may see.
+        etc: a directory to mount in place of those of them that are in /etc.
+        watch: the process itself must limit memory and the number of processes, as no cgroup does.
+        origin: a directory whose files it begins with a copy of; empty for none.
+        enforcement: how its CPUs are enforced, for records.
+        joins: the files by which it enters its cgroups.
+        compiled: whether the fast path (`_fast_path.c`) may serve plain commands.
+        cpu_file: the file in which the kernel counts the CPU time of its cgroup; empty for none.
+    """
 
     kill_wait_ns: int
     output_max: int
@@ -84,9 +107,19 @@ class Setup(Frame, frozen=True, tag=1):
 
 
 class Run(Frame, frozen=True, tag=2):
-    """Carry a client's payload out. `gpus`: what CUDA_VISIBLE_DEVICES says of those it holds.
-    `units` are granted now, `most` at most while it runs. With `keep` the files stay for the
-    session's next action, and what its processes left behind may do until then is `background`."""
+    """Runs the payload that a client sent.
+
+    Attributes:
+        lease: the lease that the action holds.
+        payload: an encoded call.
+        gpus: the value of CUDA_VISIBLE_DEVICES.
+        units: CPUs that it holds now.
+        most: CPUs that it may hold while it runs.
+        timeout_ns: time limit in ns; 0 for none.
+        keep: whether the files stay for the next action of its session.
+        background: what its background processes may do until then.
+        limits: of memory, disk and processes.
+    """
 
     lease: int
     payload: bytes
@@ -100,7 +133,7 @@ class Run(Frame, frozen=True, tag=2):
 
 
 class Kill(Frame, frozen=True, tag=3):
-    """End what runs under a lease and report `state`."""
+    """Ends what runs under a lease, which is then reported with `state` and `reason`."""
 
     lease: int
     state: ActionState
@@ -108,14 +141,16 @@ class Kill(Frame, frozen=True, tag=3):
 
 
 class Units(Frame, frozen=True, tag=4):
-    """A lease has so many units now."""
+    """Tells a running action how many CPUs it holds now."""
 
     lease: int
     units: int
 
 
 class Load(Frame, frozen=True, tag=5):
-    """A function for a runner to keep under its digest; `drop` is one to forget, or empty."""
+    """Gives a runner a function to keep under its digest. `drop` is the digest of one to forget, or
+    empty.
+    """
 
     digest: str
     blob: bytes
@@ -123,37 +158,46 @@ class Load(Frame, frozen=True, tag=5):
 
 
 class Drop(Frame, frozen=True, tag=7):
-    """Forget these calls: their tokens are taken."""
+    """Tells a runner to forget these calls, whose tokens were taken back."""
 
     leases: tuple[int, ...]
 
 
 class Close(Frame, frozen=True, tag=6):
-    """End all beneath, remove the directory, exit."""
+    """Tells an execution process to end all its descendants, remove its directory and exit."""
 
 
 # ---- execution process -> worker ----
 
 
 class FreezeBackground(Frame, frozen=True, tag=8):
-    """The node is short of memory: what idles here stops, whatever its session was promised."""
+    """Tells an init that the node is short of memory: it stops its background processes, whatever
+    their session was promised.
+    """
 
 
 class Ready(Frame, frozen=True, tag=23):
-    """The execution process takes orders; its sandbox has this isolation."""
+    """The execution process accepts orders. `isolation` names what really isolates its sandbox."""
 
     isolation: str
 
 
 class Broken(Frame, frozen=True, tag=24):
-    """The sandbox could not be built, or does not stand any more; the execution process ends."""
+    """The sandbox could not be built, or has broken down. The execution process ends."""
 
     text: str
 
 
 class Ended(Frame, frozen=True, tag=20):
-    """A lease's outcome and the payload for its client; `none_left`: nothing of it is left.
-    `process_cpu_ns`: of a runner, the CPU time that it has used in its life."""
+    """The result of an action.
+
+    Attributes:
+        lease: the lease that it held.
+        outcome: how it ended and what it used.
+        payload: the encoded return value for its client.
+        none_left: whether none of its processes is left; otherwise Gone follows.
+        process_cpu_ns: of a runner, the CPU time in ns that it has used since it was forked.
+    """
 
     lease: int
     outcome: Outcome
@@ -163,13 +207,13 @@ class Ended(Frame, frozen=True, tag=20):
 
 
 class Gone(Frame, frozen=True, tag=21):
-    """Nothing is left of a lease that ended without `none_left`."""
+    """No process is left of an action whose Ended had `none_left` false."""
 
     lease: int
 
 
 class Piece(Frame, frozen=True, tag=22):
-    """A piece of a streamed command's output."""
+    """A part of the output of a command that is streamed."""
 
     lease: int
     stream: int
@@ -180,8 +224,14 @@ class Piece(Frame, frozen=True, tag=22):
 
 
 class Fork(Frame, frozen=True, tag=40):
-    """Fork an execution process of this kind under this number, in the directory named `home`: a
-    `fresh` one, which is made, or that of an execution process that died."""
+    """Forks an execution process.
+
+    Attributes:
+        number: the number by which worker and fork server know it.
+        kind: INIT or RUNNER.
+        home: the name of its directory.
+        fresh: whether that directory is to be made; otherwise it is that of a dead process.
+    """
 
     number: int
     kind: str
@@ -190,13 +240,13 @@ class Fork(Frame, frozen=True, tag=40):
 
 
 class End(Frame, frozen=True, tag=41):
-    """SIGKILL an execution process; Died follows."""
+    """Sends SIGKILL to an execution process. Died follows."""
 
     number: int
 
 
 class RemoveDirectory(Frame, frozen=True, tag=42):
-    """Nobody needs the directory of this dead execution process any more."""
+    """Removes the directory of a dead execution process."""
 
     home: str
 
@@ -205,23 +255,30 @@ class RemoveDirectory(Frame, frozen=True, tag=42):
 
 
 class Forked(Frame, frozen=True, tag=50):
-    """The execution process lives; the worker's end of its control socket comes with this
-    packet."""
+    """The execution process lives. The worker's end of its control socket comes with this packet.
+    """
 
     number: int
     pid: int
 
 
 class Unforked(Frame, frozen=True, tag=51):
-    """The execution process could not be forked."""
+    """The execution process could not be forked; `text` says why."""
 
     number: int
     text: str
 
 
 class Died(Frame, frozen=True, tag=52):
-    """An execution process ended with this wait status. `none_left`: so did all that was beneath
-    it. `tail` is the end of a runner's output."""
+    """An execution process ended.
+
+    Attributes:
+        number: which one.
+        status: its wait status.
+        none_left: whether all of its descendants have ended too; otherwise DescendantsEnded
+            follows.
+        tail: the end of a runner's output.
+    """
 
     number: int
     status: int
@@ -230,7 +287,7 @@ class Died(Frame, frozen=True, tag=52):
 
 
 class DescendantsEnded(Frame, frozen=True, tag=53):
-    """All that was beneath an execution process that died without `none_left` has ended."""
+    """All descendants of an execution process have ended that died with `none_left` false."""
 
     number: int
 
@@ -252,13 +309,13 @@ packet = _encoder.encode
 
 
 def frame(message: Frame) -> bytes:
-    """A message as it goes through a control socket."""
+    """Returns a message as one frame for a control socket."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 class _Inbox:
-    """Cuts a stream into frames; keeps what is incomplete."""
+    """Cuts a stream of bytes into frames and keeps what is incomplete."""
 
     __slots__ = ("_kept", "_need", "_read")
 
@@ -269,7 +326,7 @@ class _Inbox:
 
     @property
     def empty(self) -> bool:
-        """Whether it keeps no part of a frame."""
+        """Whether no part of a frame is kept."""
         return not self._kept
 
     def _cut(self, data: bytes) -> Iterator:
@@ -297,7 +354,7 @@ class _Inbox:
 
 
 class ProcessInbox(_Inbox):
-    """What an execution process reads."""
+    """Reads the messages that a worker sends to an execution process."""
 
     def __init__(self) -> None:
         super().__init__(_to_process)
@@ -306,13 +363,13 @@ class ProcessInbox(_Inbox):
         """Yields the messages that are complete.
 
         Raises:
-            ProtocolError: the bytes are not frames.
+            ProtocolError: the bytes are no frames of this protocol.
         """
         return self._cut(data)
 
 
 class WorkerInbox(_Inbox):
-    """What a worker reads of an execution process."""
+    """Reads the messages that an execution process sends to its worker."""
 
     def __init__(self) -> None:
         super().__init__(_from_process)
@@ -321,6 +378,6 @@ class WorkerInbox(_Inbox):
         """Yields the messages that are complete.
 
         Raises:
-            ProtocolError: the bytes are not frames.
+            ProtocolError: the bytes are no frames of this protocol.
         """
         return self._cut(data)

@@ -1,6 +1,8 @@
-"""Owns: a worker's side of its fork server and processes - their sockets on asyncio's loop, and
-their death certificates. Must not know of sessions or pools: it tells whoever owns it what each
-process said.
+"""The worker's side of its fork server and execution processes: sockets, orders and deaths.
+
+A `ForkServerClient` starts the fork server, asks it for execution processes, and reads from
+asyncio's loop what they send. It passes everything on to one `Owner` and knows neither sessions nor
+pools. What a process sent before it died is always passed on before its death.
 """
 
 from __future__ import annotations
@@ -50,22 +52,35 @@ from .. import environ
 from ..files import scratch
 from .payload_cache import FUNCTIONS_MAX
 
-_CLOSE_S = 12.0
+_CLOSE_S = 12.0  # for the fork server to end everything
 
 
 class ExecutionProcess:
-    """A forked process that runs actions.
+    """A forked process that runs actions: an init or a runner.
 
     Attributes:
-        leases: those it runs or has still to clean; in a runner the first is the one it is at, the
-            others follow.
-        box: what it was built as.
-        home: the name of its directory; `fresh`: made for it, and of no process before.
-        group: what its units are enforced by, once it lives.
-        oom_kills: how often memory ran out in it, as far as that was told.
-        kept: dead, and its directory is for the next process of its session.
-        broken: why its sandbox does not stand, when it said so.
-        process_cpu_ns: of a runner, the CPU time that it had used when its present call began.
+        number: by which worker and fork server know it.
+        kind: INIT or RUNNER.
+        box: how its sandbox is built.
+        home: the name of its directory.
+        fresh: whether that directory was made for it, and is not that of a dead process.
+        origin: a directory whose files it begins with a copy of; empty for none.
+        pid: its process id; 0 until it lives.
+        up: whether it accepts orders.
+        session: the session that owns it; 0 for none.
+        isolation: what isolates its sandbox, as it said.
+        broken: why its sandbox does not work, if it said so.
+        group: what enforces its limits, once it lives.
+        leases: the leases that it runs or whose processes it has still to end. In a runner the
+            first is the one that it works on, and the others follow.
+        functions: the digests of the functions that a runner holds, oldest first.
+        tokens: a runner's counter of calls that it may begin, and `bell` the pipe that it writes
+            to; see `process_frames`. -1 when closed, and in an init.
+        oom_kills: how often the kernel had killed for memory in its group, when that was last read.
+        process_cpu_ns: CPU time in ns that a runner had used when its present call began.
+        kept: whether it is dead and its directory is for the next init of its session.
+        control: the worker's end of its socket; None when it is closed.
+        inbox: reads what it sends.
     """
 
     __slots__ = (
@@ -120,7 +135,7 @@ class ExecutionProcess:
         self._soon: list[bytes] = []
 
     def connect(self, fd: int, setup: Frame) -> None:
-        """It lives, and listens at the other end of this socket."""
+        """Takes over the control socket of the process, which lives now, and sends its setup."""
         self.control = socket.socket(fileno=fd)
         self.control.setblocking(False)
         if self.kind == RUNNER:
@@ -132,7 +147,9 @@ class ExecutionProcess:
             self.send(setup)
 
     def call(self, run: Frame) -> None:
-        """Gives a runner one more call; it leaves at the end of this turn of the loop."""
+        """Gives a runner one more call. All calls of one turn of the loop leave together at its
+        end.
+        """
         if self.control is None:
             return
         if not self._soon:
@@ -146,8 +163,9 @@ class ExecutionProcess:
             self._send(b"".join(calls))
 
     def take_back(self) -> list[int]:
-        """The leases that a runner has not begun and now never will, in order; its first counts as
-        begun."""
+        """Takes back the calls that a runner has not begun, and returns their leases in order. The
+        first call always counts as begun.
+        """
         most = len(self.leases) - 1
         taken = min(most, len(self._soon))
         del self._soon[len(self._soon) - max(0, taken) :]
@@ -161,12 +179,12 @@ class ExecutionProcess:
         return leases
 
     def send(self, message: Frame) -> None:
-        """Sends or queues an order; after its death orders go nowhere."""
+        """Sends or queues an order. Orders to a dead process are dropped."""
         self._call_now()
         self._send(frame(message))
 
     def load(self, digest: str, blob: bytes) -> None:
-        """Gives a runner a function that it does not hold; its oldest makes room for it."""
+        """Gives a runner a function that it does not hold; its oldest one makes room."""
         if digest not in self.functions:
             drop = next(iter(self.functions)) if len(self.functions) >= FUNCTIONS_MAX else ""
             self.functions.pop(drop, None)
@@ -183,7 +201,7 @@ class ExecutionProcess:
             sent = self.control.send(data)
         except BlockingIOError:
             sent = 0
-        except OSError:  # its end comes by Died
+        except OSError:  # Died follows
             return
         if sent < len(data):
             self._unsent += memoryview(data)[sent:]
@@ -202,20 +220,20 @@ class ExecutionProcess:
             self._loop.remove_writer(self.control.fileno())
 
     def kill(self) -> None:
-        """SIGKILLs it; its owner hears of its death."""
+        """Sends SIGKILL; the owner hears of the death."""
         self._fork_server.tell(End(self.number))
 
     def remove_directory(self) -> None:
-        """It is dead, and nobody needs its directory."""
+        """Removes the directory of this dead process."""
         self._fork_server.tell(RemoveDirectory(self.home))
 
     @property
     def folder(self) -> str:
-        """Its directory."""
+        """The path of its directory."""
         return os.path.join(self._fork_server.root, self.home)
 
     def hang_up(self) -> None:
-        """Forgets its control socket."""
+        """Closes its control socket and its bell."""
         if self.control is not None:
             self._loop.remove_reader(self.control.fileno())
             self._loop.remove_writer(self.control.fileno())
@@ -227,38 +245,40 @@ class ExecutionProcess:
             self.bell = -1
 
     def forget(self) -> None:
-        """It is dead, and what it had not begun is known."""
+        """Closes the counter of a dead runner, when it is known which calls it had not begun."""
         if self.tokens >= 0:
             os.close(self.tokens)
             self.tokens = -1
 
 
 class Owner(Protocol):
-    """Who is told what processes do."""
+    """Receives what execution processes do and say."""
 
     def process_born(self, process: ExecutionProcess) -> Setup:
-        """It lives; what it must be told first.
+        """A process lives. Returns the first message for it.
 
         Raises:
-            OSError: it cannot be used; it is killed.
+            OSError: it cannot be used, and is killed.
         """
         ...
 
     def process_up(self, process: ExecutionProcess) -> None:
-        """It waits for orders."""
+        """A process accepts orders."""
         ...
 
     def process_failed(self, process: ExecutionProcess, text: str) -> None:
-        """It could not be forked."""
+        """A process could not be forked."""
         ...
 
     def process_died(self, process: ExecutionProcess, status: int, none_left: bool,
                      tail: str) -> None:
-        """It ended with this wait status (-1: not known)."""
+        """A process ended with this wait status (-1: unknown). `none_left`: its descendants have
+        ended too.
+        """
         ...
 
     def descendants_ended(self, process: ExecutionProcess) -> None:
-        """What it left when it died has ended too."""
+        """The last descendants of a dead process have ended."""
         ...
 
     def fork_server_lost(self) -> None:
@@ -266,24 +286,24 @@ class Owner(Protocol):
         ...
 
     def ended(self, process: ExecutionProcess, message: Ended) -> None:
-        """An action's outcome."""
+        """An action ended."""
         ...
 
     def gone(self, process: ExecutionProcess, message: Gone) -> None:
-        """Nothing of an action is left."""
+        """No process of an action is left."""
         ...
 
     def piece(self, process: ExecutionProcess, message: Piece) -> None:
-        """A piece of an action's output."""
+        """A part of an action's streamed output."""
         ...
 
     def settled(self) -> None:
-        """All that was heard in this turn has been told; the last word of each turn."""
+        """All that was received in this turn has been passed on; the last call of each turn."""
         ...
 
 
 class ForkServerClient:
-    """StartLimiter the fork server process and speaks to it; at most one per executor."""
+    """Starts the fork server and talks to it; an executor has one at a time."""
 
     def __init__(self, owner: Owner, root: str, numbers: Iterator[int]) -> None:
         self.loop = asyncio.get_running_loop()
@@ -315,8 +335,9 @@ class ForkServerClient:
         return self._server.pid
 
     def fork(self, kind: str, box: Box, home: str = "") -> ExecutionProcess:
-        """Asks for a process, in the directory of one that died or a fresh one; `process_up`,
-        `process_failed` or `process_died` follows."""
+        """Asks for a process in the directory `home` of a dead one, or in a fresh one.
+        `process_up`, `process_failed` or `process_died` follows.
+        """
         process = ExecutionProcess(self, next(self._numbers), kind, box)
         process.home, process.fresh = home or scratch.new_name(), not home
         self._processes[process.number] = process
@@ -336,7 +357,7 @@ class ForkServerClient:
             except BlockingIOError:
                 self.loop.add_writer(self._socket.fileno(), self._tell_more)
                 return
-            except OSError:  # it is gone, as its reader will see
+            except OSError:  # the reader will notice
                 self._unsent.clear()
                 return
             del self._unsent[0]
@@ -393,7 +414,7 @@ class ForkServerClient:
         rung = os.read(process.bell, 64)
         while self._on_data(process):
             pass
-        if not rung and process.control is not None:  # it has closed what it needs
+        if not rung and process.control is not None:  # the runner closed its bell
             process.hang_up()
             process.kill()
 
@@ -402,7 +423,7 @@ class ForkServerClient:
         if process is None:
             return
         while process.control is not None and self._on_data(process):
-            pass  # what it said before it died comes first
+            pass  # what it sent before it died comes first
         process.hang_up()
         del self._processes[message.number]
         if not message.none_left:
@@ -410,7 +431,8 @@ class ForkServerClient:
         self._owner.process_died(process, message.status, message.none_left, message.tail)
 
     def _lost(self) -> None:
-        """The fork server itself died: its processes end by their own signal."""
+        """Handles the death of the fork server: its processes get a signal from the kernel and end.
+        """
         self.loop.remove_reader(self._socket.fileno())
         self.loop.remove_writer(self._socket.fileno())
         processes, self._processes = list(self._processes.values()), {}
@@ -419,14 +441,14 @@ class ForkServerClient:
             while self._on_data(process):
                 pass
             process.hang_up()
-        self._owner.fork_server_lost()  # first, as a death asks for a new process
+        self._owner.fork_server_lost()  # first: each death asks for a new process
         for process in processes:
             self._owner.process_died(process, -1, True, "")
         for process in lingering:
             self._owner.descendants_ended(process)
 
     def _on_data(self, process: ExecutionProcess) -> bool:
-        """Handles what a process said; returns whether there may be more."""
+        """Handles what a process sent; returns whether there may be more."""
         if process.control is None:
             return False
         try:
@@ -435,7 +457,7 @@ class ForkServerClient:
             return False
         except OSError:
             data = b""
-        if not data:  # its death certificate follows; a runner may only have closed its socket
+        if not data:  # Died follows; but a runner may only have closed its socket
             process.hang_up()
             process.kill()
             return False

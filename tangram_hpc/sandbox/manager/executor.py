@@ -1,5 +1,8 @@
-"""Owns: which process runs which lease. Fills the `Executor` port with processes on this machine.
-Must not start, wait for or signal a user's process itself: processes and their fork server do.
+"""Runs leases in execution processes of this machine: the `Executor` port of the worker.
+
+This module decides which execution process runs which attempt, tells the worker's driver how each
+one ended, and enforces its CPUs and memory. It never starts, waits for or signals a user's process
+itself: the execution processes and their fork server do.
 """
 
 from __future__ import annotations
@@ -47,21 +50,22 @@ from .sessions import Sessions
 _EXEC = Kind.EXEC
 _FUNCTION = Kind.FUNCTION
 _DEFAULTS = SandboxSettings()
-_SAID = ENDED - {ActionState.NODE_FAIL, ActionState.PREEMPTED}  # those send an action back
+_SAID = ENDED - {ActionState.NODE_FAIL, ActionState.PREEMPTED}  # the two that send an action back
 
 
 class SandboxExecutor:
-    """Runs actions in processes of this machine. Must be made and used on one running asyncio loop.
+    """Runs actions in processes of this machine. Create and use it on one running asyncio loop.
 
     Args:
-        reports: who is told.
-        store: where payloads over the inline limit lie.
-        scratch: a node-local directory for what sandboxes write; see `ProcessSupervisor`.
-        cores: the units this worker lends.
-        settings: what a site or a user chose.
-        backends: what can build sandboxes here; None: found out.
-        pinned: bind to the units; None: when they are all cores of this process.
-        gpus: names the lent GPUs to what runs on them, and measures them; None: there are none.
+        reports: receives results and states.
+        store: holds payloads above the inline limit.
+        scratch: a node-local directory for the files of sandboxes; see `ProcessSupervisor`.
+        cores: the CPUs that this worker lends.
+        settings: choices of the site and the user.
+        backends: the isolation backends that work here; None: they are probed.
+        pinned: whether actions are bound to their CPUs; None: if all are cores of this process.
+        gpus: names and measures the GPUs that are lent; None: the node lends none.
+        enforcer: enforces CPUs and memory; None: the best that works here.
 
     Raises:
         InvalidInput: `scratch` or a setting cannot be used.
@@ -91,12 +95,12 @@ class SandboxExecutor:
 
     @property
     def enforcement(self) -> str:
-        """How units are enforced."""
+        """How CPUs are enforced: a name of `enforce.NAMES`."""
         return self._enforcer.name
 
     @property
     def fork_server_pid(self) -> int:
-        """The process id of the parent of all processes."""
+        """The process id of the fork server."""
         return self._supervisor.pid
 
     # ---- orders ----
@@ -137,7 +141,7 @@ class SandboxExecutor:
             self._admit(attempt)
 
     def follow(self, order: Start, payload: memoryview) -> bool:
-        """See `ports.Executor`: calls of functions wait in the runner itself."""
+        """See `ports.Executor`. Calls of functions wait in the runner itself."""
         before = self._attempts.get(order.after)
         process = before.process if before is not None else None
         if process is None or process.kind != RUNNER or process.control is None or (
@@ -165,7 +169,7 @@ class SandboxExecutor:
         return lease not in self._attempts
 
     def _free_behind(self, process: ExecutionProcess, asked: int = 0) -> None:
-        """Gives back what a runner has not begun, but for the one that is asked for."""
+        """Gives back the calls that a runner has not begun, except that of the lease `asked`."""
         for lease in reversed(process.take_back()):
             del process.leases[lease], self._attempts[lease]
             if lease != asked:
@@ -246,7 +250,8 @@ class SandboxExecutor:
         group = process.group
         assert group is not None
         group.limit(limits.mem_mib, limits.pids)
-        cores = attempt.cores or (self._cores if action.key != "cpu" else ())  # an endpoint's: any
+        # an endpoint action may use any core
+        cores = attempt.cores or (self._cores if action.key != "cpu" else ())
         if cores:
             attempt.held = group.bind(cores if self.pinned else (), len(cores)) and units > 0
         most = max(units, action.degrees[-1]) if action.resizable else units
@@ -263,7 +268,7 @@ class SandboxExecutor:
             self._reports.started(order.lease)
 
     def _look(self) -> None:
-        """Looks at memory, and at who takes too long, for as long as anything runs."""
+        """Checks memory and deadlines, and comes again for as long as anything runs."""
         self._looking = None
         running = [(attempt, attempt.asked_mib) for attempt in self._attempts.values()
                    if attempt.live and attempt.process]
@@ -281,7 +286,7 @@ class SandboxExecutor:
             return self.unstarted(attempt, state, reason)
         attempt.stop_as(state, reason)
         if attempt.process.kind == RUNNER:
-            if next(iter(attempt.process.leases)) == lease:  # else once it is at it
+            if next(iter(attempt.process.leases)) == lease:  # else when it comes to that call
                 attempt.look_before_kill(attempt.process)
                 attempt.process.kill()
         else:
@@ -299,14 +304,14 @@ class SandboxExecutor:
                 attempt.held = process.group.rebind(cores if self.pinned else (), len(cores))
             process.send(Units(lease, len(cores)))
 
-    # ---- facts from processes ----
+    # ---- what execution processes report ----
 
     def process_born(self, process: ExecutionProcess) -> Setup:
-        """See `Owner`."""
+        """See `execution_processes.Owner`."""
         return self._supervisor.setup(process)
 
     def process_up(self, process: ExecutionProcess) -> None:
-        """A process waits for orders."""
+        """See `execution_processes.Owner`."""
         self._supervisor.start_limiter.over(process)
         if process.session:
             return self._sessions.up(process)
@@ -314,7 +319,7 @@ class SandboxExecutor:
         self._idle(process)
 
     def process_failed(self, process: ExecutionProcess, text: str) -> None:
-        """A process could not be forked."""
+        """See `execution_processes.Owner`."""
         self._supervisor.start_limiter.over(process)
         if not process.fresh:
             process.remove_directory()
@@ -328,17 +333,17 @@ class SandboxExecutor:
         none_left = pool.lost(process)
         if process.up:
             pool.warm_up()
-        elif none_left:  # it cannot be built: those that wait would wait for ever
+        elif none_left:  # it cannot be built: nobody may wait for it
             while pool.waiting:
                 attempt = pool.waiting.popleft()
                 if self.waits(attempt):
                     self._fail(attempt, text)
 
     def ended(self, process: ExecutionProcess, message: Ended) -> None:
-        """An action ended."""
+        """See `execution_processes.Owner`."""
         attempt = self._attempts.get(message.lease)
         if attempt is None or attempt.process is not process or not attempt.live:
-            return  # a runner said what is not its to say
+            return  # not a lease of this process
         if message.none_left:
             process.leases.pop(message.lease, None)
         process.process_cpu_ns = message.process_cpu_ns
@@ -348,16 +353,16 @@ class SandboxExecutor:
             self._left(process, message.lease)
 
     def settled(self) -> None:
-        """See `Owner`."""
+        """See `execution_processes.Owner`."""
         self._reports.settled()
 
     def _told(self, attempt: NodeAttempt, process: ExecutionProcess, outcome: Outcome) -> Outcome:
-        """What a process said of an outcome, with what only its worker knows."""
+        """Adds to an outcome what only the worker knows."""
         state, reason = outcome.state, outcome.reason
         if state not in _SAID and (attempt.stop is None or attempt.stop[0] is not state):
             state = ActionState.FAILED
         elif process.kind == RUNNER and not attempt.asked_mib:
-            return outcome  # it was told how it is held
+            return outcome  # its own enforcement is right
         if attempt.asked_mib and self._counts_ooms and process.group is not None:
             kills = process.group.oom_kills()
             if kills > process.oom_kills and state is ActionState.FAILED:
@@ -369,7 +374,7 @@ class SandboxExecutor:
                                        isolation=process.isolation, enforcement=held)
 
     def gone(self, process: ExecutionProcess, message: Gone) -> None:
-        """What an action left is gone."""
+        """See `execution_processes.Owner`."""
         attempt = self._attempts.get(message.lease)
         if attempt is None or attempt.process is not process or attempt.live:
             return
@@ -378,13 +383,13 @@ class SandboxExecutor:
         self._left(process, message.lease)
 
     def piece(self, process: ExecutionProcess, message: Piece) -> None:
-        """A command printed something; what a runner says so is not its to say."""
+        """See `execution_processes.Owner`. A runner has no output of its own to stream."""
         if message.lease in process.leases and process.kind != RUNNER:
             self._reports.output(message.lease, message.stream, message.data)
 
     def process_died(self, process: ExecutionProcess, status: int, none_left: bool,
                      tail: str) -> None:
-        """A process ended; what ran in it failed with it."""
+        """See `execution_processes.Owner`. The actions that ran in it fail."""
         self._supervisor.start_limiter.over(process)
         what = "the runner process" if process.kind == RUNNER else "the sandbox's init"
         reason = process.broken or f"{what} ended ({cause(status)})"
@@ -402,7 +407,7 @@ class SandboxExecutor:
 
     def _orphan(self, attempt: NodeAttempt, process: ExecutionProcess, status: int, reason: str,
                 none_left: bool, tail: str) -> None:
-        """The process of an action died."""
+        """Ends an attempt whose execution process died."""
         if attempt.live:
             payload = None
             if process.kind == RUNNER:
@@ -414,7 +419,7 @@ class SandboxExecutor:
             self._release(attempt)
 
     def descendants_ended(self, process: ExecutionProcess) -> None:
-        """What a dead process left is gone."""
+        """See `execution_processes.Owner`."""
         for lease in sorted(process.leases):
             self._release(self._attempts[lease])
         process.leases.clear()
@@ -426,13 +431,14 @@ class SandboxExecutor:
             self._sessions.restart(process)
 
     def fork_server_lost(self) -> None:
-        """The fork server died, and all processes with it: a new one takes its place."""
+        """See `execution_processes.Owner`. A new fork server takes its place."""
         self._sessions.directories_lost()
         self._supervisor.renew()
 
     def _left(self, process: ExecutionProcess, lease: int) -> None:
-        """Nothing of a lease is left in a process: it goes on with what it was given ahead, or can
-        take more."""
+        """Continues a process in which nothing of a lease is left: with a call that waits in it, or
+        with another action.
+        """
         if process.kind == RUNNER and process.leases:
             lease = next(iter(process.leases))
             self._attempts[lease].started_ns = time.monotonic_ns()
@@ -447,7 +453,9 @@ class SandboxExecutor:
             self._idle(process)
 
     def _idle(self, process: ExecutionProcess) -> None:
-        """A process without a session can take its next action."""
+        """Gives the next waiting attempt to a process that has no session, or puts it back into its
+        pool.
+        """
         pool = self._supervisor.pool_of(process)
         while pool.waiting:
             attempt = pool.waiting.popleft()
@@ -455,7 +463,7 @@ class SandboxExecutor:
                 return self.dispatch(attempt, process)
         pool.free.append(process)
 
-    # ---- facts for the worker ----
+    # ---- results ----
 
     def _fail(self, attempt: NodeAttempt, reason: str) -> None:
         self.unstarted(attempt, ActionState.FAILED, reason)
@@ -491,14 +499,14 @@ class SandboxExecutor:
 
     def _release(self, attempt: NodeAttempt) -> None:
         attempt.gone = True
-        if not attempt.storing:  # else its outcome, when it goes up, says so itself
+        if not attempt.storing:  # else its outcome will say so
             del self._attempts[attempt.order.lease]
             self._reports.released(attempt.order.lease)
 
     # ---- the end ----
 
     def close(self) -> None:
-        """See `ports.Executor`. Blocks for as long as the last processes take to die."""
+        """See `ports.Executor`. Blocks until the last process is dead."""
         if self._closed:
             return
         self._closed = True

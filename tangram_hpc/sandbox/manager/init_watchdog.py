@@ -1,9 +1,9 @@
-"""Owns: ending the init of a sandbox that has not ended a command which it should have: one over
-its time limit, or one that was to be stopped. Must not judge anything sooner than an init would.
+"""Ends an init that has failed to end its command in time.
 
-An init keeps its commands' limits, and what it runs may find a way to keep it from that: it waits
-for a program's start, which takes as long as opening the program's file does. Then its death is
-what ends the command; its session goes on with another init.
+An init enforces the time limits of its commands, but a command may find a way to hold it up: an
+init waits while a program starts, and that takes as long as opening the program's file does. Then
+killing the init is what ends the command, and its session goes on with another init. An init must
+never be judged earlier than it would have acted itself.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from ...domain.states import ActionState
 from .memory_pressure import LOOK_S
 from .node_attempts import NodeAttempt
 
-ANSWER_S = 10.0  # beyond all that it was given: a crowded node makes an init wait for a core
+ANSWER_S = 10.0  # added to every deadline: on a crowded node an init waits for a core
 
 
 class InitWatchdog:
-    """One worker's; `look` every LOOK_S while anything runs. Looks are counted, not time, as a job
-    that was suspended is late for everything when it goes on.
+    """The watchdog of one worker. Call `look` every LOOK_S while anything runs.
+
+    Looks are counted instead of time: after Slurm has suspended and resumed a job, everything is
+    late by the clock.
 
     Args:
-        kill_wait_s: how long a command may take to say goodbye.
+        kill_wait_s: seconds between SIGTERM and SIGKILL.
     """
 
     def __init__(self, kill_wait_s: float) -> None:
         self._goodbye_ns = round(kill_wait_s * 1e9)
         self._looks_max = ANSWER_S / LOOK_S
-        self._late: dict[int, int] = {}  # lease -> looks since it should have ended
+        self._late: dict[int, int] = {}  # by lease: looks since its deadline
 
     def look(self, attempts: Iterable[tuple[NodeAttempt, int]]) -> None:
-        """Looks once at those that run. O(attempts)."""
+        """Checks all running attempts once. O(attempts)."""
         late, now = dict[int, int](), time.monotonic_ns()
         for attempt, _ in attempts:
             lease, limit_ns = attempt.order.lease, attempt.order.action.timeout_ns

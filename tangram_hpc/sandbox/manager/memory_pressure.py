@@ -1,9 +1,9 @@
-"""Owns: what happens on a node whose memory runs out although every session stays within what it
-was promised, or was promised nothing. Must not measure memory itself.
+"""Acts when a node runs out of memory although every session stays within its own limit.
 
-Law: who idles gives way first: background processes that had a share stop. When that is not enough,
-the action that holds most beyond what it asked for is ended, one a look, and told so. Functions,
-which no init watches, are held to what they asked for here.
+At the first check below the floor, background processes are frozen. At each later check the action
+is ended that is furthest above the memory it asked for, and its reason says so. Where no cgroup
+limits memory, functions, which no init watches, are held to their own request here too. Memory
+itself is measured in `resources`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from .execution_processes import ExecutionProcess
 from .node_attempts import NodeAttempt
 
 LOOK_S = 0.25
-_FLOOR = 32  # one part in so many of the memory is kept
+# below 1/32 of the node's memory, 512 MiB at most, the node is short of memory
+_FLOOR = 32
 _FLOOR_MIB = 512
 
 End = Callable[[int, ActionState, str], None]
 
 
 class MemoryPressure:
-    """One worker's. `look` every LOOK_S while anything runs.
+    """The memory pressure of one worker's node. Call `look` every LOOK_S while anything runs.
 
     Args:
-        watches: whether functions' memory is enforced by nobody else.
+        watches: whether nothing else limits the memory of functions.
         end: ends a lease with a state and a reason.
     """
 
@@ -40,11 +41,11 @@ class MemoryPressure:
 
     def look(self, attempts: Iterable[tuple[NodeAttempt, int]],
              idle: Callable[[], Iterable[ExecutionProcess]]) -> None:
-        """Looks once.
+        """Checks once.
 
         Args:
-            attempts: those that run, with what memory they asked for, in MiB; 0 for none.
-            idle: the sandboxes in which nothing runs.
+            attempts: the running attempts, each with the memory in MiB that it asked for (0: none).
+            idle: returns the sandboxes in which no action runs.
         """
         running = [(attempt, attempt.process, asked) for attempt, asked in attempts
                    if attempt.process is not None]
@@ -63,7 +64,7 @@ class MemoryPressure:
             self._relieve(running)
 
     def _relieve(self, running: list[tuple[NodeAttempt, ExecutionProcess, int]]) -> None:
-        """Ends the one that holds most beyond what it asked for."""
+        """Ends the action that is furthest above the memory it asked for."""
         over = [(_used_mib(process, asked) - asked, attempt, asked)
                 for attempt, process, asked in running if attempt.live]
         beyond, attempt, asked = max(over, key=lambda one: one[0], default=(0, None, 0))

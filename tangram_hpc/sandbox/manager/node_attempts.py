@@ -1,4 +1,4 @@
-"""Owns: the worker's notes on leases and sessions. Must not do any I/O."""
+"""What the worker remembers of each attempt and each open session. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -18,12 +18,25 @@ from .execution_processes import ExecutionProcess
 
 
 class NodeAttempt:
-    """What the worker knows of a lease.
+    """An attempt of an action on this worker.
 
-    `live` until its outcome is on its way up. `open` until nothing of it is left. `held`: its units
-    are enforced. `stop` is how it must be reported when someone ended it, at `stopped_ns`.
-    `gpu_token` ends the measuring of its GPUs. `last_usage`: CPU time in ns and memory in KiB of a
-    function just before its runner was killed.
+    Attributes:
+        order: the worker's order to start it.
+        cores: the CPUs that it holds now.
+        payload: its encoded call, until it is sent.
+        digest: of a function call, the function's digest; `blob` is its pickle until it is sent.
+        process: the execution process that runs it; None before.
+        live: true until its outcome is on its way to the broker.
+        storing: its return value is being written to the store.
+        gone: whether none of its processes is left.
+        held: whether its CPUs are enforced.
+        asked_mib: the memory that it may use, in MiB; 0 for no limit.
+        gpu_token: ends the measuring of its GPUs; 0 for none.
+        started_ns: when it started (monotonic).
+        stop: the state and reason to report when someone ended it, at `stopped_ns` (monotonic).
+        last_usage: CPU time in ns and peak memory in KiB of a function just before its runner was
+            killed.
+        timer: its time limit, if it is a function.
     """
 
     __slots__ = (
@@ -66,17 +79,17 @@ class NodeAttempt:
         self.timer: TimerHandle | None = None
 
     def stop_as(self, state: ActionState, reason: str) -> None:
-        """Someone ends it."""
+        """Notes that someone ends it."""
         self.stop, self.stopped_ns = (state, reason), time.monotonic_ns()
 
     def look_before_kill(self, process: ExecutionProcess) -> None:
-        """Its runner is about to be killed, and cannot say what the call has used."""
+        """Measures a call whose runner is about to be killed and cannot report its usage."""
         pids = [process.pid, *tree.descendants(process.pid)]
         used = sum(map(tree.cpu_ns, pids)) - process.process_cpu_ns
         self.last_usage = max(0, used), max(map(tree.high_water_kib, pids))
 
     def end_timer(self) -> None:
-        """Its limit no longer counts."""
+        """Cancels its time limit."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -86,13 +99,13 @@ class NodeAttempt:
         return Outcome(state, reason=reason)
 
     def orphaned(self, process: ExecutionProcess, status: int, reason: str) -> Outcome:
-        """Its outcome when its process died under it."""
+        """Its outcome when its execution process died."""
         state = self.stop[0] if self.stop else ActionState.FAILED
         cpu_ns, maxrss_kib = self.last_usage
         number = os.WTERMSIG(status) if status >= 0 and os.WIFSIGNALED(status) else 0
         code = os.WEXITSTATUS(status) if status >= 0 and not number else 0
         if process.kind != RUNNER and not self.stop:
-            number = code = 0  # its init's end, not the command's own
+            number = code = 0  # that was the end of its init, not of the command
         return Outcome(
             state,
             exit_code=code,
@@ -106,15 +119,17 @@ class NodeAttempt:
 
 
 class Session:
-    """A session's process, and what waits for it.
+    """A session that is open on this node.
 
     Attributes:
         process: its init, once one is being built.
-        up: whether that takes orders; `was_up`: whether one ever did.
-        running: the lease of its command, 0 for none.
-        copies: sessions that will begin with a copy of its files; `copying`: those being made.
-        deaths: inits that it lost.
-        packing: it goes to another node, and its files are or will be packed.
+        up: whether that init accepts orders; `was_up`: whether one ever did.
+        closing: it is being closed.
+        packing: it moves to another node, and its files are or will be packed.
+        running: the lease of its running command; 0 for none.
+        deaths: how many of its inits have died.
+        copies: sessions that wait to begin with a copy of its files; `copying`: copies under way.
+        waiting: attempts that wait for it, in order.
     """
 
     __slots__ = (
@@ -147,7 +162,7 @@ class Session:
 
 
 def cause(status: int) -> str:
-    """A wait status for people; -1: not known."""
+    """Describes a wait status for people; -1 means unknown."""
     if status < 0:
         return "with its fork server"
     if os.WIFSIGNALED(status):

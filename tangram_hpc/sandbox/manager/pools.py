@@ -1,5 +1,7 @@
-"""Owns: processes that wait for work, by what they were built as, and how many are being built at
-once. Must not do any I/O: processes are asked for through the call that it was given.
+"""Pools of execution processes that wait for work, and a limit on how many are built at once.
+
+A process takes milliseconds to build and a sandbox with mounts more, so some are built before they
+are needed. This module does no I/O: it asks for a process through a call that it is given.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ Fork = Callable[[], ExecutionProcess]
 
 
 class StartLimiter:
-    """At most `limit` processes are being built at a time; the others wait their turn, in order."""
+    """Lets at most `limit` execution processes be built at a time; further ones wait in order."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -22,12 +24,12 @@ class StartLimiter:
         self._waiting: deque[Callable[[], ExecutionProcess | None]] = deque()
 
     def ask(self, begin: Callable[[], ExecutionProcess | None]) -> None:
-        """Begins one, at once or later; `begin` gives None when it is not wanted any more."""
+        """Begins one now or later. `begin` returns None when its process is not wanted any more."""
         self._waiting.append(begin)
         self._more()
 
     def over(self, process: ExecutionProcess) -> None:
-        """A process stands, or never will."""
+        """Notes that a process is ready, or has failed."""
         if process.number in self._building:
             self._building.discard(process.number)
             self._more()
@@ -40,13 +42,18 @@ class StartLimiter:
 
 
 class Pool:
-    """Processes of one kind and box that serve one action at a time; grows to `limit` as they are
-    needed.
+    """Execution processes of one kind and box that serve one action at a time.
 
     Attributes:
-        warm: how many it wants to have before they are asked for.
-        free: those that wait for an action, or for a session to take them away.
-        waiting: actions that wait for one.
+        warm: how many processes to have before they are needed.
+        free: processes that wait for an action, or for a session to take them.
+        waiting: attempts that wait for a process.
+
+    Args:
+        fork: forks one process for this pool.
+        limiter: limits how many are built at a time.
+        limit: the most processes that the pool may have.
+        warm: see above.
     """
 
     def __init__(self, fork: Fork, limiter: StartLimiter, limit: int, warm: int) -> None:
@@ -61,7 +68,8 @@ class Pool:
         self.waiting: deque[NodeAttempt] = deque()
 
     def warm_up(self) -> None:
-        """Asks for what is missing: one for each attempt that waits, and the warm ones."""
+        """Asks for the processes that are missing: one for each waiting attempt, and the warm ones.
+        """
         want = len(self.waiting)
         if self._size < self.warm:
             want = max(want, self.warm - self._size)
@@ -77,12 +85,14 @@ class Pool:
         return process
 
     def booted(self, process: ExecutionProcess) -> None:
-        """A process of it lives."""
+        """Notes that a process of this pool is ready."""
         self._booting.discard(process.number)
         self._size += 1
 
     def lost(self, process: ExecutionProcess) -> bool:
-        """A process of it ended, or never came up; returns whether there is none at all now."""
+        """Notes that a process of this pool ended or failed to start; returns whether the pool has
+        none at all now.
+        """
         if process.number in self._booting:
             self._booting.discard(process.number)
         else:
@@ -92,13 +102,13 @@ class Pool:
         return not self._booting and not self._size and not self._asked
 
     def cool(self) -> list[ExecutionProcess]:
-        """Wants no warm ones any more; returns those that wait, for its owner to end."""
+        """Gives up warm processes; returns those that wait, for the caller to end."""
         self.warm = 0
         idle, self.free = self.free, []
         return idle
 
     def give_away(self) -> ExecutionProcess | None:
-        """Takes an idle process out of the pool for good."""
+        """Takes a free process out of the pool for good; None when none is free."""
         if not self.free:
             return None
         self._size -= 1

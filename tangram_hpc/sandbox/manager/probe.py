@@ -1,5 +1,7 @@
-"""Owns: finding out whether a runtime really works here, by building a tiny sandbox and going in.
-Must not run in a process that shall live on: `enter` has no way back, so a fresh one does it.
+"""Tests whether a container runtime works here, by building a tiny sandbox and entering it.
+
+A process that has entered a sandbox cannot leave it. So a process of its own makes the test, and
+never one that shall live on.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from ..process import bootstrap
 
 
 def probe(runtime: Runtime, image: str, read: Sequence[str], seconds: float) -> str:
-    """"" when the runtime is usable, else why not, in one line. Takes `seconds` at most."""
+    """Returns an empty string when the runtime works, else one line that says why not. Takes
+    `seconds` and a little more.
+    """
     if reason := missing(runtime):
         return reason
     if runtime.needs_image and not image:
@@ -35,7 +39,9 @@ def probe(runtime: Runtime, image: str, read: Sequence[str], seconds: float) -> 
 
 
 def main(name: str, image: str, seconds: float, read: Sequence[str]) -> int:
-    """The fresh process: returns its exit status, after one line that says why it is not 0."""
+    """Runs in the process that makes the test; prints one line and returns a nonzero status when
+    the test fails.
+    """
     bootstrap.guard("tangram-probe", 9)
     runtime = RUNTIMES[name]
     with tempfile.TemporaryDirectory(prefix="tangram-probe-") as place:

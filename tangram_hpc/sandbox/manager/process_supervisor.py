@@ -1,5 +1,8 @@
-"""Owns: the processes of a worker - its fork server, the pools of processes that wait, and what a
-process is told and held by when it is born. Must not know of leases or sessions.
+"""Keeps a worker's execution processes: its fork server, the warm pools, and each one's directory
+and limits.
+
+It knows neither leases nor sessions. All directories of one worker are below one of its own with a
+random name, which is removed at the end.
 """
 
 from __future__ import annotations
@@ -22,20 +25,23 @@ from .backends import Backends
 from .execution_processes import ExecutionProcess, ForkServerClient, Owner
 from .pools import Pool, StartLimiter
 
-_WARM_BOXES = 4  # at most so many boxes (images, say) have processes that wait, those used last
-_SPARE = 4  # inits beyond the units: an action may hold none
+_WARM_BOXES = 4  # pools that are warm at a time: of the boxes used last
+_SPARE = 4  # inits beyond the units: some actions hold no unit
 _RUNNER_BOX = Box()
 _FREE = Limits()
 
 
 class ProcessSupervisor:
-    """Processes for one executor.
+    """The execution processes of one executor.
 
     Args:
-        owner: who is told what they do.
-        scratch: a node-local directory; made when missing. All of this worker's lies in a directory
-            of its own beneath it, which is removed at the end.
+        owner: receives what they do and say.
+        scratch: a node-local directory, made when it is missing.
         units: how many actions may run at a time.
+        settings: choices of the site and the user.
+        backends: the isolation backends that work here.
+        enforcer: enforces CPUs, memory and the number of processes.
+        pinned: whether actions are bound to their CPUs.
 
     Raises:
         InvalidInput: `scratch` cannot be used.
@@ -49,7 +55,7 @@ class ProcessSupervisor:
         self._owner = owner
         self._settings = settings
         self._folder = scratch
-        self._roots: list[str] = []  # of this fork server, and of those that died
+        self._roots: list[str] = []  # folders of this fork server and of dead ones
         self._numbers = itertools.count(1)
         self._fork_server = self._make_fork_server()
         self._warm = min(units, 4) if settings.warm < 0 else settings.warm
@@ -67,12 +73,13 @@ class ProcessSupervisor:
         return self._fork_server.pid
 
     def pool(self, box: Box) -> Pool:
-        """The processes of a box that wait for work. It is warm from its first use on, until others
-        have been used since."""
+        """The pool of a box. A pool stays warm from its first use until four others have been used
+        since.
+        """
         pool = self._pools.pop(box, None)
         if pool is None:
             pool = Pool(lambda: self.fork(box), self.start_limiter, self._limit, 0)
-        self._pools[box] = pool  # the last used is the last one
+        self._pools[box] = pool  # keeps them in the order of use
         if pool.warm != self._warm:
             pool.warm = self._warm
             for old in [p for p in self._pools.values() if p.warm][:-_WARM_BOXES]:
@@ -81,27 +88,27 @@ class ProcessSupervisor:
         return pool
 
     def pool_of(self, process: ExecutionProcess) -> Pool:
-        """The pool that a process without a session is of."""
+        """The pool of a process that has no session."""
         return self.runners if process.kind == RUNNER else self._pools[process.box]
 
     def fork(self, box: Box, home: str = "") -> ExecutionProcess:
-        """Asks for a process, in the directory named `home` or a fresh one."""
+        """Asks for an init in the directory named `home`, or in a fresh one."""
         return self._fork_server.fork(INIT, box, home)
 
     def new_directory(self) -> tuple[str, str]:
-        """A name that no directory has, and the path of the one that `fork` takes it for."""
+        """A directory name that is not in use, and its path. The directory is not made."""
         name = folders.new_name()
         return name, os.path.join(self._fork_server.root, name)
 
     def remove_directory(self, home: str) -> None:
-        """Nobody needs the directory of this name any more."""
+        """Removes the directory of this name, which nobody needs any more."""
         self._fork_server.tell(RemoveDirectory(home))
 
     def setup(self, process: ExecutionProcess) -> Setup:
-        """Makes what holds a newborn process; what it must be told.
+        """Makes the cgroup of a new process, if there are cgroups; returns its setup message.
 
         Raises:
-            OSError: it cannot be held.
+            OSError: its limits cannot be enforced as they should.
         """
         process.group = self.enforcer.group(process.number, process.pid)
         settings, watch = self._settings, not {"memory", "pids"} <= self.enforcer.limits
@@ -110,7 +117,9 @@ class ProcessSupervisor:
                      process.group.joins, settings.compiled, process.group.cpu_file)
 
     def limits(self, action: Action, spec: SessionSpec | None) -> Limits:
-        """Of an action: its own memory on top of its session's; none asked for, none enforced."""
+        """The limits of an action: its own memory is added to its session's. A function that asked
+        for no memory has no limit.
+        """
         settings, mem = self._settings, action.mem_mib
         if action.kind is Kind.FUNCTION:
             return Limits(mem) if mem else _FREE
@@ -120,7 +129,9 @@ class ProcessSupervisor:
                       settings.session_pids)
 
     def discard(self, process: ExecutionProcess, keep: bool) -> None:
-        """A process is dead and so is all beneath it; with `keep` its directory is still needed."""
+        """Removes what is left of a dead process whose descendants have ended; with `keep` its
+        directory stays.
+        """
         if process.group is not None:
             process.group.remove()
             process.group = None
@@ -128,30 +139,31 @@ class ProcessSupervisor:
             process.remove_directory()
 
     def renew(self) -> None:
-        """The fork server died: another takes its place."""
+        """Replaces a fork server that died."""
         self._fork_server.close()
         self._fork_server = self._make_fork_server()
 
     def close(self, end_others: Callable[[], None]) -> None:
-        """Ends every process, then others that write here, and removes what they left. Blocks until
-        the last is dead."""
+        """Ends every process, calls `end_others` for what else writes here, and removes all
+        directories. Blocks until the last process is dead.
+        """
         self._fork_server.close()
         end_others()
         self.enforcer.close()
         for root in self._roots:
             folders.remove(root)
-        with suppress(OSError):  # the last worker of this folder
+        with suppress(OSError):  # other workers may use it
             self._folder.rmdir()
 
     def _make_fork_server(self) -> ForkServerClient:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folders.own(self._folder)
-            # resolved, as links inside a sandbox are followed by comparing with it
             folder = self._folder / f"worker-{folders.new_name()}"
             folder.mkdir(mode=0o700)
-            # a set-gid bit of the folder above would be inherited
+            # the folder inherits a set-gid bit of the one above
             os.chmod(folder, 0o700)
+            # resolved: links inside a sandbox are followed by comparing with it
             root = os.path.realpath(folder)
         except OSError as error:
             raise InvalidInput(

@@ -1,5 +1,7 @@
-"""Owns: noticing runners that are long at one call while others wait behind it. Must not know what
-is done about it.
+"""Notices runners that take long for one call while other calls wait behind it.
+
+Those calls could run elsewhere, so they are given back; what is done about them is not decided
+here.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ class RunnerWatchdog:
     def __init__(self, free: Callable[[ExecutionProcess], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._free = free
-        self._at: dict[int, tuple[ExecutionProcess, int]] = {}  # by number: the lease each was at
+        self._at: dict[int, tuple[ExecutionProcess, int]] = {}  # by number, at lease
 
     def watch(self, process: ExecutionProcess) -> None:
-        """Calls wait in this runner from now on."""
+        """Watches a runner, in which calls wait from now on, until none waits any more."""
         if not self._at:
             self._loop.call_later(GIVE_BACK_S, self._tick)
         self._at.setdefault(process.number, (process, 0))

@@ -1,9 +1,9 @@
-"""Owns: the sessions that are open on this node - their sandboxes' coming and going, whose turn it
-is in one, copies of their files, and their leaving for another node. Must not decide how an action
-ended.
+"""The sessions that are open on this node: opening, closing, copying and moving them, and the order
+of their actions.
 
-Law: a command at a time; a copy is made between two. A session outlives the death of its init: its
-files are there, so another init takes them over, and only the action that ran is lost.
+A session runs one command at a time, and its files are copied only between two commands. A session
+outlives the death of its init: its files stay, another init takes them over, and only the action
+that ran is lost. How an action ended is not decided here.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from .node_attempts import NodeAttempt, Session
 from .payload_cache import PayloadCache
 from .process_supervisor import ProcessSupervisor
 
-_CLOSE_S = 8.0  # an init that has not ended its sandbox by then is killed
-_DEATHS_MAX = 8  # of one session's inits; what kills more of them is no accident
+_CLOSE_S = 8.0  # after that an init that closes its sandbox is killed
+_DEATHS_MAX = 8  # of one session's inits; more is no accident
 
 
 class CommandDispatcher(Protocol):
-    """Who runs the actions."""
+    """Starts the actions of sessions; the executor is one."""
 
     def dispatch(self, attempt: NodeAttempt, process: ExecutionProcess) -> None:
-        """StartLimiter one in a process that is free for it."""
+        """Starts an attempt in a process that is free for it."""
         ...
 
     def waits(self, attempt: NodeAttempt) -> bool:
-        """Whether it still wants to be started."""
+        """Whether an attempt still waits to be started."""
         ...
 
     def unstarted(self, attempt: NodeAttempt, state: ActionState, reason: str) -> None:
-        """It ends without having run."""
+        """Ends an attempt that has not run."""
         ...
 
 
 class Sessions:
-    """All of one worker's."""
+    """The sessions that are open on one worker."""
 
     def __init__(self, supervisor: ProcessSupervisor, dispatcher: CommandDispatcher,
                  reports: Reports, cache: PayloadCache) -> None:
@@ -57,13 +57,13 @@ class Sessions:
         self._open: dict[int, Session] = {}
 
     def get(self, session: int) -> Session | None:
-        """An open session."""
+        """An open session; None when it is not open here."""
         return self._open.get(session)
 
-    # ---- coming ----
+    # ---- opening ----
 
     def open(self, spec: SessionSpec) -> None:
-        """Builds its sandbox; `session_up` or `session_down` follows."""
+        """Builds the sandbox of a session; `session_up` or `session_down` follows."""
         if spec.id in self._open:
             return
         try:
@@ -82,10 +82,10 @@ class Sessions:
         else:
             session.process, process.session = process, spec.id
             self.up(process)
-        pool.warm_up()  # for the next one
+        pool.warm_up()  # for the next session
 
     def _build(self, session: Session, home: str = "", origin: str = "") -> ExecutionProcess | None:
-        """Begins its process, when it is still wanted."""
+        """Forks the init of a session, if it is still wanted."""
         if self._open.get(session.id) is not session:
             return None
         if session.closing:
@@ -98,7 +98,9 @@ class Sessions:
         return process
 
     def _unpack(self, session: Session) -> None:
-        """It takes its files over as those of an init that died."""
+        """Unpacks the files of a session that moved here; its init takes them over like those of a
+        dead one.
+        """
         home, folder = self._supervisor.new_directory()
 
         def then(_: bytes, why: str) -> None:
@@ -132,7 +134,7 @@ class Sessions:
             self._next(origin)
 
     def up(self, process: ExecutionProcess) -> None:
-        """Its process takes orders."""
+        """Notes that the init of a session accepts orders."""
         session = self._open[process.session]
         self._copied(session)
         if session.closing:
@@ -145,10 +147,10 @@ class Sessions:
             return process.kill()
         self._next(session)
 
-    # ---- going ----
+    # ---- closing and moving ----
 
     def close(self, session: Session) -> None:
-        """Takes its sandbox down; `session_down` follows."""
+        """Takes a sandbox down; `session_down` follows."""
         if session.closing:
             return
         session.closing = True
@@ -156,17 +158,19 @@ class Sessions:
             self._end(copy, "origin: its session was closed")
         session.copies.clear()
         if session.up and session.process is not None:
-            self._shut(session.process)  # else it ends as soon as its process would begin or be up
+            self._shut(session.process)  # else as soon as its init is up or forked
 
     def pack(self, number: int) -> None:
-        """Takes its sandbox down and stores its files; `session_packed` or `session_down` follows.
-        Its init is killed as by accident, so that the directory stays, and no other follows."""
+        """Takes a sandbox down and stores its files; `session_packed` or `session_down` follows.
+        The init is killed as if by accident, so that the directory stays, and no other init
+        follows.
+        """
         session = self._open.get(number)
         if session is None or session.closing or session.packing:
             return
         session.packing = True
         if session.up and session.process is not None:
-            # else it ends as soon as its process is up, or nothing of it is left
+            # else that happens as soon as the init is up, or nothing of it is left
             session.process.kill()
 
     def _packed(self, session: Session, process: ExecutionProcess, digest: str, why: str) -> None:
@@ -183,8 +187,9 @@ class Sessions:
         self._loop.call_later(_CLOSE_S, process.kill)
 
     def lost(self, process: ExecutionProcess, reason: str) -> bool:
-        """Its process is dead; returns whether its files are kept for another one. `restart` must
-        follow then, as soon as nothing of the old one is left."""
+        """Notes that an init is dead; returns whether its files are kept for another one. If so,
+        `restart` must follow as soon as its descendants have ended.
+        """
         session = self._open.get(process.session)
         if session is None:
             return False
@@ -198,7 +203,9 @@ class Sessions:
         return True
 
     def restart(self, process: ExecutionProcess) -> None:
-        """Nothing of a lost process is left: another takes its place."""
+        """Builds another init for a session whose dead init has no descendants left, or packs its
+        files.
+        """
         session = self._open.get(process.session)
         if session is not None:
             session.process = None
@@ -220,25 +227,27 @@ class Sessions:
         self._reports.session_down(session.id, reason)
 
     def idle_processes(self) -> list[ExecutionProcess]:
-        """Those in which nothing runs just now."""
+        """The inits in which no command runs."""
         return [one.process for one in self._open.values()
                 if one.process is not None and one.up and not one.running]
 
     def directories_lost(self) -> None:
-        """The fork server is lost and all directories with it: no session can go on."""
+        """Notes that the fork server died and removed all directories: no session can go on."""
         for session in self._open.values():
             session.deaths = _DEATHS_MAX
 
     def end_all(self) -> None:
-        """The worker ends, and has ended every process."""
+        """Reports all sessions as closed, when the worker ends."""
         sessions, self._open = list(self._open), {}
         for session in sessions:
             self._reports.session_down(session, "its worker was closed")
 
-    # ---- whose turn it is ----
+    # ---- order of actions ----
 
     def enter(self, attempt: NodeAttempt, session: Session) -> None:
-        """An action runs in it, now or in its turn. Files are read and written beside commands."""
+        """Runs an action in a session, now or after those that wait. Files are read and written
+        beside commands.
+        """
         if attempt.order.action.kind is Kind.EXEC or not session.up or session.process is None:
             session.waiting.append(attempt)
             self._next(session)
@@ -246,7 +255,7 @@ class Sessions:
             self._dispatcher.dispatch(attempt, session.process)
 
     def left(self, session: Session, lease: int) -> None:
-        """Nothing of a lease is left in it."""
+        """Notes that no process of a lease is left in a session."""
         if session.running == lease:
             session.running = 0
             self._next(session)

@@ -1,11 +1,14 @@
-"""Owns: the execution processes of one worker - forking them, waiting for them, and that nothing of
-a dead one stays. Must not run anything of a user's, hold a thread, or import more than its
-execution processes need: each execution process is a fork of it.
+"""The fork server of a worker: it forks execution processes, waits for them, and ends what they
+leave.
 
-Every process beneath is adopted by it when its execution process dies (it is a subreaper). A child
-that is not a execution process is therefore an orphan, and is ended. An execution process that is
-stopped is made to go on. When its worker ends, by its socket or its parent, all beneath ends and
-the scratch directory goes.
+The worker is large and has threads, so it does not fork itself. This process stays small: it runs
+no user's code, holds no thread, and imports only what execution processes need, since each of them
+is a fork of it. Here it also answers changes of file modes (`mode_keeper.py`).
+
+It is a subreaper, so it adopts all descendants of an execution process that dies. A child that is
+no execution process is therefore an orphan and is killed. An execution process that was stopped is
+continued. When the worker ends, which the socket and the parent's death tell, everything beneath is
+killed and the scratch directory removed.
 """
 
 from __future__ import annotations
@@ -46,12 +49,20 @@ from .init import Init
 from .mode_keeper import ModeKeeper
 
 _AGAIN_MS = 5
-_STOPS_MAX = 20  # of one execution process within a second
+_STOPS_MAX = 20  # of one process within a second
 _END_S = 8.0
 
 
 class ForkServer:
-    """The parent of all execution processes of a worker."""
+    """The parent of all execution processes of a worker.
+
+    Attributes:
+        _processes: number by process id; `_pids` is the reverse.
+        _homes: directory name by number.
+        _brooms: children that remove a large directory.
+        _lingering: numbers of dead processes whose descendants may still live.
+        _stops: by process id, a time and how often the process was stopped since.
+    """
 
     def __init__(self, worker: socket.socket, root: str) -> None:
         self._worker = worker
@@ -76,7 +87,7 @@ class ForkServer:
         self._ending = True
 
     def serve(self) -> None:
-        """Serves until the worker goes; then ends everything."""
+        """Serves until the worker goes away; then ends everything."""
         poll = select.poll()
         poll.register(self._worker.fileno(), select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -169,8 +180,10 @@ class ForkServer:
                 self._died(number, status)
 
     def _stopped(self, pid: int) -> None:
-        """What an execution process runs may have stopped it, to be free of its limits: it goes on,
-        as it does when Slurm resumes a job that was suspended. Stopped again and again it ends."""
+        """Continues an execution process that was stopped, as a program may have done that to
+        escape its limits. It does no harm after Slurm has resumed a suspended job. A process that
+        is stopped again and again is killed.
+        """
         if pid in self._processes:
             now = time.monotonic()
             since, often = self._stops.get(pid, (now, 0))
@@ -205,8 +218,9 @@ class ForkServer:
             self._worker.sendall(packet(DescendantsEnded(number)))
 
     def _remove_directory(self, name: str) -> None:
-        """Removes what dead execution processes left of a directory; a large one in a child, as we
-        must not be late for others."""
+        """Removes the directory of a dead process. A child removes a large one, so that others do
+        not wait.
+        """
         home = self._home(name)
         if not scratch.remove_small(home):
             try:
@@ -224,13 +238,13 @@ class ForkServer:
         tree.end_beneath(_END_S)
         if not scratch.remove(self._root):
             shutil.rmtree(self._root, ignore_errors=True)
-        with suppress(OSError):  # a worker that was killed does not come to it
+        with suppress(OSError):  # a worker that was killed cannot remove it
             os.rmdir(os.path.dirname(self._root))
 
 
 def _live(control: socket.socket, modes: int, highest: int, home: str, kind: str, parent: int
           ) -> None:
-    """An execution process's whole life; never returns."""
+    """The whole life of an execution process; never returns."""
     status = 70
     try:
         control = become(control, modes, highest, home, kind, parent)
@@ -252,14 +266,15 @@ def _live(control: socket.socket, modes: int, highest: int, home: str, kind: str
 
 
 def main() -> None:
-    """`python -m tangram_hpc.sandbox.process.fork_server FD`. Its worker says first where its root
-    is: an argument could be read by code in a sandbox."""
+    """Runs `python -m tangram_hpc.sandbox.process.fork_server FD`. The worker first sends the root
+    directory: code in a sandbox could read an argument.
+    """
     guard("tangram-forksrv", signal.SIGTERM)
     worker = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(worker.fileno(), False)
     seccomp.prepare()
     gc.collect()
-    gc.freeze()  # so that an execution process's first collection does not copy all that it shares
+    gc.freeze()  # else each process's first collection would copy all shared pages
     if root := worker.recv(PACKET_MAX):
         ForkServer(worker, os.fsdecode(root)).serve()
 

@@ -1,6 +1,10 @@
-"""Owns: one sandbox's inside - running its commands one at a time, its files, and that nothing of a
-command is left when it says so. Must not know of other sandboxes. Runs user's programs only as
-children.
+"""The init of a sandbox: it runs the commands one at a time, and no process outlives its action
+unnoticed.
+
+An event loop waits for its worker's orders, SIGCHLD, the command's output and deadlines. User's
+programs run only as its children. As a subreaper it adopts every orphan of a command, so it knows
+when nothing is left. Plain commands are served by the fast path (`plain.py`), which hands back
+everything else. An init knows no other sandbox.
 """
 
 from __future__ import annotations
@@ -46,14 +50,29 @@ from .meter import Meter
 from .resource_usage import GroupCpu, ResourceUsage
 from .units_file import UnitsFile
 
-_SOON_NS = 2_000_000  # the pipes of a shorter command are only read at its end
-_AGAIN_NS = 20_000_000  # between two tries to end what does not end
+_SOON_NS = 2_000_000  # the pipes of a command that is shorter are read only at its end
+_AGAIN_NS = 20_000_000  # between two attempts to kill what is left
 _END_S = 5.0
-_FIRST = b"500"
+_FIRST = b"500"  # oom_score_adj of a command: the kernel kills it before its init
 
 
 class Init:
-    """The init of one sandbox: an event loop over its control socket, SIGCHLD and two pipes."""
+    """The init of one sandbox.
+
+    Attributes:
+        _control: the socket to its worker.
+        _place: its scratch directory; `_home` is the part where commands begin.
+        _built: whether the sandbox has been built, so that the attributes below exist.
+        _isolation: what isolates the sandbox; `_processes` reaches everything in it.
+        _group_cpu: the CPU time of its cgroup; `_meter` measures memory, processes and disk.
+        _background: what outlived its action.
+        _fast_path: serves plain commands; None where it is not built or not wanted.
+        _command: the running command; None between commands.
+        _watch_at: when to begin to read the command's output (monotonic ns); 0 once that has begun.
+        _file_mib: the limit in MiB on the size of one file; 0 for none.
+        _ending: the loop stops. `_closing`: and the files go too.
+        _wake: a pipe with a byte for each signal.
+    """
 
     def __init__(self, control: socket.socket, home: str) -> None:
         self._control, self._control_fd = control, control.fileno()
@@ -85,7 +104,7 @@ class Init:
         self._ending = True
 
     def serve(self) -> None:
-        """Serves until its worker closes it or goes away; then nothing beneath is left."""
+        """Serves until its worker closes it or goes away; then nothing beneath it is left."""
         try:
             while not self._ending:
                 if self._fast_path is not None and self._stands() == self._fast_path.stands:
@@ -98,7 +117,7 @@ class Init:
             self._end()
 
     def _turn(self) -> None:
-        """Waits for what comes next, and looks at it."""
+        """Waits for the next event and handles it."""
         due = self._due()
         wait = max(0, -((time.monotonic_ns() - due) // 1_000_000)) if due else None
         for fd, _ in self._poll.poll(wait):
@@ -116,7 +135,7 @@ class Init:
                 self._background.tick()
 
     def _due(self) -> int:
-        """When to look again without being woken (monotonic ns, 0: never)."""
+        """When to wake without an event (monotonic ns); 0 for never."""
         command = self._command
         if command is None:
             return self._background.due if self._built else 0
@@ -126,10 +145,12 @@ class Init:
                 due = other
         return due
 
-    # ---- plain orders ----
+    # ---- the fast path ----
 
     def _stands(self) -> tuple[int, int, bool]:
-        """What a plain order takes for granted; the last is whether one can be served now."""
+        """What the fast path takes for granted; the last element is whether a command can be served
+        now.
+        """
         idle = (self._command is None and not self._background.there and self._inbox.empty
                 and not self._meter.over(self._file_mib))
         return self._units.now, self._file_mib, idle
@@ -148,7 +169,7 @@ class Init:
             self._turn()
 
     def _take_over(self, served: plain.FastPath) -> None:
-        """A command that was started as a plain one is ours from now on."""
+        """Takes over a running command that the fast path started."""
         (run,) = self._inbox.feed(served.data)
         assert isinstance(run, Run)
         call = decode(run.payload)
@@ -159,13 +180,13 @@ class Init:
         self._reap()
 
     def _learn(self, run: Run) -> None:
-        """Such a run was served: the next may be plain."""
+        """Tells the fast path of an order that was served: further ones like it are plain."""
         if self._fast_path is None or not run.keep or 0 < run.timeout_ns <= plain.PATIENCE_NS:
             return
         shared = bool(run.limits.mem_mib) and not self._setup.watch
         processes = run.limits.pids if self._isolation.pause is not None else 0
         env = self._grants.plain(run.units, run.most, run.gpus)
-        # its units, though the file may say otherwise: on a full disk it could not be written
+        # the order's units: on a full disk the file may hold an older number
         self._fast_path.learn(run, env, shared, processes, (run.units, self._file_mib, True))
 
     # ---- orders ----
@@ -257,9 +278,11 @@ class Init:
             self._watch(command)
 
     def _start(self, command: Command) -> None:
-        """What is started is taken before us when memory runs out in our cgroup. In a user
-        namespace, where only its own processes count, it has its limit before it can fork - unless
-        what was left behind leaves no room under that: then as soon as it stands."""
+        """Starts a command so that the kernel kills it before its init when memory runs out in the
+        cgroup. In a user namespace, where only the sandbox's own processes count, the command has
+        its limit of processes before it can fork, unless background processes leave no room under
+        it: then as soon as it has started.
+        """
         limits = command.run.limits
         shared = limits.mem_mib and not self._setup.watch
         few = limits.pids if self._isolation.pause is not None else 0
@@ -277,8 +300,10 @@ class Init:
         command.limit_processes(few)
 
     def _start_among(self, command: Command, few: int) -> None:
-        """With room for itself beside so many others; 0: as many as we may have. Only the soft
-        limit: what cannot be raised again we could not lower for a while."""
+        """Starts a command with room for itself beside `few` other processes; 0 means as many as
+        this process may have. Only the soft limit changes, as a lowered hard limit could not be
+        raised again.
+        """
         soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         if few:
             least = few + 1 if soft < 0 else min(few + 1, soft)
@@ -348,7 +373,7 @@ class Init:
             self._send(Piece(command.run.lease, *piece))
 
     def _reap(self) -> None:
-        """Waits for all that has ended; when the command has, reports it."""
+        """Waits for all processes that have ended; reports the command when it is among them."""
         command = self._command
         while True:
             try:
@@ -365,7 +390,7 @@ class Init:
                     command.status = status
 
     def _settle(self, alone: bool) -> None:
-        """All that has ended has been waited for; `alone`: nothing else can be there."""
+        """Acts after all ended processes have been waited for. `alone`: no process is left."""
         command = self._command
         if command is None or command.status is None:
             return
@@ -378,7 +403,7 @@ class Init:
             if left:
                 self._count_left(command)
             self._report(command, none_left=not left)
-            command.act_at = 1  # at once: end what is left
+            command.act_at = 1  # at once: kill what is left
         elif not left:
             self._send(Gone(command.run.lease))
         if not left:
@@ -389,18 +414,21 @@ class Init:
                 self._freshen()
 
     def _count_left(self, command: Command) -> None:
-        """Counts what its processes used that still live and will be killed. They are stopped
-        first: none ends while they are counted, and none uses more afterwards."""
-        with suppress(OSError):  # no room for the process that stops the others
+        """Counts what the command's remaining processes have used, which will be killed. They are
+        stopped first, so that none ends or uses more meanwhile.
+        """
+        with suppress(OSError):  # no room for the process that would stop the others
             self._processes.stop()
         command.usage.left(self._processes.pids())
 
     def _stays(self, command: Command) -> bool:
-        """Whether what a command left behind is its session's; what was stopped takes all along."""
+        """Whether what a command left behind stays as its session's background processes. A command
+        that was stopped takes everything along.
+        """
         return command.run.keep and command.run.background != "end" and command.state is None
 
     def _fall(self) -> None:
-        """The sandbox fell down around us."""
+        """Ends after the sandbox broke down."""
         self._send(Broken("its sandbox ended by itself"))
         self._ending = True
 
@@ -425,7 +453,7 @@ class Init:
         if command.usage.look_at and now >= command.usage.look_at:
             command.usage.look(self._processes.pids(), now)
         if self._meter.due and now >= self._meter.due and (broken := self._meter.look(now)):
-            self._stop(command, *broken, 0)  # no time to say goodbye: it would use it
+            self._stop(command, *broken, 0)  # no time between SIGTERM and SIGKILL: it would use it
             self._meter.end()
         if not command.act_at or now < command.act_at:
             return
@@ -444,7 +472,7 @@ class Init:
     def _kill_all(self, command: Command) -> None:
         try:
             self._processes.kill()
-        except OSError as error:  # not even we can start a process: only our own end helps
+        except OSError as error:  # no room for one more process: only our own end helps
             if not command.reported:
                 command.status = signal.SIGKILL
                 self._report(command, none_left=False)
@@ -462,19 +490,22 @@ class Init:
             self._ending = True
 
     def _limit_files(self, disk_mib: int) -> None:
-        """One file larger than all may be is stopped at once, without waiting for a look."""
+        """Limits the size of one file to the whole disk limit: the kernel stops such a write at
+        once, before any check.
+        """
         if disk_mib and disk_mib != self._file_mib:
             self._file_mib, size = disk_mib, disk_mib << 20
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
     def _end(self) -> None:
-        """Ends all. Behind a pause process /proc is not ours any more: the pid namespace ends with
-        it."""
+        """Ends everything. With a pause process /proc is the sandbox's own, but the pid namespace
+        ends with that process.
+        """
         if self._built and self._isolation.pause is not None:
             self._isolation.pause.end()
             tree.wait_for_all(_END_S)
         else:
             tree.end_beneath(_END_S)
-        if self._closing and self._built:  # else another init may take them over
+        if self._closing and self._built:  # else another init may take the files over
             with suppress(OSError):
                 scratch.empty(self._home, self._isolation.tmp)

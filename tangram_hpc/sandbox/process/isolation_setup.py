@@ -1,5 +1,9 @@
-"""Owns: putting an execution process behind the isolation that its box asks for, once, before
-anything else runs in it, and how its sandbox looks from within. Must not start a command.
+"""Isolates an execution process as its box asks, once, before anything else runs in it.
+
+A `process` sandbox confines itself by Landlock and a system call filter. With another backend a
+container runtime starts a pause process, and this process enters its namespaces. There is no way
+back from either. What the sandbox looks like from within is told to its init. No command is started
+here.
 """
 
 from __future__ import annotations
@@ -34,16 +38,17 @@ class Unbuildable(Exception):
 
 @dataclass(frozen=True)
 class SandboxIsolation:
-    """The isolation that holds a sandbox.
+    """The isolation of a sandbox.
 
     Attributes:
         name: what it really is, for records.
         processes: reaches its processes.
         home: the session's directory, as its commands name it.
-        tmp: where they may put what is temporary.
-        units: where they find how many CPUs they have.
-        own_root: whether they see another root than this host's.
-        pause: the pause process, where there is one; `own`: its processes inside.
+        tmp: the directory for temporary files, as its commands name it.
+        units: the file that tells a command how many CPUs it has.
+        own_root: whether commands see another root than the node's.
+        pause: the pause process, where there is one.
+        own: the numbers of the processes of `pause` inside.
     """
 
     name: str
@@ -57,10 +62,10 @@ class SandboxIsolation:
 
 
 def build(setup: Setup, home: str) -> SandboxIsolation:
-    """Isolates this process, for good.
+    """Isolates this process for good.
 
     Raises:
-        Unbuildable: it cannot be done as promised.
+        Unbuildable: it cannot be isolated as promised.
     """
     box = setup.box
     try:
