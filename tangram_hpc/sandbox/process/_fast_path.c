@@ -1,13 +1,13 @@
-/* Owns: the short way of a plain command through a sandbox's init - read its order, start it, wait
- * for it, tell its end - without entering Python.
+/* The fast path: serves plain commands of a sandbox's init without entering Python. It reads the
+ * order, starts the command, waits for it and reports its end.
  *
- * Law: it knows only what Python has told it. An order is plain when all but its lease and its argv
- * is, byte for byte, an order that Python has served before; anything else, and whatever is not
- * over at once, goes back to Python: bytes that nobody has acted on, or a running command that
- * Python takes over. It keeps nothing of one command for the next.
+ * It knows only what Python has told it. An order is plain when everything but its lease and its
+ * argv equals, byte for byte, an order that Python has served before. Anything else goes back to
+ * Python, and so does a command that is not over at once: either as bytes that nobody has acted on,
+ * or as a running command that Python takes over. Nothing of one command is kept for the next.
  *
- * Beside Python's way (`init.py`, `command.py`) this adds no feature and leaves out no check; where
- * it was not built there is only Python's.
+ * It has no feature and leaves out no check that Python's way (`init.py`, `command.py`) does not.
+ * Where it was not built, Python serves everything.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -26,9 +26,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define FAST_PATH_VERSION 4     /* one more with every change of what Python tells or is told */
-#define BYTES (1 << 16)     /* of a read; what does not fit is Python's */
-#define OUTPUT (1 << 14)    /* of a stream, at most */
+#define FAST_PATH_VERSION 4     /* raise it when the struct or its meaning changes */
+#define BYTES (1 << 16)     /* of a read; Python serves an order that does not fit */
+#define OUTPUT (1 << 14)    /* bytes of one stream, at most */
 #define ARGS 256
 #define KNOWN 16
 #define OWN 8
@@ -36,7 +36,7 @@
 #define TAG_EXEC 2
 #define TAG_RETURN 10
 #define TAG_ENDED 20
-#define RSS_AT_LEAST 2      /* of an outcome's last field: its maxrss is a lower bound */
+#define RSS_AT_LEAST 2      /* bit of an outcome's last field: maxrss is a lower bound */
 #define PAGE_KIB 4          /* no program has less */
 
 /* Bytes that Python owns and keeps for as long as this process lives. */
@@ -49,29 +49,29 @@ struct bytes {
 struct known {
     struct bytes tail;
     char *const *envp;
-    int32_t shared;    /* it is taken before us when memory runs out */
-    int32_t processes; /* so many of it at once at most; 0: as many as there may be */
+    int32_t shared;    /* the kernel kills it before us when memory runs out */
+    int32_t processes; /* its limit of processes at once; 0: none of its own */
 };
 
 struct fast_path {
     int32_t control, wake, cpus, score, devnull;
-    int32_t gone;     /* tells when what holds the sandbox has ended; -1: nothing holds it */
-    int32_t outer;    /* that, as our child */
-    int32_t own[OWN]; /* and inside, in /proc; 0: no more */
+    int32_t gone;     /* readable when the pause process has ended; -1: there is none */
+    int32_t outer;    /* our child that is, or started, the pause process */
+    int32_t own[OWN]; /* its processes in the sandbox's /proc; 0: no more */
     int32_t changed_count, known_count;
-    const int32_t *changed; /* signals whose default a command gets back */
-    int64_t patience_ns; /* a command that takes longer is Python's */
-    int64_t output_max;  /* and one that says more on a stream; at most OUTPUT */
-    struct bytes call_tail; /* of a call that has argv or shell and nothing else */
-    struct bytes completed, failed; /* an outcome up to its exit code */
+    const int32_t *changed; /* signals that a command gets back as default */
+    int64_t patience_ns; /* Python takes over a command that takes longer */
+    int64_t output_max;  /* or writes more to a stream; at most OUTPUT */
+    struct bytes call_tail; /* of a call that has only argv or shell */
+    struct bytes completed, failed; /* an outcome's bytes up to its exit code */
     /* the outcome's fields after maxrss; the last byte is the set of `at_least` bits */
     struct bytes outcome_tail;
     struct known known[KNOWN];
-    /* what goes back to Python */
+    /* results for Python */
     int32_t pid, out, err, status, ended, fell;
-    int32_t size; /* of data: an order, or bytes nobody acted on; 0: nobody is there any more */
+    int32_t size; /* of data: an order, or bytes not acted on; 0: the worker is gone */
     int64_t started_ns, cpu_ns, maxrss_kib;
-    int64_t hidden; /* its memory is not told: the kernel counts ours with it, which is more */
+    int64_t hidden; /* its memory is unknown: the kernel's figure includes ours, which is more */
     uint8_t data[BYTES];
 };
 
@@ -144,7 +144,7 @@ static int list(struct reader *in, uint64_t *count)
     return head == 0xdc && take(in, 2, count);
 }
 
-/* What to start: argv, as strings that end with a zero, in `room`. */
+/* The program to start: argv, as strings that end with a zero, in `room`. */
 struct program {
     char *argv[ARGS + 3];
     char room[BYTES + ARGS];
@@ -164,7 +164,7 @@ static int argument(struct program *program, uint64_t index, char **at, struct r
     return 1;
 }
 
-/* Whether this is a call that has argv, of which the first names a path, or shell, and no more. */
+/* Whether this call has only shell, or only an argv whose first word is a path. */
 static int read_call(const struct fast_path *path, struct reader in, struct program *program)
 {
     struct reader text;
@@ -188,7 +188,8 @@ static int read_call(const struct fast_path *path, struct reader in, struct prog
     return argument(program, 2, &at, text);
 }
 
-/* The one order that these bytes are, if it is plain; else NULL. */
+/* Reads one order. Returns what it is like if it is plain and the bytes hold nothing else; NULL
+ * otherwise. */
 static const struct known *read_order(const struct fast_path *path, const uint8_t *data,
                                       uint64_t size, uint64_t *lease, struct program *program)
 {
@@ -224,7 +225,7 @@ static uint8_t *put_whole(uint8_t *to, uint8_t head, int bytes, uint64_t value)
     return to;
 }
 
-/* Bytes of so many that follow, as short as Python writes it: who counts them counts the same. */
+/* The head of a byte string, as short as Python writes it, so that frames have the same size. */
 static uint8_t *put_size(uint8_t *to, uint64_t size)
 {
     return size < 256 ? put_whole(to, 0xc4, 1, size) : put_whole(to, 0xc5, 2, size);
@@ -235,7 +236,7 @@ static uint64_t packed(uint64_t size)
     return (size < 256 ? 2 : 3) + size;
 }
 
-/* Tells the end of a command; 0 when nobody is there to hear it. */
+/* Reports the end of a command; returns 0 when the worker is gone. */
 static int tell(const struct fast_path *path, uint64_t lease, const uint8_t *output,
                 const uint64_t sizes[2], int64_t exec_ns)
 {
@@ -285,10 +286,11 @@ static int64_t now_ns(void)
 static void say_score(const struct fast_path *path, const struct known *known, const char *text)
 {
     if (known->shared && pwrite(path->score, text, strlen(text), 0) < 0)
-        return; /* as it was */
+        return; /* the score stays as it was */
 }
 
-/* Becomes the program, in our own memory until then: system calls, and nothing that is kept. */
+/* Becomes the program. Until then it runs in our memory, so it only makes system calls and keeps
+ * nothing. */
 static void become(const struct fast_path *path, const struct known *known,
                    const struct program *program, int out, int err)
 {
@@ -300,16 +302,17 @@ static void become(const struct fast_path *path, const struct known *known,
     if (setsid() < 0 || dup2(path->devnull, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0)
         return;
     if (known->processes)
-        setrlimit(RLIMIT_NPROC, &limit); /* refused: its site's is lower, and stays */
-    sigprocmask(SIG_SETMASK, &none, NULL); /* no handler of ours can run any more */
+        setrlimit(RLIMIT_NPROC, &limit); /* refused: the site's limit is lower, and stays */
+    sigprocmask(SIG_SETMASK, &none, NULL); /* none of our handlers can run any more */
     execve(program->argv[0], program->argv, known->envp);
 }
 
-/* As posix_spawn, which asks for each of 64 signals and maps a stack: a fifth of what we cost. */
+/* Does what posix_spawn does, which asks for each of 64 signals and maps a stack: that would be a
+ * fifth of the cost of a command. */
 static int spawn(struct fast_path *path, const struct known *known, const struct program *program,
                  int out, int err)
 {
-    static volatile int failed; /* its child says so, in the same memory */
+    static volatile int failed; /* set by the child, in the same memory */
     sigset_t all, before;
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, &before);
@@ -329,7 +332,7 @@ static int spawn(struct fast_path *path, const struct known *known, const struct
     return pid > 0 && !failed;
 }
 
-/* Starts it with pipes for its output. What cannot be started Python tries again, and tells. */
+/* Starts the program with pipes for its output. If that fails, Python tries again and reports. */
 static int start(struct fast_path *path, const struct known *known, struct program *program)
 {
     int out[2], err[2], started;
@@ -343,7 +346,7 @@ static int start(struct fast_path *path, const struct known *known, struct progr
     }
     clock_gettime(CLOCK_REALTIME, &times[0]);
     times[1] = times[0];
-    futimens(path->cpus, times); /* from now on it has so many, see units_file.py */
+    futimens(path->cpus, times); /* its CPUs hold from now on, see units_file.py */
     path->started_ns = now_ns();
     path->status = path->ended = 0;
     path->cpu_ns = path->maxrss_kib = path->hidden = 0;
@@ -360,7 +363,7 @@ static int start(struct fast_path *path, const struct known *known, struct progr
     return 1;
 }
 
-/* Whether in our /proc there is nobody but what holds the sandbox. */
+/* Whether the sandbox's /proc shows only the pause process and its children. */
 static int alone_inside(const struct fast_path *path)
 {
     static _Alignas(uint64_t) char entries[BYTES / 8];
@@ -368,7 +371,7 @@ static int alone_inside(const struct fast_path *path)
     int alone = 1, proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     long got = -1;
     while (alone && proc >= 0 && (got = syscall(SYS_getdents64, proc, entries, sizeof entries)) > 0)
-        for (long at = 0; at < got && alone;) { /* as `struct linux_dirent64` says */
+        for (long at = 0; at < got && alone;) { /* see struct linux_dirent64 */
             int i, pid = atoi(entries + at + name); /* 0: no process */
             uint16_t size;
             memcpy(&size, entries + at + length, sizeof size);
@@ -382,8 +385,8 @@ static int alone_inside(const struct fast_path *path)
     return alone && got == 0;
 }
 
-/* Whether a command's memory is not above what it was started with, which is ours: until it began
- * its program it shared our memory. Ours only grows, so what was once enough needs no look. */
+/* Whether a command's peak memory says nothing: until it began its program it shared our memory, so
+ * a peak not above ours is ours. Ours only grows, so a lookup is needed only for a larger peak. */
 static int hides(long maxrss_kib)
 {
     static long ours_kib;
@@ -393,7 +396,7 @@ static int hides(long maxrss_kib)
     return maxrss_kib <= ours_kib;
 }
 
-/* Waits for all that has ended; whether nothing is left beneath. */
+/* Waits for all processes that have ended; returns whether none is left. */
 static int reap(struct fast_path *path)
 {
     struct rusage used;
@@ -421,10 +424,10 @@ static int reap(struct fast_path *path)
     }
 }
 
-/* Waits until it has ended and nothing of it is left; 0: it is Python's from now on. For SIGCHLD
- * alone, which is blocked: a handler that writes into a pipe that we poll costs six calls more.
- * What else comes - another order, a fall, our end - is seen after, so at most our patience
- * later. */
+/* Waits until the command has ended and none of its processes is left; 0: Python takes it over.
+ * Only SIGCHLD, which is blocked, is waited for: a handler that writes to a polled pipe would cost
+ * six more system calls. Anything else, such as another order or the end of the pause process, is
+ * noticed afterwards, so at most `patience_ns` later. */
 static int wait_for(struct fast_path *path)
 {
     sigset_t child;
@@ -434,15 +437,15 @@ static int wait_for(struct fast_path *path)
         int64_t left = path->started_ns + path->patience_ns - now_ns();
         struct timespec wait = {0, left > 0 ? (long)left : 0};
         if (sigtimedwait(&child, NULL, &wait) < 0)
-            return 0; /* it takes longer, or Python's handler has noted another signal */
+            return 0; /* it takes longer, or another signal came */
         if (reap(path))
             return path->ended && !path->fell;
         if (path->ended || path->fell || left <= 0)
-            return 0; /* it left something behind; or takes longer, however often it wakes us */
+            return 0; /* it left processes, or takes longer, however often we wake */
     }
 }
 
-/* Never waits: a command can make its pipe give less at a time, or hand it to one who reads too. */
+/* Never waits: a command can shrink its pipe, or hand it to another process that reads as well. */
 static uint64_t contents(int fd, uint8_t *to, uint64_t size)
 {
     uint64_t done = 0;
@@ -453,7 +456,7 @@ static uint64_t contents(int fd, uint8_t *to, uint64_t size)
     return done;
 }
 
-/* What the pipes hold: all of it is there, as nobody is left who could write. */
+/* Reads the pipes. All output is in them, as no process is left that could write. */
 static int drain(const struct fast_path *path, uint8_t *output, uint64_t sizes[2])
 {
     int fds[2] = {path->out, path->err}, held[2];
@@ -499,11 +502,11 @@ static int serve(struct fast_path *path)
     }
 }
 
-/* Serves plain orders for as long as there are only such.
+/* Serves plain orders until something else happens.
  *
- * Returns LOOK: Python must look at its descriptors; READ: `data` has been read and nobody acted on
- * it; RUNNING: `data` is an order whose command runs, or has ended with `status` if `ended`; GONE:
- * nobody hears us any more; FELL: what holds the sandbox has ended. */
+ * Returns LOOK: Python must look at its descriptors; READ: `data` has been read and not acted on;
+ * RUNNING: `data` is an order whose command runs, or has ended with `status` if `ended`; GONE: the
+ * worker is gone; FELL: the pause process has ended. */
 int fast_path_serve(struct fast_path *path)
 {
     sigset_t child, before;
@@ -511,11 +514,11 @@ int fast_path_serve(struct fast_path *path)
     sigaddset(&child, SIGCHLD);
     sigprocmask(SIG_BLOCK, &child, &before);
     int back = serve(path);
-    sigprocmask(SIG_SETMASK, &before, NULL); /* what came late reaches Python's handler now */
+    sigprocmask(SIG_SETMASK, &before, NULL); /* later signals reach Python's handler now */
     return back;
 }
 
-/* So that Python sees whether this was built from what it describes. */
+/* With the size below, tells Python whether this library was built from the code it expects. */
 int fast_path_version(void)
 {
     return FAST_PATH_VERSION;
