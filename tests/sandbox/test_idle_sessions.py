@@ -163,7 +163,7 @@ def test_when_the_node_runs_out_the_greedy_one_goes(arena: Arena,
     monkeypatch.undo()
     outcome = arena.rig.end(big)[0]
     assert outcome.state is ActionState.OUT_OF_MEMORY, outcome
-    assert "the node ran out of it" in outcome.reason
+    assert "the node ran out of memory" in outcome.reason
     assert used_in(arena, idle, 0.5) == 0, "what idles gives way first"
     outcome, back, _ = arena.rig.end(small)
     assert outcome.state is ActionState.COMPLETED and back.stdout == b"right\n"

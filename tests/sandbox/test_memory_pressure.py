@@ -95,7 +95,8 @@ def test_who_idles_gives_way_first_then_who_holds_most_beyond_what_it_asked_for(
     one.look(attempts, lambda: idle)
     assert [lease for lease, _, _ in ended] == [3] and len(processes.sent) == 1
     assert ended[0][1] is ActionState.OUT_OF_MEMORY
-    assert ended[0][2].startswith("mem: the node ran out of it; ") and "20 MiB asked" in ended[0][2]
+    assert ended[0][2].startswith("mem: the node ran out of memory; ")
+    assert "20 MiB asked" in ended[0][2]
     most.live = False
     one.look(attempts, lambda: idle)
     assert [lease for lease, _, _ in ended] == [3, 2], "one a look"

@@ -206,7 +206,7 @@ def _walk(home: str, path: str, make: bool) -> tuple[int, str]:
             elif not todo:
                 return os.dup(held[-1]), name
             elif len(held) > _DEPTH_MAX:
-                raise TooDeep(f"{path[:40]}...: more than {_DEPTH_MAX} directories in each other")
+                raise TooDeep(f"{path[:40]}...: more than {_DEPTH_MAX} nested directories")
             else:
                 held.append(_step(held[-1], name, make, path))
             if not todo:

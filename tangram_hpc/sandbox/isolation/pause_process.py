@@ -86,7 +86,7 @@ class Holder:
             watched = [self._said_fd, *([self._wailed_fd] if self._direct else [])]
             ready = select.select(watched, [], [], max(0.0, wait))[0]
             if not ready:
-                raise PauseFailed(f"it did not stand in time{self._last_words()}")
+                raise PauseFailed(f"it was not ready in time{self._last_words()}")
             piece = os.read(self._said_fd, 4096) if self._said_fd in ready else b""
             if not piece or len(said) > _SAID_MAX:
                 raise PauseFailed(self._last_words().removeprefix(": ") or "it ended at once")

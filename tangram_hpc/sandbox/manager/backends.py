@@ -79,7 +79,7 @@ class Backends:
         works = tuple(name for name in RUNTIMES if not why_not[name])
         why_not["process"] = "" if landlock.abi() else "this kernel has no Landlock"
         if landlock.abi() in range(1, landlock.ABI_SCOPES):
-            why_not["process"] = "this kernel's Landlock does not hold signals back"
+            why_not["process"] = "this kernel's Landlock (older than 6.12) cannot restrict signals"
         if not why_not["process"] and not seccomp.available():  # munge could be reached
             why_not["process"] = "this kernel cannot filter system calls"
         if not why_not["process"] and is_root():
@@ -105,18 +105,18 @@ class Backends:
         if not backend:
             raise InvalidInput(self._refusal(spec))
         if backend != "process" and RUNTIMES[backend].needs_image and not spec.image:
-            raise InvalidInput(f"image: {backend} makes its sandboxes of one; name it")
+            raise InvalidInput(f"image: {backend} builds its sandboxes from an image; name one")
         return Box(backend, spec.trusted, spec.network, spec.image)
 
     def _refusal(self, spec: SessionSpec) -> str:
         backend = spec.backend
         if backend in self.trusted and spec.image and not takes_image(backend, spec.image):
-            return f"image: {backend} cannot make a sandbox of {spec.image!r}"
+            return f"image: {backend} cannot build a sandbox from {spec.image!r}"
         if backend:
             why = self.why_not.get(backend, "there is no such backend")
             return f"backend: {backend} cannot be used here ({why})"
         if spec.image:
-            return f"image: no backend that works here makes a sandbox of {spec.image!r}"
+            return f"image: no backend that works here builds a sandbox from {spec.image!r}"
         return ("trusted: nothing here can keep a sandbox from your own files (bwrap: "
                 f"{self.why_not.get('bwrap')}; process: {self.why_not.get('process')}); say "
                 "trusted=True for code that may see them")

@@ -179,7 +179,8 @@ class SandboxExecutor:
         if not self.waits(attempt):
             return
         if why or len(data) > FRAME_MAX - (1 << 20):
-            return self._fail(attempt, why or f"payload: {len(data)} bytes are too many")
+            return self._fail(attempt, why or f"payload: {len(data)} bytes exceed the limit of "
+                                       f"{FRAME_MAX - (1 << 20)}")
         attempt.payload = data
         self._admit(attempt)
 
@@ -198,7 +199,7 @@ class SandboxExecutor:
                 return self._fail(attempt, "session: it is not open on this node")
             return self._sessions.enter(attempt, session)
         if action.kind is not _EXEC:
-            return self._fail(attempt, "session: reading and writing files needs one")
+            return self._fail(attempt, "session: to read or write files, open one")
         try:
             box = self._supervisor.backends.box(SessionSpec(0, trusted=action.trusted))
         except InvalidInput as error:

@@ -70,7 +70,7 @@ class MemoryPressure:
         beyond, attempt, asked = max(over, key=lambda one: one[0], default=(0, None, 0))
         if attempt is not None and beyond > 0:
             self._end(attempt.order.lease, ActionState.OUT_OF_MEMORY,
-                      f"mem: the node ran out of it; {beyond + asked} MiB used, {asked} MiB "
+                      f"mem: the node ran out of memory; {beyond + asked} MiB used, {asked} MiB "
                       "asked for")
 
 

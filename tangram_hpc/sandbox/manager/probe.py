@@ -72,7 +72,7 @@ def _try(runtime: Runtime, box: Box, seconds: float) -> int:
         print(f"{runtime.name}: {error}", flush=True)
         return 1
     if code:
-        print(f"{runtime.name}: a command in it ended with {code}", flush=True)
+        print(f"{runtime.name}: a test command ended with {code}", flush=True)
     return 1 if code else 0
 
 

@@ -429,7 +429,7 @@ class Init:
 
     def _fall(self) -> None:
         """Ends after the sandbox broke down."""
-        self._send(Broken("its sandbox ended by itself"))
+        self._send(Broken("the sandbox ended by itself"))
         self._ending = True
 
     def _report(self, command: Command, none_left: bool) -> None:
@@ -476,7 +476,7 @@ class Init:
             if not command.reported:
                 command.status = signal.SIGKILL
                 self._report(command, none_left=False)
-            self._send(Broken(f"its processes could not be ended one by one ({error.strerror})"))
+            self._send(Broken(f"the sandbox's processes could not be killed ({error.strerror})"))
             self._ending = True
 
     # ---- between and after commands ----
@@ -486,7 +486,7 @@ class Init:
             scratch.empty(self._home, self._isolation.tmp)
             os.chdir(self._home)
         except OSError as error:
-            self._send(Broken(f"its directory cannot be emptied ({error.strerror})"))
+            self._send(Broken(f"the sandbox's directory cannot be emptied ({error.strerror})"))
             self._ending = True
 
     def _limit_files(self, disk_mib: int) -> None:
