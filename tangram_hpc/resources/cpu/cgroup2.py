@@ -59,7 +59,7 @@ class Group2(CgroupGroup):
     def _kill_all(self) -> bool:
         try:
             cgroupfs.write(self._at + "/cgroup.kill", "1")
-        except OSError:  # since Linux 5.14
+        except OSError:  # the file exists since Linux 5.14
             return False
         return True
 

@@ -37,7 +37,8 @@ def _socket_answers(path: str) -> bool:
         try:
             knock.connect(path)
         except OSError as error:
-            return error.errno == errno.EPROTOTYPE  # a process is there, on another kind
+            # EPROTOTYPE: a process listens there, on a socket of another type
+            return error.errno == errno.EPROTOTYPE
     return True
 
 

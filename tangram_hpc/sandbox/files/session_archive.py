@@ -89,7 +89,8 @@ def _scrap(folder: str) -> IO[bytes]:
 
 def _tar(command: Sequence[str], said: IO[bytes], *, into: int = subprocess.DEVNULL,
          out: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}  # no TAR_OPTIONS
+    # the user's TAR_OPTIONS must not reach tar
+    env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
     return subprocess.Popen(command, 0, env=env, stdin=into, stdout=out, stderr=said)
 
 

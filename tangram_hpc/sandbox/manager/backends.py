@@ -74,13 +74,15 @@ class Backends:
             raise InvalidInput(f"config field `read_paths`: {error}") from None
         why_not = {name: missing(runtime) for name, runtime in RUNTIMES.items()}
         for name, runtime in RUNTIMES.items():
-            if not why_not[name] and not runtime.needs_image:  # else only an image shows it
+            # others can be probed only with an image
+            if not why_not[name] and not runtime.needs_image:
                 why_not[name] = probe(runtime, "", read, _PROBE_S)
         works = tuple(name for name in RUNTIMES if not why_not[name])
         why_not["process"] = "" if landlock.abi() else "this kernel has no Landlock"
         if landlock.abi() in range(1, landlock.ABI_SCOPES):
             why_not["process"] = "this kernel's Landlock (older than 6.12) cannot restrict signals"
-        if not why_not["process"] and not seccomp.available():  # munge could be reached
+        # without a filter the code could connect to munge's socket
+        if not why_not["process"] and not seccomp.available():
             why_not["process"] = "this kernel cannot filter system calls"
         if not why_not["process"] and is_root():
             why_not["process"] = _ROOT

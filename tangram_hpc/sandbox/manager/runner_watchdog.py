@@ -19,7 +19,8 @@ class RunnerWatchdog:
     def __init__(self, free: Callable[[ExecutionProcess], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._free = free
-        self._at: dict[int, tuple[ExecutionProcess, int]] = {}  # by number, at lease
+        # by number: the runner, and the lease that it was at when it was last looked at
+        self._at: dict[int, tuple[ExecutionProcess, int]] = {}
 
     def watch(self, process: ExecutionProcess) -> None:
         """Watches a runner, in which calls wait from now on, until none waits any more."""

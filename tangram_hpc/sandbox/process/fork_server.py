@@ -67,12 +67,12 @@ class ForkServer:
     def __init__(self, worker: socket.socket, root: str) -> None:
         self._worker = worker
         self._root = root
-        self._processes: dict[int, int] = {}  # pid -> number
-        self._homes: dict[int, str] = {}  # number -> the name of its directory
+        self._processes: dict[int, int] = {}
+        self._homes: dict[int, str] = {}
         self._pids: dict[int, int] = {}
         self._brooms: set[int] = set()
         self._lingering: list[int] = []
-        self._stops: dict[int, tuple[float, int]] = {}  # pid -> a time, and how often since
+        self._stops: dict[int, tuple[float, int]] = {}
         self._ending = False
         self._modes = ModeKeeper(self._home_of)
         self._wake, self._into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -24,7 +24,7 @@ from .sandbox_processes import DescendantProcesses, NamespaceProcesses, SandboxP
 from .units_file import path_of
 
 _END_S = 2.0
-_READY_S = 60.0  # an image may have to be unpacked
+_READY_S = 60.0  # the runtime may have to unpack an image
 
 
 _NO_LISTENER = ("backend: process cannot build a sandbox here: a system call filter with a "

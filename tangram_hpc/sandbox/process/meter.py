@@ -79,7 +79,8 @@ class Meter:
         if broken is None and self._disk_due and now >= self._disk_due:
             had = self._had_mib
             broken = self.disk(limits.disk_mib)
-            if broken and 0 <= self._had_mib <= had:  # it removes files of before
+            # it was too much before this command, which removes files
+            if broken and 0 <= self._had_mib <= had:
                 broken = None
             spent = (time.thread_time_ns() - began) * _SHARE
             self._disk_due = now + min(max(_DISK_NS, spent), _DISK_LATEST_NS)

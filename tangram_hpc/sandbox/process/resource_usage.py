@@ -22,8 +22,8 @@ from typing import Any
 from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST
 from ...resources import tree
 
-_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024  # no program has less
-_FIRST_LOOK_NS, _LAST_LOOK_NS = 4_000_000, 64_000_000_000  # each twice as late as the one before
+_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024  # no process has less
+_FIRST_LOOK_NS, _LAST_LOOK_NS = 4_000_000, 64_000_000_000  # each pause doubles
 
 
 def own_peak_kib() -> int:
@@ -89,7 +89,7 @@ class ResourceUsage:
 
     def reaped(self, pid: int, usage: Any, main: bool) -> None:
         """Adds a process that ended. `main`: it is the command's first process."""
-        if pid in self._others:  # how much of its time this command is to blame for is unknown
+        if pid in self._others:  # its time during this command is unknown
             self._missed = True
             return
         used = round((usage.ru_utime + usage.ru_stime) * 1e9)

@@ -41,7 +41,7 @@ class UnitsFile:
             if units != self.now:
                 text = f"{units}\n".encode()
                 os.pwrite(self.fd, text, 0)
-                os.ftruncate(self.fd, len(text))  # until then a rest may follow the first line
+                os.ftruncate(self.fd, len(text))  # before, the old number's rest may follow
                 self.now = units
             os.utime(self.fd, ns=(now, now))
         except OSError:
