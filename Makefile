@@ -23,7 +23,7 @@ python:
 	  apt-get install -q -y --no-install-recommends python3-venv; } || \
 	  { echo "tangram: error: $(PYTHON) has no ensurepip; install python3-venv" >&2; exit 2; }
 
-$(STAMP): pyproject.toml setup.py tangram_hpc/sandbox/process/_plain.c | python
+$(STAMP): pyproject.toml setup.py tangram_hpc/sandbox/process/_fast_path.c | python
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
 	$(BIN)/pip install -q -e '.[dev]'

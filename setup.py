@@ -6,10 +6,10 @@ from glob import glob
 
 from setuptools import Extension, setup
 
-PLAIN = Extension("tangram_hpc.sandbox.process._plain",
-                  ["tangram_hpc/sandbox/process/_plain.c"],
+FAST_PATH = Extension("tangram_hpc.sandbox.process._fast_path",
+                  ["tangram_hpc/sandbox/process/_fast_path.c"],
                   extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra"],
                   optional=True)  # without a compiler all is served by Python
 
 setup(data_files=[("share/tangram_hpc/sbatch_templates", sorted(glob("sbatch_templates/*")))],
-      ext_modules=[PLAIN])
+      ext_modules=[FAST_PATH])

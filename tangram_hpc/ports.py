@@ -20,6 +20,10 @@ from .protocol.frame import Buffer, Parcel
 from .protocol.message import Message, Result, Start
 from .scheduler.routing.cmlfq import CausalTree
 
+# Seconds. An action that runs longer lets its worker give back the leases that wait behind it. The
+# worker keeps to it for leases that it holds itself, an executor for calls that it gave a runner.
+GIVE_BACK_S = 0.05
+
 
 class Clock(Protocol):
     """The time, handed in."""

@@ -1,8 +1,8 @@
 """A place for attacks: a real executor, a session that attacks, a neighbour that works meanwhile,
 and photographs of all that could be left behind.
 
-Law: every attack is bounded in itself (a count, a time, an `ulimit`), so that a wall that does not
-hold fails a test and not the machine.
+Law: every attack is bounded in itself (a count, a time, an `ulimit`), so that an isolation that
+does not hold fails a test and not the machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tangram_hpc.protocol.payload import ExecCall, ExecReturn
 from tangram_hpc.resources import tree
 
 BACKENDS = ("process", "bwrap")
-# As a command that Python serves, and as the second of its kind, which is plain (`_plain.c`).
+# As a command that Python serves, and as the second of its kind, which is plain (`_fast_path.c`).
 # Without that library all are Python's.
 WAYS = [pytest.param((backend, way), id=f"{backend}-{way}",
                      marks=[] if way == "plain" else [pytest.mark.long])
@@ -196,18 +196,18 @@ class Duel:
     def home(self, session: int) -> Path:
         """Where a session's files really lie."""
         sessions = self.rig.executor._sessions
-        host = sessions.get(session).host  # type: ignore[union-attr]
-        assert host is not None
-        return Path(host.folder)
+        process = sessions.get(session).process  # type: ignore[union-attr]
+        assert process is not None
+        return Path(process.folder)
 
     def victim(self) -> int:
         """A process of the neighbour, as numbered here."""
-        host = self.rig.executor._sessions.get(self.neighbour).host  # type: ignore[union-attr]
-        assert host is not None
+        process = self.rig.executor._sessions.get(self.neighbour).process  # type: ignore[union-attr]
+        assert process is not None
         shells: list[int] = []
 
         def found() -> bool:
-            shells[:] = [pid for pid in tree.descendants(host.pid)
+            shells[:] = [pid for pid in tree.descendants(process.pid)
                          if b"sha256sum" in (tree.read(f"/proc/{pid}/cmdline") or b"")]
             return bool(shells)
 

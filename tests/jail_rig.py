@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tangram_hpc.sandbox.files import modes
-from tangram_hpc.sandbox.isolation import landlock, seccomp, view
+from tangram_hpc.sandbox.isolation import landlock, seccomp, visible_paths
 from tangram_hpc.sandbox.process.mode_keeper import ModeKeeper
 
 NOBODY = 65534
@@ -96,8 +96,9 @@ class Place:
         return code, output, complaints
 
     def landlocked(self) -> object:
-        return landlock.restrict([*self.readable, view.PROC], [str(self.home), *view.devices()],
-                                 network=False, unlisted=[view.SHARED_MEMORY])
+        return landlock.restrict([*self.readable, visible_paths.PROC],
+                                 [str(self.home), *visible_paths.devices()],
+                                 network=False, unlisted=[visible_paths.SHARED_MEMORY])
 
 
 def _read(fd: int, keeper: ModeKeeper) -> bytes:
@@ -141,7 +142,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     user = {} if uid == os.getuid() else {"user": uid, "group": uid, "extra_groups": []}
     victim = subprocess.Popen(argv, env={"TANGRAM_SECRET": "x"}, cwd=outside, **user)
     try:
-        yield Place(uid, home, outside, victim, view.readable([PACKAGES]))
+        yield Place(uid, home, outside, victim, visible_paths.readable([PACKAGES]))
     finally:
         victim.kill()
         victim.wait()

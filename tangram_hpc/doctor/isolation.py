@@ -14,7 +14,7 @@ from pathlib import Path
 from ..errors import InvalidInput
 from ..resources.cpu import affinity, enforce
 from ..sandbox.isolation import landlock, seccomp
-from ..sandbox.isolation.holders import RUNTIMES
+from ..sandbox.isolation.container_runtimes import RUNTIMES
 from ..sandbox.manager.backends import Backends, is_root
 from ..sandbox.process import plain
 from .check import Finding, Item, Where, fail, ok, skip, warn
@@ -156,7 +156,7 @@ def plain_commands(where: Where) -> Finding:
 
 def programs(where: Where) -> Finding:
     """Which programs that build sandboxes are on the PATH."""
-    from ..sandbox.isolation.holders import missing
+    from ..sandbox.isolation.container_runtimes import missing
 
     there = [name for name, runtime in RUNTIMES.items() if not missing(runtime)]
     lacking = [name for name in RUNTIMES if name not in there]

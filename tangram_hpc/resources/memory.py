@@ -1,5 +1,7 @@
-"""Owns: how much memory this process's node has, and how much of it is left: the machine's, or its
-cgroup's where that is less. Must not decide what that means.
+"""How much memory this process's node has, and how much of it is available.
+
+Both are the machine's, or its cgroup's where that is less. What the figures mean is decided
+elsewhere.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ _V2 = ("memory.max", "memory.current", "inactive_file")
 
 
 def total_mib() -> int:
-    """The memory this process may use, in MiB."""
+    """The memory that this process may use, in MiB."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([total, *(limit for limit, _ in _cgroups())]) // (1 << 20)
 
 
 def left_mib() -> int:
-    """What of it can still be had, in MiB; page cache that can go counts as free."""
+    """The part of it that is still available, in MiB; page cache that can be dropped counts as
+    available.
+    """
     left = 1 << 62
     for line in _read(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):

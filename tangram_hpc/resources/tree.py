@@ -1,7 +1,7 @@
-"""Owns: walking a process tree through /proc, and ending one. Must not wait for a process.
+"""Walks a process tree through /proc, and ends one. Waits only for children of this process.
 
-A walk is a photograph: what forks while it is taken can be missed. So whoever ends a tree repeats
-`kill_beneath` until it has no children left, as a subreaper can know.
+A walk is a photograph: a process that forks meanwhile can be missed. So whoever ends a tree repeats
+`kill_beneath` until no children are left, which a subreaper can know.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 
 def threads(pid: int) -> list[int]:
-    """The thread ids of a process; [] when it is gone."""
+    """The thread ids of a process; empty when it is gone."""
     try:
         return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except OSError:
@@ -21,7 +21,7 @@ def threads(pid: int) -> list[int]:
 
 
 def read(path: str) -> bytes | None:
-    """A file of /proc whole; None when its process is gone."""
+    """The content of a file of /proc; None when its process is gone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -38,7 +38,7 @@ def read(path: str) -> bytes | None:
 
 
 def _parents() -> dict[int, list[int]]:
-    """Children by parent from one pass over /proc: for kernels without `children` files."""
+    """Children by parent, from one pass over /proc; for kernels without `children` files."""
     found: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (stat := read(f"/proc/{name}/stat")):
@@ -56,7 +56,7 @@ def _quick_children(pid: int) -> list[int]:
 
 
 def state(pid: int) -> str:
-    """One letter, as in ps: "T" is stopped; "X" when it is gone."""
+    """The state of a process as a letter, as in ps: "T" is stopped; "X" when it is gone."""
     text = read(f"/proc/{pid}/stat")
     return chr(text[text.rindex(b")") + 2]) if text else "X"
 
@@ -65,8 +65,9 @@ _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 def cpu_ns(pid: int) -> int:
-    """User + system time of a process and of its children that it has waited for, in whole clock
-    ticks; 0 when it is gone."""
+    """CPU time in ns of a process and of its children that it has waited for, in whole clock ticks;
+    0 when it is gone.
+    """
     text = read(f"/proc/{pid}/stat")
     if not text:
         return 0
@@ -74,7 +75,9 @@ def cpu_ns(pid: int) -> int:
 
 
 def high_water_kib(pid: int) -> int:
-    """The most memory that a process had resident since it began its program; 0 when it is gone."""
+    """The most memory in KiB that a process had resident since it began its program; 0 when it is
+    gone.
+    """
     for line in (read(f"/proc/{pid}/status") or b"").splitlines():
         if line.startswith(b"VmHWM:"):
             return int(line.split()[1])
@@ -90,7 +93,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes beneath `pid`, parents before their children."""
+    """All descendants of `pid`, parents before their children."""
     table = None if _quick else _parents()
     found, todo = [], [pid]
     while todo:
@@ -102,21 +105,22 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_beneath(pid: int, spare: frozenset[int] = frozenset()) -> bool:
-    """SIGKILLs all beneath `pid` but the children in `spare` (and what is beneath those); returns
-    whether there was anything."""
+    """Kills all descendants of `pid`, except its children in `spare` and their descendants; returns
+    whether there were any.
+    """
     seen = False
     for child in children(pid):
         if child in spare:
             continue
         seen = True
         for victim in (child, *descendants(child)):
-            with suppress(OSError):  # gone meanwhile, or it became another user's
+            with suppress(OSError):  # it is gone, or became another user's
                 os.kill(victim, signal.SIGKILL)
     return seen
 
 
 def wait_for_all(seconds: float) -> None:
-    """Waits for the children of this process that were ended, for so long at most."""
+    """Waits for the children of this process, which were killed, at most so many seconds."""
     deadline = time.monotonic() + seconds
     with suppress(ChildProcessError):
         while time.monotonic() < deadline:
@@ -125,7 +129,7 @@ def wait_for_all(seconds: float) -> None:
 
 
 def end_beneath(seconds: float) -> None:
-    """SIGKILLs and reaps all beneath this process, for so long at most."""
+    """Kills all descendants of this process and waits for them, at most so many seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         kill_beneath(os.getpid())

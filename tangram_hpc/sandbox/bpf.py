@@ -1,11 +1,12 @@
-"""Pure. Owns: decisions about one system call, and their assembly into the instructions of a kernel
-filter (classic BPF as seccomp(2) takes it). Must not know which system calls are refused.
+"""Decisions about one system call, and their assembly into a kernel filter (classic BPF,
+seccomp(2)). Pure.
 
-A filter only jumps forward, so it is a decision graph without cycles: each `Step` answers, loads a
+A filter only jumps forward, so it is a decision graph without cycles. Each `Step` answers, loads a
 value, or compares the loaded value and goes on in one of two ways. The assembler emits equal steps
-once, however many calls come to them: all calls that end in EPERM share one return, and all calls
+once, however many calls lead to them: all calls that end in EPERM share one return, and all calls
 whose mode is their second argument share one look at it. It works from the last instruction to the
-first, so the place of every target is known when a jump to it is emitted.
+first, so the place of every target is known when a jump to it is emitted. Which calls are refused
+is not known here.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
 _VALUE_AT = 4  # in struct sock_filter, which has 8 bytes
 _ARGS_AT = 16  # in struct seccomp_data; the upper half of an argument lies 4 bytes further
 _LONGEST = 254  # a conditional jump skips 255 at most, and the other way may put one more between
-_OFTEN = 12  # how many ranges a number weighs that comes often
+_OFTEN = 12  # the weight of a frequent number, in ranges
 NUMBER_AT, ARCH_AT = 0, 4
 
 
 class Step(NamedTuple):
-    """A part of a filter, with all that follows it.
+    """A part of a filter, with everything that follows it.
 
     Attributes:
         op: the instruction's code.
-        value: what it returns, compares with or keeps of the loaded value, or where it loads. A
-            negative one is a hole, -1 the first, to be filled after the assembly.
-        yes: the next step; of a comparison, where it holds. None after a return.
-        no: the next step where a comparison does not hold.
+        value: what it returns, what it compares with, which bits it keeps, or where it loads. A
+            negative value is a hole, -1 the first, to be filled after the assembly.
+        yes: the next step; after a comparison, if it holds. None after a return.
+        no: the next step if a comparison does not hold.
     """
 
     op: int
@@ -53,7 +54,7 @@ def load(at: int, then: Step) -> Step:
 
 
 def low(argument: int, then: Step) -> Step:
-    """Loads the lower half of an argument, which is all of an `int` as the kernel reads it."""
+    """Loads the lower half of an argument, which is all that the kernel reads of an `int`."""
     return load(_ARGS_AT + 8 * argument, then)
 
 
@@ -68,29 +69,30 @@ def masked(mask: int, then: Step) -> Step:
 
 
 def equal(value: int, yes: Step, no: Step) -> Step:
-    """Whether the loaded value is this one."""
+    """Branches on whether the loaded value is `value`."""
     return Step(_EQUAL, value, yes, no)
 
 
 def any_bit(bits: int, yes: Step, no: Step) -> Step:
-    """Whether the loaded value has one of these bits."""
+    """Branches on whether the loaded value has one of these bits."""
     return Step(_ANY_BIT, bits, yes, no)
 
 
 def one_of(values: Sequence[int], yes: Step, no: Step) -> Step:
-    """Whether the loaded value is among these."""
+    """Branches on whether the loaded value is one of these."""
     for value in reversed(values):
         no = equal(value, yes, no)
     return no
 
 
 def search(ranges: Sequence[tuple[int, Step]], often: Collection[int] = ()) -> Step:
-    """A binary search for the range that the loaded number lies in. It is weighted: numbers that
-    come `often` are found after fewer comparisons, and all others after hardly more.
+    """A binary search for the range that contains the loaded number. Frequent numbers are found
+    after fewer comparisons, and all others after hardly more.
 
     Args:
-        ranges: the first number of each and its step, in order; the first range holds all below.
-        often: first numbers of ranges.
+        ranges: the first number of each range and its step, in order; the first range also holds
+            everything below.
+        often: the first numbers of ranges that are frequent.
     """
     sums = [0, *accumulate(_OFTEN if first in often else 1 for first, _ in ranges)]
 
@@ -107,8 +109,8 @@ def assemble(first: Step) -> tuple[bytes, list[int]]:
     """The instructions, 8 bytes each, that decide from `first` on.
 
     Returns:
-        The program, with 0 where a step's value is a hole, and where the holes lie in it, in the
-        order of their numbers.
+        The program, with 0 where a step's value is a hole, and the positions of the holes in it, in
+            the order of their numbers.
     """
     program = _Assembler().run(first)
     holes = sorted((-line[3], _VALUE_AT + 8 * at) for at, line in enumerate(program)
@@ -138,7 +140,7 @@ class _Assembler:
         return found[::-1]
 
     def _put(self, step: Step) -> int:
-        """The place of a step, which is emitted unless an equal one was."""
+        """The place of a step. It is emitted unless an equal one was."""
         op, value, then, otherwise = step
         yes = -1 if then is None else self._put(then)
         no = -1 if otherwise is None else self._put(otherwise)
@@ -153,15 +155,16 @@ class _Assembler:
         return self._places[key]
 
     def _near(self, place: int) -> int:
-        """`place`, or that of a jump to it, where a comparison cannot reach so far."""
+        """`place`, or that of a jump to it where a comparison cannot reach so far."""
         if len(self._lines) - place <= _LONGEST:
             return place
         self._lines.append((_JUMP, 0, place, -1))
         return len(self._lines) - 1
 
     def _repeat(self, place: int) -> None:
-        """Does here what is done at `place`. A second comparison is no longer than a jump to the
-        first, and takes one instruction less."""
+        """Emits the step at `place` again. A second comparison is no longer than a jump to the
+        first, and runs one instruction less.
+        """
         op, value, yes, no = self._lines[place]
         if no >= 0 and len(self._lines) - min(yes, no) <= _LONGEST:
             self._lines.append((op, value, yes, no))

@@ -1,6 +1,7 @@
-"""Pure. Which environment reaches what runs. Nothing of Slurm's, MPI's or this package's own may.
+"""The environment variables that the processes of actions get. Pure.
 
-Law: names that are kept are listed; what is not listed does not pass.
+Nothing of Slurm's, MPI's or this package's own may reach them. So the names that are kept are
+listed, and what is not listed does not pass.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ _KEPT_BY_RUNNERS = (*_KEPT, "HOME", "SHELL", "VIRTUAL_ENV", "XDG_CACHE_HOME")
 _PREFIXES = ("LC_",)
 _PREFIXES_BY_RUNNERS = (*_PREFIXES, "PYTHON", "CONDA_")
 _PATHS = ("PATH", "LD_LIBRARY_PATH")
-_MADE_MAX = 64  # grants of one sandbox whose environments are kept
+_MADE_MAX = 64  # environments of one sandbox that are kept
 CPUS_FILE = "TANGRAM_CPUS_FILE"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
-def for_hosts(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of a worker's environment its nursery and runners get."""
+def for_child_processes(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of a worker's environment that its fork server, runners and service processes get.
+    """
     return {
         name: value
         for name, value in environ.items()
@@ -30,8 +32,9 @@ def for_hosts(environ: Mapping[str, str]) -> dict[str, str]:
 def for_commands(
     environ: Mapping[str, str], home: str, tmp: str, own_root: bool = False
 ) -> dict[str, str]:
-    """What every command in a sandbox starts from; this host's paths mean nothing in a root of its
-    own."""
+    """The environment that every command in a sandbox begins with. Paths of the node mean nothing
+    in a root of its own.
+    """
     kept = {n: v for n, v in environ.items() if n in _KEPT or n.startswith(_PREFIXES)}
     for name in _PATHS if own_root else ():
         kept.pop(name, None)
@@ -47,8 +50,9 @@ def for_commands(
 
 @lru_cache(maxsize=256)
 def hints(units: int, most: int = 0) -> tuple[tuple[str, str], ...]:
-    """How programs are told of their units: what starts workers is told the most that they may
-    become, as it cannot start more later and lives with fewer cores meanwhile."""
+    """How programs are told of their CPUs. What starts workers is told the most that the action may
+    hold, as it cannot start more later and manages with fewer cores meanwhile.
+    """
     n = str(max(1, units, most))
     return (
         ("TANGRAM_CPUS", str(max(1, units))),
@@ -60,11 +64,10 @@ def hints(units: int, most: int = 0) -> tuple[tuple[str, str], ...]:
 
 
 class Grants:
-    """The environments of one sandbox's commands before what each adds of its own, made once for
-    each grant.
+    """The environments of one sandbox's commands, made once for each set of granted resources.
 
     Args:
-        base: what every command starts from; see `for_commands`.
+        base: what every command begins with; see `for_commands`.
         cpus_file: see `grant`.
     """
 
@@ -76,7 +79,7 @@ class Grants:
         self._made: dict[tuple[int, int, str], dict[str, str]] = {}
 
     def plain(self, units: int, most: int, gpus: str) -> dict[str, str]:
-        """That of a command that adds nothing; nobody may change it."""
+        """The environment of a command that adds nothing. Do not change it."""
         key = units, most, gpus
         env = self._made.get(key)
         if env is None:
@@ -88,13 +91,13 @@ class Grants:
         return env
 
     def adding(self, own: Mapping[str, str], units: int, most: int, gpus: str) -> dict[str, str]:
-        """That of a command that adds some, which count but where they would hide the grant."""
+        """The environment of a command that adds variables. They may not hide what was granted."""
         env = {**self.plain(units, most, gpus), **own}
         grant(env, units, most, gpus, self._cpus_file)
         return env
 
     def only(self, own: Mapping[str, str], units: int, most: int, gpus: str) -> dict[str, str]:
-        """That of a command that brings all of it but the grant."""
+        """The environment of a command that brings all of it, except what was granted."""
         env = dict(own)
         grant(env, units, most, gpus, self._cpus_file)
         return env
@@ -102,8 +105,15 @@ class Grants:
 
 def grant(env: MutableMapping[str, str], units: int, most: int, gpus: str,
           cpus_file: str = "") -> None:
-    """Writes what was granted, over whatever stands there. `gpus`: by the names that CUDA knows
-    here, empty for none; `cpus_file`: see `UnitsFile`."""
+    """Writes what was granted into an environment, over whatever it holds.
+
+    Args:
+        env: the environment to change.
+        units: CPUs that the action holds now.
+        most: CPUs that it may hold while it runs.
+        gpus: the value of CUDA_VISIBLE_DEVICES; empty for no GPU.
+        cpus_file: the path of the `UnitsFile`; empty for none.
+    """
     env["TANGRAM_CPUS"] = str(max(1, units))
     env["TANGRAM_CPUS_MAX"] = str(max(1, units, most))
     if cpus_file:

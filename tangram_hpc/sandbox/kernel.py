@@ -1,6 +1,4 @@
-"""Owns: system calls that Python has no function for, by number, their errors as OSError. Must not
-know what they are called for.
-"""
+"""System calls for which Python has no function, made by number; errors are raised as OSError."""
 
 from __future__ import annotations
 
@@ -19,17 +17,19 @@ _MACHINES = ("x86_64", "aarch64")
 
 
 def machine() -> str:
-    """Whose system call numbers hold for this process: "x86_64", "aarch64", or "" for others."""
+    """The machine whose system call numbers hold for this process: "x86_64" or "aarch64"; empty for
+    another.
+    """
     name = platform.machine()
     wide = sys.maxsize > 1 << 32 and sys.byteorder == "little"  # not x32, not a 32-bit Python
     return name if wide and name in _MACHINES else ""
 
 
 def call(number: int, *args: int) -> int:
-    """One system call; a pointer is given as its address.
+    """Makes one system call. A pointer is given as its address.
 
     Raises:
-        OSError: what the kernel answered.
+        OSError: the kernel's answer.
     """
     done = int(_libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, args)))
     _check(done < 0)
@@ -37,13 +37,14 @@ def call(number: int, *args: int) -> int:
 
 
 def renounce() -> None:
-    """Gives up this process's capabilities, and that a program it runs gains rights; for good.
+    """Gives up this process's capabilities for good, and that a program which it runs may gain
+    rights.
 
-    Root without capabilities is a user like others. With them it could read the environment and
-    the memory map of processes outside, whatever Landlock says of tracing (CAP_PERFMON).
+    Root without capabilities is a user like others. With them it could read the environment and the
+    memory map of processes outside, whatever Landlock says of tracing (CAP_PERFMON).
 
     Raises:
-        OSError: the kernel refuses, or this process has threads, which would stay as they are.
+        OSError: the kernel refuses, or this process has threads, which would keep their rights.
     """
     with suppress(FileNotFoundError):  # behind a pid namespace's /proc, which does not show us
         if len(os.listdir("/proc/self/task")) != 1:

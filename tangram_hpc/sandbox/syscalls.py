@@ -1,8 +1,9 @@
-"""Pure. Owns: the numbers of the system calls a filter names. Must not say what becomes of them."""
+"""The numbers of the system calls that a filter names. Pure; `seccomp` says what becomes of them.
+"""
 
 from __future__ import annotations
 
-# name -> (x86_64, aarch64); -1: that machine has it not
+# by name: (x86_64, aarch64); -1: that machine does not have it
 NUMBERS: dict[str, tuple[int, int]] = {
     "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "bpf": (321, 280),
     "chmod": (90, -1), "chown": (92, -1), "chroot": (161, 51), "clock_adjtime": (305, 266),
@@ -36,7 +37,7 @@ NUMBERS: dict[str, tuple[int, int]] = {
     "umount2": (166, 39), "unshare": (272, 97), "userfaultfd": (323, 282), "vhangup": (153, 58),
 }
 
-# from 424 on every machine has the same
+# from 424 on the numbers are the same on every machine
 BOTH: dict[str, int] = {
     "clone3": 435, "fchmodat2": 452, "file_setattr": 469,
     "fsconfig": 431, "fsmount": 432, "fsopen": 430, "fspick": 433,
@@ -46,4 +47,4 @@ BOTH: dict[str, int] = {
     "process_madvise": 440, "quotactl_fd": 443, "removexattrat": 466, "setxattrat": 463,
 }
 
-NEWEST = 469  # the last number that was looked at when this table was made (Linux 6.17)
+NEWEST = 469  # the last number that was examined for this table (Linux 6.17)

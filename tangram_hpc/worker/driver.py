@@ -13,7 +13,7 @@ from ..domain.node import NodeSpec
 from ..domain.outcome import TEXT_MAX, Outcome
 from ..domain.states import ActionState
 from ..errors import ProtocolError
-from ..ports import Executor, Link, Reports, Timer
+from ..ports import GIVE_BACK_S, Executor, Link, Reports, Timer
 from ..protocol.message import (
     PROTOCOL_VERSION,
     AnyMessage,
@@ -48,7 +48,6 @@ BEAT_S = 0.1  # between two Started messages
 PING_S = 2.0  # of silence before a Ping
 AHEAD = 512  # leases that it takes ahead on one unit
 SIGTERM_S = 0.5  # between Slurm's signal to a command and the same signal to its worker
-STUCK_S = 0.05  # what waits behind a lease that runs longer is given back
 
 MakeExecutor = Callable[[Reports, WorkerWelcome], Executor]
 
@@ -197,7 +196,7 @@ class WorkerDriver:
     def _tick_later(self) -> None:
         if not self._ticking:
             self._ticking = True
-            self._timer.after(STUCK_S, self._tick)
+            self._timer.after(GIVE_BACK_S, self._tick)
 
     def _tick(self) -> None:
         self._ticking = False

@@ -38,7 +38,8 @@ def uses(cluster: LocalCluster) -> dict[str, tuple[int, int, int]]:
 
 def anonymous_kib(pid: int) -> int:
     """The pages that this process has made, whoever shares them by now. Not the private ones: a
-    page of the nursery becomes private to it when the last of its hosts has written its own copy.
+    page of the fork server becomes private to it when the last of its execution processes has
+    written its own copy.
     """
     lines = (tree.read(f"/proc/{pid}/smaps_rollup") or b"").decode().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))

@@ -25,7 +25,7 @@ from tangram_hpc.doctor.guard import Told, guarded, tell
 from tangram_hpc.doctor.verdict import NEEDS, hindrances
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.resources.gpu.nvml import look
-from tangram_hpc.sandbox.isolation.holders import RUNTIMES, missing
+from tangram_hpc.sandbox.isolation.container_runtimes import RUNTIMES, missing
 from tangram_hpc.slurm.environ import slurm_place, unsized
 
 

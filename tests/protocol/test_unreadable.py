@@ -39,7 +39,7 @@ from tangram_hpc.errors import (
     TangramError,
 )
 from tangram_hpc.ports import ChannelLost, ServicePlace, ServiceReply, ServiceRequest
-from tangram_hpc.protocol import hostwire, lane
+from tangram_hpc.protocol import lane, process_frames
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol import service_frames as frames
 from tangram_hpc.protocol.frame import FRAME_MAX, Inbox, Outbox
@@ -100,9 +100,9 @@ def undeep(body: bytes) -> bytes:
 
 READERS: list[Callable[[bytes], object]] = [
     decode, decode_value, lane.unpack, lane.unpack_plan, frames.order, frames.answer,
-    hostwire.decode_to_nursery, hostwire.decode_from_nursery,
-    lambda body: list(hostwire.HostInbox().feed(len(body).to_bytes(4, "little") + body)),
-    lambda body: list(hostwire.WorkerInbox().feed(len(body).to_bytes(4, "little") + body)),
+    process_frames.decode_to_fork_server, process_frames.decode_from_fork_server,
+    lambda body: list(process_frames.ProcessInbox().feed(len(body).to_bytes(4, "little") + body)),
+    lambda body: list(process_frames.WorkerInbox().feed(len(body).to_bytes(4, "little") + body)),
     lambda body: list(Inbox().feed(
         (len(body) + 4).to_bytes(4, "little") + len(body).to_bytes(4, "little") + body)),
 ]
@@ -202,7 +202,7 @@ def liar() -> Callable[..., None]:
 
         from tangram_hpc.domain.outcome import Outcome
         from tangram_hpc.domain.states import ActionState
-        from tangram_hpc.protocol.hostwire import Ended, frame
+        from tangram_hpc.protocol.process_frames import Ended, frame
 
         at: Any = sys._getframe()
         while "run" not in at.f_locals:
@@ -246,7 +246,7 @@ def test_whatever_a_runner_says_of_a_call_the_broker_goes_on(cluster: LocalClust
 
 def teller() -> Callable[..., None]:
     """A function that has its runner say this to its worker, however large."""
-    def tell(message: hostwire.Frame) -> None:
+    def tell(message: process_frames.Frame) -> None:
         import sys
 
         at: Any = sys._getframe()
@@ -261,7 +261,7 @@ def teller() -> Callable[..., None]:
 def test_whatever_state_a_runner_says_its_action_ends_once(cluster: LocalCluster, state: Any
                                                            ) -> None:
     """PREEMPTED would have it run again for ever, NODE_FAIL as if its node were lost."""
-    said = hostwire.Ended(0, Outcome(state), None, True)
+    said = process_frames.Ended(0, Outcome(state), None, True)
     lied = cluster.submit(teller(), said, trusted=True, retries=5)
     with suppress(TangramError, CancelledError):
         lied.result(30)
@@ -273,7 +273,7 @@ def test_of_a_runners_texts_the_first_of_them_is_told(cluster: LocalCluster) -> 
     """More than a frame to the broker carries would end its worker."""
     long = Outcome(ActionState.FAILED, reason="r" * 10**6, isolation="i" * 10**6,
                    enforcement="e" * 10**6)
-    lied = cluster.submit(teller(), hostwire.Ended(0, long, None, True), trusted=True)
+    lied = cluster.submit(teller(), process_frames.Ended(0, long, None, True), trusted=True)
     with pytest.raises(ActionFailed, match=r"r{4096}$"):
         lied.result(30)
     assert lied.details.isolation == "i" * 4096 and lied.details.enforcement == "e" * 4096
@@ -281,7 +281,7 @@ def test_of_a_runners_texts_the_first_of_them_is_told(cluster: LocalCluster) -> 
 
 def test_a_runner_prints_nothing(cluster: LocalCluster) -> None:
     def tell(size: int) -> int:
-        tell_it(hostwire.Piece(0, 1, bytes(size)))
+        tell_it(process_frames.Piece(0, 1, bytes(size)))
         return 7
     tell_it = teller()
     assert cluster.submit(tell, FRAME_MAX + 1).result(60) == 7
@@ -378,7 +378,7 @@ def test_a_runner_that_babbles_ends_alone(rig: Rig, harm: Any) -> None:
         import os
         os.write(3, data)
 
-    body = harm(msgspec.msgpack.encode(hostwire.Broken(WORD.decode())))
+    body = harm(msgspec.msgpack.encode(process_frames.Broken(WORD.decode())))
     outcome, _, _ = rig.function(babble, len(body).to_bytes(4, "little") + body)
     assert outcome.state is ActionState.FAILED and "runner process ended" in outcome.reason
     assert rig.value(pow, 2, 3) == 8
@@ -418,23 +418,23 @@ def test_a_listing_is_whole_or_refused(rig: Rig) -> None:
     rig.shell("mkdir -p a/b; touch a/b/c", session=1)
     assert {"a", "a/b", "a/b/c"} <= set(listed()[1])
     rig.shell("set -e; for n in $(seq 600); do mkdir d; cd d; done", session=1)
-    assert listed()[0].endswith("more than 512 directories in each other")
+    assert listed()[0].endswith("more than 512 nested directories")
     assert rig.shell("rm -r d; echo well", session=1)[1].stdout == b"well\n"
     assert "a/b/c" in listed()[1]
 
 
 @HARMS
 def test_what_a_host_reads(harm: Any) -> None:
-    body = harm(msgspec.msgpack.encode(hostwire.Load(WORD.decode(), b"", "")))
+    body = harm(msgspec.msgpack.encode(process_frames.Load(WORD.decode(), b"", "")))
     with pytest.raises(ProtocolError, match="not in the protocol"):
-        list(hostwire.HostInbox().feed(len(body).to_bytes(4, "little") + body))
+        list(process_frames.ProcessInbox().feed(len(body).to_bytes(4, "little") + body))
 
 
 @pytest.mark.parametrize("cut", range(1, 5))
 def test_a_frame_that_is_too_large_is_told_at_once(cut: int) -> None:
     """However its length arrives: nobody keeps what follows of it."""
-    size = (hostwire.FRAME_MAX + 1).to_bytes(4, "little") + b"x"
-    inbox = hostwire.WorkerInbox()
+    size = (process_frames.FRAME_MAX + 1).to_bytes(4, "little") + b"x"
+    inbox = process_frames.WorkerInbox()
     with pytest.raises(ProtocolError, match="a frame of"):
         assert list(inbox.feed(size[:cut])) == []
         list(inbox.feed(size[cut:]))

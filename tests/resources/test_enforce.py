@@ -1,6 +1,6 @@
 """Each kind of enforcement that this machine has keeps the same promises, or says that it cannot.
 
-A host here is what it is in a worker: a process that starts others and adopts their orphans.
+A process here is what it is in a worker: a process that starts others and adopts their orphans.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOBODY = 65534
 MIB = 1 << 20
 two_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 
-HOST = """
+PROGRAM = """
 import ctypes, json, os, signal, subprocess, sys
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 print(json.dumps(0), flush=True)
@@ -87,23 +87,23 @@ def until(true: Callable[[], object], what: str) -> None:
         time.sleep(0.005)
 
 
-class Host:
-    """A host, and a line to it."""
+class Process:
+    """A process, and a line to it."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen(python(HOST), stdin=subprocess.PIPE,
+        self.popen = subprocess.Popen(python(PROGRAM), stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True)
         self._answer()
-        self.pid = self.process.pid
+        self.pid = self.popen.pid
 
     def _answer(self) -> object:
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
+        assert self.popen.stdout is not None
+        return json.loads(self.popen.stdout.readline())
 
     def _order(self, argv: list[str], wait: bool) -> object:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"argv": argv, "wait": wait}) + "\n")
-        self.process.stdin.flush()
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(json.dumps({"argv": argv, "wait": wait}) + "\n")
+        self.popen.stdin.flush()
         return self._answer()
 
     def start(self, argv: list[str]) -> int:
@@ -128,9 +128,9 @@ class Host:
             for pid in beneath:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-        self.process.kill()
-        self.process.wait()
-        for file in (self.process.stdin, self.process.stdout):
+        self.popen.kill()
+        self.popen.wait()
+        for file in (self.popen.stdin, self.popen.stdout):
             assert file is not None
             with contextlib.suppress(OSError):
                 file.close()
@@ -164,11 +164,11 @@ def enforcer(request: pytest.FixtureRequest) -> Iterator[Enforcer]:
 
 
 @pytest.fixture
-def hosts() -> Iterator[Callable[[], Host]]:
-    made: list[Host] = []
+def processes() -> Iterator[Callable[[], Process]]:
+    made: list[Process] = []
 
-    def make() -> Host:
-        made.append(Host())
+    def make() -> Process:
+        made.append(Process())
         return made[-1]
 
     yield make
@@ -177,20 +177,20 @@ def hosts() -> Iterator[Callable[[], Host]]:
 
 
 @pytest.fixture
-def host(hosts: Callable[[], Host]) -> Host:
-    return hosts()
+def process(processes: Callable[[], Process]) -> Process:
+    return processes()
 
 
 @pytest.fixture
-def group(enforcer: Enforcer, host: Host) -> Group:
-    return enter(enforcer, 1, host)
+def group(enforcer: Enforcer, process: Process) -> Group:
+    return enter(enforcer, 1, process)
 
 
-def enter(enforcer: Enforcer, number: int, host: Host) -> Group:
-    """As a host does by itself."""
-    group = enforcer.group(number, host.pid)
+def enter(enforcer: Enforcer, number: int, process: Process) -> Group:
+    """As a process does by itself."""
+    group = enforcer.group(number, process.pid)
     for path in group.joins:
-        cgroupfs.write(path, str(host.pid))
+        cgroupfs.write(path, str(process.pid))
     return group
 
 
@@ -205,56 +205,57 @@ SEEN = "import os; print(sorted(os.sched_getaffinity(0)))"
 
 
 @two_cores
-def test_a_command_sees_the_cores_that_were_bound(group: Group, host: Host) -> None:
+def test_a_command_sees_the_cores_that_were_bound(group: Group, process: Process) -> None:
     for cores in (CORES[:1], CORES[1:2], CORES[:2], CORES[:1]):
         assert group.bind(cores, len(cores))
-        assert host.run(python(SEEN)) == (0, f"{sorted(cores)}\n")
+        assert process.run(python(SEEN)) == (0, f"{sorted(cores)}\n")
 
 
 @two_cores
-def test_a_running_tree_is_moved_whole_both_ways(group: Group, host: Host) -> None:
+def test_a_running_tree_is_moved_whole_both_ways(group: Group, process: Process) -> None:
     group.bind(CORES[:1], 1)
-    host.start(python(TREE))
-    until(lambda: len(host.tasks()) == TREE_TASKS, "the tree stands")
+    process.start(python(TREE))
+    until(lambda: len(process.tasks()) == TREE_TASKS, "the tree stands")
     for cores in (CORES[:2], CORES[1:2], CORES[:1], CORES[:2]):
         assert group.rebind(cores, len(cores))
-        tasks = host.tasks()
+        tasks = process.tasks()
         assert len(tasks) == TREE_TASKS
         assert [os.sched_getaffinity(t) for t in tasks] == [set(cores)] * TREE_TASKS
-        assert host.run(python(SEEN)) == (0, f"{sorted(cores)}\n")
+        assert process.run(python(SEEN)) == (0, f"{sorted(cores)}\n")
 
 
 @two_cores
-def test_a_program_cannot_widen_its_cores(enforcer: Enforcer, group: Group, host: Host) -> None:
+def test_a_program_cannot_widen_its_cores(enforcer: Enforcer, group: Group,
+                                          process: Process) -> None:
     needs(enforcer, "cores")
     group.bind(CORES[:1], 1)
     widen = f"import os; os.sched_setaffinity(0, {set(CORES)}); {SEEN}"
-    assert host.run(python(widen)) == (0, f"{list(CORES[:1])}\n")
+    assert process.run(python(widen)) == (0, f"{list(CORES[:1])}\n")
 
 
 @two_cores
-def test_a_core_that_is_not_there_is_not_bound(group: Group, host: Host) -> None:
+def test_a_core_that_is_not_there_is_not_bound(group: Group, process: Process) -> None:
     assert not group.bind((4000,), 1)
     assert group.bind(CORES[:1], 1)
-    assert host.run(python(SEEN)) == (0, f"{list(CORES[:1])}\n")
+    assert process.run(python(SEEN)) == (0, f"{list(CORES[:1])}\n")
 
 
 @two_cores
 def test_without_cores_a_cgroup_gives_back_all(enforcer: Enforcer, group: Group,
-                                               host: Host) -> None:
+                                               process: Process) -> None:
     needs(enforcer, "cores")
     group.bind(CORES[:1], 1)
     assert group.bind((), 0)
-    assert host.run(python(SEEN)) == (0, f"{sorted(CORES)}\n")
+    assert process.run(python(SEEN)) == (0, f"{sorted(CORES)}\n")
 
 
 @two_cores
 def test_cpu_time_is_limited_where_cores_are_not(enforcer: Enforcer, group: Group,
-                                                 host: Host) -> None:
+                                                 process: Process) -> None:
     needs(enforcer, "quota")
     before_others(group)
     for _ in range(2):
-        host.start(python(BUSY))
+        process.start(python(BUSY))
 
     def round_of(units: int) -> tuple[float, int]:
         """Cores' worth of CPU time in a third of a second or more; how often it was held back."""
@@ -309,8 +310,9 @@ def test_what_has_not_changed_costs_little(enforcer: Enforcer, group: Group) -> 
     assert same * 3 < new
 
 
-def test_a_binding_of_a_dead_host_is_refused(enforcer: Enforcer, hosts: Callable[[], Host]) -> None:
-    dead = hosts()
+def test_a_binding_of_a_dead_process_is_refused(enforcer: Enforcer, processes: Callable[[],
+                                                Process]) -> None:
+    dead = processes()
     dead.end()
     with pytest.raises(OSError):
         enter(enforcer, 1, dead)
@@ -335,9 +337,10 @@ def test_a_process_joins_by_itself(enforcer: Enforcer) -> None:
 HOG = "x = bytearray({} << 20); import time; time.sleep({})"
 
 
-def test_memory_kills_the_offender_alone(enforcer: Enforcer, hosts: Callable[[], Host]) -> None:
+def test_memory_kills_the_offender_alone(enforcer: Enforcer, processes: Callable[[],
+                                         Process]) -> None:
     needs(enforcer, "memory")
-    bad, good = hosts(), hosts()
+    bad, good = processes(), processes()
     groups = [enter(enforcer, n, one) for n, one in enumerate((bad, good))]
     groups[0].limit(64, 0)
     groups[1].limit(256, 0)
@@ -354,31 +357,31 @@ def test_memory_kills_the_offender_alone(enforcer: Enforcer, hosts: Callable[[],
     assert bad.run(python(HOG.format(400, 0)))[0] == 0
 
 
-def test_less_memory_than_is_in_use_is_no_error(enforcer: Enforcer, group: Group, host: Host
+def test_less_memory_than_is_in_use_is_no_error(enforcer: Enforcer, group: Group, process: Process
                                                 ) -> None:
     """Version 1 refuses such a limit. Then nothing more is given, until it can be set; version 2
     ends who holds it."""
     needs(enforcer, "memory")
-    holder = host.start(python("x = bytearray(100 << 20); import os; os.kill(os.getpid(), 19)"))
+    holder = process.start(python("x = bytearray(100 << 20); import os; os.kill(os.getpid(), 19)"))
     until(lambda: cgroupfs.read(f"/proc/{holder}/stat").split()[2] == "T", "it holds 100 MiB")
     group.limit(64, 0)
-    assert host.run(python(HOG.format(200, 0)))[0] == -signal.SIGKILL
+    assert process.run(python(HOG.format(200, 0)))[0] == -signal.SIGKILL
     assert group.oom_kills() > 0
-    if holder in host.beneath():
+    if holder in process.beneath():
         os.kill(holder, signal.SIGKILL)
-    until(lambda: not host.beneath(), "it is gone")
+    until(lambda: not process.beneath(), "it is gone")
     group.limit(64, 0)
-    assert host.run(python(HOG.format(90, 0)))[0] == -signal.SIGKILL
-    assert host.run(python(HOG.format(30, 0)))[0] == 0
+    assert process.run(python(HOG.format(90, 0)))[0] == -signal.SIGKILL
+    assert process.run(python(HOG.format(30, 0)))[0] == 0
 
 
-def test_a_tmpfs_file_counts_as_memory(enforcer: Enforcer, group: Group, host: Host,
+def test_a_tmpfs_file_counts_as_memory(enforcer: Enforcer, group: Group, process: Process,
                                        tmp_path: Path) -> None:
     needs(enforcer, "memory")
     group.limit(64, 0)
     fill = ("import mmap; m = mmap.mmap(-1, 200 << 20)\n"
             "for at in range(0, 200 << 20, 4096): m[at] = 1")
-    assert host.run(python(fill))[0] == -signal.SIGKILL
+    assert process.run(python(fill))[0] == -signal.SIGKILL
     assert group.oom_kills() == 1
 
 
@@ -398,18 +401,18 @@ print(n)
 
 
 def test_processes_are_limited_in_one_group_only(enforcer: Enforcer,
-                                                 hosts: Callable[[], Host]) -> None:
+                                                 processes: Callable[[], Process]) -> None:
     needs(enforcer, "pids")
-    bad, good = hosts(), hosts()
+    bad, good = processes(), processes()
     groups = [enter(enforcer, n, one) for n, one in enumerate((bad, good))]
     groups[0].limit(0, 20)
-    assert bad.run(python(FORKS)) == (0, "18\n")  # the host and the program make 20
+    assert bad.run(python(FORKS)) == (0, "18\n")  # the process and the program make 20
     assert good.run(python(FORKS)) == (0, "50\n")
     assert groups[1].usage().tasks is not None
 
 
-def test_usage_is_told(enforcer: Enforcer, group: Group, host: Host) -> None:
-    host.start(python("x = bytearray(80 << 20)\n" + BUSY))
+def test_usage_is_told(enforcer: Enforcer, group: Group, process: Process) -> None:
+    process.start(python("x = bytearray(80 << 20)\n" + BUSY))
     tasks = group.usage().tasks
     assert tasks is not None and tasks >= 2
 
@@ -427,34 +430,34 @@ def test_usage_is_told(enforcer: Enforcer, group: Group, host: Host) -> None:
 
 @pytest.mark.parametrize(("program", "copies"), [(TREE, 1), (RUNAWAY, 6)],
                          ids=["tree", "runaways"])
-def test_a_kill_leaves_none_but_the_spared(enforcer: Enforcer, group: Group, host: Host,
+def test_a_kill_leaves_none_but_the_spared(enforcer: Enforcer, group: Group, process: Process,
                                            program: str, copies: int) -> None:
     def start() -> None:
         if program is RUNAWAY:
-            host.start(python(CROWD))
+            process.start(python(CROWD))
             until(lambda: (group.usage().tasks or 0) > 200, "the crowd stands")
         for _ in range(copies):
-            host.start(python(program))
+            process.start(python(program))
         if program is TREE:
-            until(lambda: len(host.tasks()) == TREE_TASKS, "the tree stands")
+            until(lambda: len(process.tasks()) == TREE_TASKS, "the tree stands")
 
     if enforcer.name == "affinity":
-        assert not group.kill(frozenset({host.pid}))
+        assert not group.kill(frozenset({process.pid}))
         return
     start()
     for _ in range(4):
         # a busy machine may need longer to freeze all than a kill waits
-        until(lambda: group.kill(frozenset({host.pid})), "all were frozen and killed")
+        until(lambda: group.kill(frozenset({process.pid})), "all were frozen and killed")
         # one look may miss what forks away under it
-        until(lambda: not any(host.beneath() for _ in range(30)), "they are dead")
-        assert host.run(["echo", "alive"]) == (0, "alive\n")
+        until(lambda: not any(process.beneath() for _ in range(30)), "they are dead")
+        assert process.run(["echo", "alive"]) == (0, "alive\n")
         start()
     until(group.kill, "all were killed")
-    until(lambda: host.process.poll() is not None, "the host is dead too")
+    until(lambda: process.popen.poll() is not None, "the process is dead too")
 
 
-def test_what_is_frozen_stands_still(enforcer: Enforcer, group: Group, host: Host) -> None:
-    host.start(python(BUSY))
+def test_what_is_frozen_stands_still(enforcer: Enforcer, group: Group, process: Process) -> None:
+    process.start(python(BUSY))
     if enforcer.name == "affinity":
         assert not group.freeze(True)
         return
@@ -470,31 +473,31 @@ def test_what_is_frozen_stands_still(enforcer: Enforcer, group: Group, host: Hos
 
 
 def test_a_removed_group_leaves_neither_cgroup_nor_process(enforcer: Enforcer,
-                                                           hosts: Callable[[], Host]) -> None:
+        processes: Callable[[], Process]) -> None:
     if enforcer.name == "affinity":
         pytest.skip("affinity makes nothing")
-    before, host, other = own_cgroups(), hosts(), hosts()
-    group = enter(enforcer, 7, host)
+    before, process, other = own_cgroups(), processes(), processes()
+    group = enter(enforcer, 7, process)
     assert len(own_cgroups()) > len(before)
-    host.start(python(TREE))
-    until(lambda: len(host.tasks()) == TREE_TASKS, "the tree stands")
-    left = host.beneath()
-    host.process.kill()
-    host.process.wait()
+    process.start(python(TREE))
+    until(lambda: len(process.tasks()) == TREE_TASKS, "the tree stands")
+    left = process.beneath()
+    process.popen.kill()
+    process.popen.wait()
     group.remove()
     until(lambda: not any(map(cgroupfs.started, left)), "what it left is dead")
     again = enter(enforcer, 8, other)
     again.remove()  # it is alive: it dies with its group
-    until(lambda: other.process.poll() is not None, "the other host is dead")
-    enter(enforcer, 9, hosts())  # whoever came late is gone by now
+    until(lambda: other.popen.poll() is not None, "the other process is dead")
+    enter(enforcer, 9, processes())  # whoever came late is gone by now
     assert not [f for f in own_cgroups() if f.endswith(("/7", "/8"))]
     enforcer.close()
     assert own_cgroups() <= before
 
 
-def test_many_groups_hold_no_descriptors(enforcer: Enforcer, host: Host) -> None:
+def test_many_groups_hold_no_descriptors(enforcer: Enforcer, process: Process) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    groups = [enter(enforcer, n, host) for n in range(60)]
+    groups = [enter(enforcer, n, process) for n in range(60)]
     for group in groups:
         group.limit(100, 100)
         group.bind(CORES[:1], 1)
@@ -502,17 +505,17 @@ def test_many_groups_hold_no_descriptors(enforcer: Enforcer, host: Host) -> None
     assert len(os.listdir("/proc/self/fd")) == before
     for group in groups[:-1]:
         group.remove()
-    assert host.run(["echo", "alive"]) == (0, "alive\n")
+    assert process.run(["echo", "alive"]) == (0, "alive\n")
 
 
-def test_two_enforcers_do_not_meet(enforcer: Enforcer, hosts: Callable[[], Host]) -> None:
+def test_two_enforcers_do_not_meet(enforcer: Enforcer, processes: Callable[[], Process]) -> None:
     other = enforce.probe(True, enforcer.name)
-    mine, its = hosts(), hosts()
+    mine, its = processes(), processes()
     group, theirs = enter(enforcer, 1, mine), enter(other, 1, its)
     assert group.bind(CORES[:1], 1) and theirs.bind(CORES[-1:], 1)
     other.close()
     if enforcer.name != "affinity":
-        until(lambda: its.process.poll() is not None, "a closed enforcer's host is dead")
+        until(lambda: its.popen.poll() is not None, "a closed enforcer's process is dead")
     assert mine.run(python(SEEN)) == (0, f"{list(CORES[:1])}\n")
     assert group.bind(CORES[-1:], 1)
     assert mine.run(python(SEEN)) == (0, f"{list(CORES[-1:])}\n")
@@ -525,12 +528,12 @@ import subprocess, sys, time
 sys.path.insert(0, {repo!r})
 from tangram_hpc.resources.cpu import cgroupfs, enforce
 enforcer = enforce.probe(True, {name!r})
-host = subprocess.Popen(["sleep", "100"])
-group = enforcer.group(1, host.pid)
+process = subprocess.Popen(["sleep", "100"])
+group = enforcer.group(1, process.pid)
 for path in group.joins:
-    cgroupfs.write(path, str(host.pid))
+    cgroupfs.write(path, str(process.pid))
 group.bind({cores!r}, 1)
-print(host.pid, flush=True)
+print(process.pid, flush=True)
 time.sleep(100)
 """
 
@@ -554,7 +557,7 @@ def test_a_killed_workers_groups_are_swept_and_a_living_ones_never(enforcer: Enf
         swept = enforce.sweep()  # while it is a zombie still
         if makes:
             assert all(f"tangram-{alive.pid}-" not in folder for folder in swept)
-            until(lambda: not cgroupfs.started(orphan), "its host is dead")
+            until(lambda: not cgroupfs.started(orphan), "its process is dead")
         assert not groups_of(dead) and bool(groups_of(alive)) == makes
         assert cgroupfs.started(alive.pid) and cgroupfs.started(child)
         assert os.sched_getaffinity(child) == set(CORES[:1])
@@ -566,7 +569,7 @@ def test_a_killed_workers_groups_are_swept_and_a_living_ones_never(enforcer: Enf
             one.wait()
             assert one.stdout is not None
             one.stdout.close()
-        until(lambda: not cgroupfs.started(child), "the other's host is dead")
+        until(lambda: not cgroupfs.started(child), "the other's process is dead")
         enforce.sweep()
     assert not groups_of(alive)
 

@@ -152,11 +152,11 @@ def test_kill_9_of_an_init(rig: Rig, tmp_path: Path) -> None:
     assert "SIGKILL" in rig.down[1]
 
 
-def test_kill_9_of_the_nursery(rig: Rig, tmp_path: Path) -> None:
+def test_kill_9_of_the_fork_server(rig: Rig, tmp_path: Path) -> None:
     rig.open()
     lease = rig.begin(ExecCall(argv=("sleep", "1000")), Kind.EXEC, session=1)
     rig.until(lambda: ("started", lease) in rig.events)
-    os.kill(rig.executor.nursery_pid, signal.SIGKILL)
+    os.kill(rig.executor.fork_server_pid, signal.SIGKILL)
     assert rig.end(lease)[0].state is ActionState.FAILED
     assert rig.exec("true")[0].state is ActionState.COMPLETED
 

@@ -176,7 +176,7 @@ tell()
 """
         assert duel.successes(source) == []
         duel.goes_on()
-    assert arena.rig.executor.nursery_pid in arena.rig.processes()
+    assert arena.rig.executor.fork_server_pid in arena.rig.processes()
 
 
 def test_killing_its_parent_costs_only_its_own_action(arena: Arena) -> None:
@@ -306,9 +306,9 @@ def test_disk_filler(arena: Arena, source: str, said: str) -> None:
 @pytest.mark.parametrize(("size", "stream"), [(1_000_000_000, False), (100_000_000, True)])
 def test_a_gigabyte_of_output(arena: Arena, size: int, stream: bool) -> None:
     with arena.duel() as duel:
-        host = duel.rig.executor._sessions.get(duel.attacker).host
-        assert host is not None
-        before = peak_kib(host.pid)
+        process = duel.rig.executor._sessions.get(duel.attacker).process
+        assert process is not None
+        before = peak_kib(process.pid)
         lease = duel.rig.begin(ExecCall(shell=f"head -c {size} /dev/zero; echo e >&2; exit 4",
                                         stream=stream), Kind.EXEC, session=duel.attacker)
         outcome, back, _ = duel.rig.end(lease)
@@ -316,7 +316,7 @@ def test_a_gigabyte_of_output(arena: Arena, size: int, stream: bool) -> None:
         pieces = duel.rig.pieces.get(lease, []) if stream else [(1, back.stdout), (2, back.stderr)]
         sizes = {n: sum(len(data) for s, data in pieces if s == n) for n in (1, 2)}
         assert sizes == {1: OUTPUT_MAX, 2: 2} and back.cut == (size - OUTPUT_MAX, 0)
-        assert peak_kib(host.pid) - before < 4000, "its init holds what it must not keep"
+        assert peak_kib(process.pid) - before < 4000, "its init holds what it must not keep"
         duel.goes_on()
 
 
@@ -592,7 +592,7 @@ def test_a_function_may_not_speak_for_others(arena: Arena) -> None:
 
         from tangram_hpc.domain.outcome import Outcome
         from tangram_hpc.domain.states import ActionState
-        from tangram_hpc.protocol.hostwire import Ended, frame
+        from tangram_hpc.protocol.process_frames import Ended, frame
         os.write(3, frame(Ended(lease, Outcome(ActionState.COMPLETED), b"", True)))
         return "said"
 

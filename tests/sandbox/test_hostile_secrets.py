@@ -227,7 +227,7 @@ def test_the_brokers_key_and_its_processes(cluster: LocalCluster) -> None:
                  str(cluster.folder / "worker.log"), str(cluster.folder.parent)]
         ours = [pid for child in cluster._children for pid in (child.pid,
                                                                *tree.descendants(child.pid))]
-        assert len(ours) >= 4  # broker, worker, nursery, an init
+        assert len(ours) >= 4  # broker, worker, fork server, an init
         done = s.exec(list(program(PROCESSES, "s3cr3t", "-value", *paths)), timeout=60).result()
         assert done.ok and done.text.strip() == "[]", done
         source = ("".join(f"attempt({pid}, lambda: open('/proc/{pid}/environ','rb').read(9))\n"

@@ -30,9 +30,9 @@ def arena(request: pytest.FixtureRequest,
 
 
 def init_of(arena: Arena, session: int) -> int:
-    host = arena.rig.executor._sessions.get(session).host  # type: ignore[union-attr]
-    assert host is not None
-    return host.pid
+    process = arena.rig.executor._sessions.get(session).process  # type: ignore[union-attr]
+    assert process is not None
+    return process.pid
 
 
 def ticks(pids: list[int]) -> int:
@@ -44,14 +44,14 @@ def ticks(pids: list[int]) -> int:
     return total
 
 
-def leftovers(arena: Arena, session: int) -> list[int]:
+def background(arena: Arena, session: int) -> list[int]:
     found = [pid for pid in tree.descendants(init_of(arena, session))
              if b"while :" in (tree.read(f"/proc/{pid}/cmdline") or b"")]
     return found
 
 
 def used_in(arena: Arena, session: int, seconds: float) -> int:
-    pids = [*leftovers(arena, session), init_of(arena, session)]
+    pids = [*background(arena, session), init_of(arena, session)]
     before = ticks(pids)
     time.sleep(seconds)
     return ticks(pids) - before
@@ -62,7 +62,7 @@ def test_an_idle_session_uses_no_cpu_though_it_has_busy_loops(arena: Arena) -> N
     session = arena.open(background="stop")
     outcome, _ = arena.rig.shell(LOOP, session=session)
     assert outcome.state is ActionState.COMPLETED
-    assert len(leftovers(arena, session)) == 3
+    assert len(background(arena, session)) == 3
     assert used_in(arena, session, 1.0) == 0
     lease = arena.rig.begin(ExecCall(argv=("sleep", "1")), Kind.EXEC, session=session)
     arena.rig.until(lambda: ("started", lease) in arena.rig.events)
@@ -78,7 +78,7 @@ def test_a_share_is_small_and_an_end_is_one(arena: Arena) -> None:
     shared, ended = arena.open(background="share"), arena.open(background="end")
     for session in (shared, ended):
         assert arena.rig.shell(LOOP, session=session)[0].state is ActionState.COMPLETED
-    assert leftovers(arena, ended) == []
+    assert background(arena, ended) == []
     per_second = os.sysconf("SC_CLK_TCK")
     used = used_in(arena, shared, 2.0)
     assert 0 < used < 2 * per_second * 0.3, used
@@ -93,8 +93,8 @@ def test_a_session_outlives_its_init_and_not_for_ever(arena: Arena) -> None:
     arena.rig.file("kept", b"1", session=session)
     lease = arena.rig.begin(ExecCall(shell=f"{LOOP}; sleep 100"), Kind.EXEC, session=session)
     beside = arena.rig.begin(ExecCall(shell="sleep 0.5; echo right"), Kind.EXEC, session=other)
-    arena.rig.until(lambda: len(leftovers(arena, session)) >= 3)
-    lost = leftovers(arena, session)
+    arena.rig.until(lambda: len(background(arena, session)) >= 3)
+    lost = background(arena, session)
     os.kill(init_of(arena, session), signal.SIGKILL)
     outcome = arena.rig.end(lease)[0]
     assert outcome.state is ActionState.FAILED and "init ended (signal 9" in outcome.reason
@@ -163,7 +163,7 @@ def test_when_the_node_runs_out_the_greedy_one_goes(arena: Arena,
     monkeypatch.undo()
     outcome = arena.rig.end(big)[0]
     assert outcome.state is ActionState.OUT_OF_MEMORY, outcome
-    assert "the node ran out of it" in outcome.reason
+    assert "the node ran out of memory" in outcome.reason
     assert used_in(arena, idle, 0.5) == 0, "what idles gives way first"
     outcome, back, _ = arena.rig.end(small)
     assert outcome.state is ActionState.COMPLETED and back.stdout == b"right\n"

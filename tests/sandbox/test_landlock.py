@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from jail_rig import Place, place, refused  # noqa: F401
 
-from tangram_hpc.sandbox.isolation import landlock, view
-from tangram_hpc.sandbox.process import host
+from tangram_hpc.sandbox.isolation import landlock, visible_paths
+from tangram_hpc.sandbox.process import bootstrap
 
 ABI = landlock.abi()
 pytestmark = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock")
@@ -35,7 +35,7 @@ def ptrace(pid: int) -> None:
 
 
 def guarded() -> None:
-    host.guard("tangram-init", signal.SIGTERM)
+    bootstrap.guard("tangram-init", signal.SIGTERM)
 
 
 def symlinked(p: Place) -> None:
@@ -173,7 +173,7 @@ def test_the_home_and_the_devices_are_all_there(place: Place) -> None:  # noqa: 
         assert os.waitpid(pid, 0)[1] == 0
         os.mkfifo(home / "pipe")
         os.symlink("out", home / "link")
-        for device in view.devices():
+        for device in visible_paths.devices():
             fd = os.open(device, os.O_RDWR if device == "/dev/null" else os.O_RDONLY)
             os.read(fd, 1)
             os.close(fd)
@@ -216,13 +216,13 @@ def test_commands_do_not_read_their_host(place: Place) -> None:  # noqa: F811
 
 def test_unlisted_files_are_had_by_name_only(place: Place) -> None:  # noqa: F811
     def work() -> list[int]:
-        name = f"{view.SHARED_MEMORY}/tangram-test-{os.getpid()}"
+        name = f"{visible_paths.SHARED_MEMORY}/tangram-test-{os.getpid()}"
         with open(name, "w+") as file:
             file.write("x")
         os.link(name, name + "-2")
         os.unlink(name)
         os.unlink(name + "-2")
-        return [refused(lambda: os.listdir(view.SHARED_MEMORY)),
+        return [refused(lambda: os.listdir(visible_paths.SHARED_MEMORY)),
                 refused(lambda: os.mkdir(name))]
 
     assert place.run(work, place.landlocked) == [errno.EACCES, errno.EACCES]

@@ -1,4 +1,4 @@
-"""Hosts that wait for work, for each kind of box, and how many are built at once."""
+"""Processes that wait for work, for each kind of box, and how many are built at once."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from executor_rig import Rig
 
-from tangram_hpc.protocol.hostwire import Box
-from tangram_hpc.sandbox.manager import lodging
-from tangram_hpc.sandbox.manager.pools import Pool, Starts
+from tangram_hpc.protocol.process_frames import Box
+from tangram_hpc.sandbox.manager import process_supervisor
+from tangram_hpc.sandbox.manager.pools import Pool, StartLimiter
 
 
 class Yard:
-    """Makes hosts by number; a pool and the limit on starts know no more of one."""
+    """Makes processes by number; a pool and the limit on starts know no more of one."""
 
     def __init__(self, limit: int = 100) -> None:
-        self.starts = Starts(limit)
+        self.start_limiter = StartLimiter(limit)
         self.made: list[Any] = []
         self._numbers = itertools.count(1)
 
@@ -28,13 +28,13 @@ class Yard:
         return self.made[-1]
 
     def pool(self, limit: int = 8, warm: int = 0) -> Pool:
-        return Pool(self.fork, self.starts, limit, warm)
+        return Pool(self.fork, self.start_limiter, limit, warm)
 
-    def boot(self, pool: Pool, host: Any) -> None:
+    def boot(self, pool: Pool, process: Any) -> None:
         """As its owner does when one says that it is ready."""
-        self.starts.over(host)
-        pool.booted(host)
-        pool.free.append(host)
+        self.start_limiter.over(process)
+        pool.booted(process)
+        pool.free.append(process)
 
 
 # ---- starts ------------------------------------------------------------------------------------
@@ -47,29 +47,29 @@ def test_no_more_are_built_at_once_than_may_be_and_in_order() -> None:
         def begin() -> Any:
             begun.append(name)
             return yard.fork()
-        yard.starts.ask(begin)
+        yard.start_limiter.ask(begin)
 
     for name in "abcd":
         ask(name)
     assert begun == ["a", "b"]
-    yard.starts.over(yard.made[1])
+    yard.start_limiter.over(yard.made[1])
     assert begun == ["a", "b", "c"]
-    yard.starts.over(yard.made[1])  # its end, after its boot, frees no second place
-    yard.starts.over(SimpleNamespace(number=99))
+    yard.start_limiter.over(yard.made[1])  # its end, after its boot, frees no second place
+    yard.start_limiter.over(SimpleNamespace(number=99))
     assert begun == ["a", "b", "c"]
-    yard.starts.over(yard.made[0])
+    yard.start_limiter.over(yard.made[0])
     assert begun == ["a", "b", "c", "d"]
 
 
 def test_what_is_not_wanted_any_more_takes_no_place() -> None:
     yard = Yard(1)
-    yard.starts.ask(yard.fork)
+    yard.start_limiter.ask(yard.fork)
     asked: list[str] = []
     for name in "xy":
-        yard.starts.ask(lambda name=name: asked.append(name))  # type: ignore[misc]
-    yard.starts.ask(yard.fork)
+        yard.start_limiter.ask(lambda name=name: asked.append(name))  # type: ignore[misc]
+    yard.start_limiter.ask(yard.fork)
     assert len(yard.made) == 1 and asked == []
-    yard.starts.over(yard.made[0])
+    yard.start_limiter.over(yard.made[0])
     assert asked == ["x", "y"] and len(yard.made) == 2
 
 
@@ -85,8 +85,8 @@ def test_a_pool_builds_its_warm_ones_and_one_for_each_that_waits() -> None:
     pool.waiting.extend(range(9))  # type: ignore[arg-type]
     pool.warm_up()
     assert len(yard.made) == 4, "never more than its limit"
-    for host in yard.made:
-        pool.booted(host)
+    for process in yard.made:
+        pool.booted(process)
     pool.warm_up()
     assert len(yard.made) == 4
 
@@ -107,8 +107,8 @@ def test_a_lost_host_is_replaced_and_one_given_away_makes_room() -> None:
     pool = yard.pool(limit=2, warm=2)
     assert pool.give_away() is None
     pool.warm_up()
-    for host in list(yard.made):
-        yard.boot(pool, host)
+    for process in list(yard.made):
+        yard.boot(pool, process)
     taken = pool.give_away()
     assert taken is yard.made[1] and pool.free == [yard.made[0]]
     pool.warm_up()
@@ -123,9 +123,9 @@ def test_a_pool_says_when_it_cannot_be_built_at_all() -> None:
     pool = yard.pool()
     pool.waiting.extend(range(2))  # type: ignore[arg-type]
     pool.warm_up()
-    yard.starts.over(yard.made[0])
+    yard.start_limiter.over(yard.made[0])
     assert not pool.lost(yard.made[0]), "another is being tried"
-    yard.starts.over(yard.made[1])
+    yard.start_limiter.over(yard.made[1])
     assert pool.lost(yard.made[1])
 
 
@@ -133,11 +133,11 @@ def test_a_pool_that_cools_gives_its_idle_ones_up_and_wants_no_more() -> None:
     yard = Yard()
     pool = yard.pool(warm=2)
     pool.warm_up()
-    for host in list(yard.made):
-        yard.boot(pool, host)
+    for process in list(yard.made):
+        yard.boot(pool, process)
     assert pool.cool() == yard.made and pool.free == []
-    for host in yard.made:
-        pool.lost(host)
+    for process in yard.made:
+        pool.lost(process)
     pool.warm_up()
     assert len(yard.made) == 2
     pool.waiting.append(1)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def worker(tmp_path: Path) -> Any:
 
 
 def free(rig: Rig, box: Box) -> list[Any]:
-    return rig.executor._lodging._pools[box].free
+    return rig.executor._supervisor._pools[box].free
 
 
 def test_each_kind_of_box_is_warm_from_its_first_use_on(worker: Rig) -> None:
@@ -165,7 +165,7 @@ def test_each_kind_of_box_is_warm_from_its_first_use_on(worker: Rig) -> None:
     worker.until(lambda: len(free(worker, box)) == 2)
     waiting = list(free(worker, box))
     worker.open(2)
-    assert worker.executor._sessions._open[2].host in waiting, "it took one that waited"
+    assert worker.executor._sessions._open[2].process in waiting, "it took one that waited"
     worker.until(lambda: len(free(worker, box)) == 2)
     back = worker.shell("echo x >only-mine; ls -A", session=2)[1]
     assert back.stdout == b"only-mine\n"
@@ -173,14 +173,14 @@ def test_each_kind_of_box_is_warm_from_its_first_use_on(worker: Rig) -> None:
 
 
 def test_only_the_boxes_used_last_are_warm(worker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lodging, "_WARM_BOXES", 1)
+    monkeypatch.setattr(process_supervisor, "_WARM_BOXES", 1)
     first, second = (Box("process", True, network=on) for on in (False, True))
     worker.open(1)
     worker.until(lambda: len(free(worker, first)) == 2)
-    cold = {host.pid for host in free(worker, first)}
+    cold = {process.pid for process in free(worker, first)}
     worker.open(2, network=True)
     worker.until(lambda: len(free(worker, second)) == 2 and not free(worker, first))
     worker.until(lambda: not cold & set(worker.processes()))
-    assert worker.shell("echo on", session=1)[1].stdout == b"on\n", "a session keeps its host"
+    assert worker.shell("echo on", session=1)[1].stdout == b"on\n", "a session keeps its process"
     worker.open(3)
     worker.until(lambda: len(free(worker, first)) == 2 and not free(worker, second))

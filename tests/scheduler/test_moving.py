@@ -24,8 +24,8 @@ from tangram_hpc.domain.states import ActionState, NodeState, SessionState
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.resources import tree
-from tangram_hpc.sandbox.files import parcel
 from tangram_hpc.sandbox.files import scratch as folders
+from tangram_hpc.sandbox.files import session_archive
 from tangram_hpc.scheduler.forecast import forecast
 from tangram_hpc.scheduler.placement.placers.registry import make_placer
 from tangram_hpc.scheduler.policy.admission import refusal_of_session
@@ -368,7 +368,7 @@ def test_what_cannot_be_moved_says_why(rig: Rig, monkeypatch: pytest.MonkeyPatch
     rig.loop.call_soon(rig.executor.open_session, SessionSpec(8, trusted=True, files="0" * 64))
     rig.until(lambda: 8 in rig.down)
     assert "no payload 000000000000" in rig.down[8]
-    monkeypatch.setattr(parcel, "PARCEL_MAX", 1 << 20)
+    monkeypatch.setattr(session_archive, "ARCHIVE_MAX", 1 << 20)
     rig.open(1)
     rig.shell("head -c 2000000 /dev/zero > big", session=1)
     rig.loop.call_soon(rig.executor.pack_session, 1)
@@ -395,16 +395,16 @@ def test_a_parcel_leads_nowhere_else(tmp_path: Path) -> None:
     (home / "new\nline").write_text("another")
     with socket.socket(socket.AF_UNIX) as one:
         one.bind(str(home / "socket"))
-    digest = parcel.pack(source, store, lambda: False)
+    digest = session_archive.pack(source, store, lambda: False)
     assert b"secret" not in store.get(digest)
-    parcel.unpack(digest, target, store, lambda: False)
+    session_archive.unpack(digest, target, store, lambda: False)
     there = Path(folders.home(target))
     assert sorted(os.listdir(there)) == ["-rf", "new\nline", "out", "up"]
     assert os.readlink(there / "up") == "../../outside"
     assert os.listdir(outside) == ["secret"]
-    with pytest.raises(parcel.Unmoved):
-        parcel.unpack(store.put(b"no tar"), str(tmp_path / "t2"), store, lambda: False)
-    with pytest.raises(parcel.Unmoved):
-        parcel.pack(source, store, lambda: True)
+    with pytest.raises(session_archive.ArchiveError):
+        session_archive.unpack(store.put(b"no tar"), str(tmp_path / "t2"), store, lambda: False)
+    with pytest.raises(session_archive.ArchiveError):
+        session_archive.pack(source, store, lambda: True)
     with pytest.raises(InvalidInput):
-        parcel.unpack("0" * 64, str(tmp_path / "t3"), store, lambda: False)
+        session_archive.unpack("0" * 64, str(tmp_path / "t3"), store, lambda: False)

@@ -1,5 +1,5 @@
-"""Which cores this process may use, and how running process trees are held to their share of them.
+"""Which cores this process may use, and how process trees are held to the cores they were lent.
 
-`enforce.py` is the port, filled by cgroup version 1, cgroup version 2, or affinity alone. Which
-core goes to whom is not decided here.
+`enforce.py` is the port. Its adapters are cgroup version 1, cgroup version 2, and affinity alone.
+Which action gets which core is not decided here.
 """

@@ -1,5 +1,7 @@
-"""Owns: which cores this process may use, in what order to lend them, and binding trees to them.
-Must not decide who gets which core, nor read Slurm's environment.
+"""The cores that this process may use, the order in which they are lent, and binding process trees
+to them.
+
+Who gets which core is decided elsewhere, and Slurm's environment is read elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from pathlib import Path
 from .. import tree
 
 _CPUS = Path("/sys/devices/system/cpu")
-_PASSES = 8  # a tree that forks faster than this many walks keeps its youngest on the old cores
+_PASSES = 8  # walks; the youngest of a tree that forks faster keep the old cores
 
 
 def _first_cpu(text: str) -> int:
@@ -29,7 +31,8 @@ def _read(path: Path) -> str:
 
 
 def _place(cpu: int) -> tuple[int, int, int, int]:
-    """Where a CPU is: (NUMA domain, L3 cache, core, CPU), each named by its lowest member."""
+    """The position of a CPU: (NUMA domain, L3 cache, core, CPU), each named by its lowest member.
+    """
     home = _CPUS / f"cpu{cpu}"
     numa = next((int(p.name[4:]) for p in home.glob("node[0-9]*")), 0)
     l3 = _first_cpu(_read(home / "cache/index3/shared_cpu_list"))
@@ -38,30 +41,34 @@ def _place(cpu: int) -> tuple[int, int, int, int]:
 
 
 def usable() -> tuple[int, ...]:
-    """The CPUs this process may run on, neighbours by NUMA domain, L3 cache and core together."""
+    """The CPUs that this process may use. CPUs of one core, L3 cache and NUMA domain stand
+    together.
+    """
     return tuple(sorted(os.sched_getaffinity(0), key=_place))
 
 
 def neighbours(units: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """How many of these CPUs, in this order, share an L3 cache, and how many a NUMA domain: the
-    sizes of consecutive groups, level by level."""
+    """The sizes of consecutive groups of these CPUs that share an L3 cache, and of those that share
+    a NUMA domain.
+    """
     places = [_place(cpu) for cpu in units]
     return tuple(tuple(len(list(same)) for _, same in groupby(places, key=lambda p: p[:depth]))
                  for depth in (2, 1))
 
 
 def describe(units: Sequence[int], cores: Collection[int] | None = None) -> str:
-    """How units are enforced: "affinity" when each is one of this process's `cores`, else
-    "counted"."""
+    """How CPUs can be enforced without cgroups: "affinity" when each of them is one of this
+    process's `cores`, else "counted".
+    """
     real = frozenset(os.sched_getaffinity(0) if cores is None else cores)
     return "affinity" if units and real.issuperset(units) else "counted"
 
 
 def apply(pid: int, cores: Collection[int]) -> int:
-    """Binds every thread of a process and of all beneath it; returns how many were bound.
+    """Binds every thread of a process and of its descendants; returns how many were bound.
 
     Walks until a walk finds nothing new: a thread that is bound already hands its binding on.
-    What ends meanwhile is passed over.
+    Threads that end meanwhile are left out.
     """
     bound: set[int] = set()
     for _ in range(_PASSES):

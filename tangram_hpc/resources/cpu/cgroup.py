@@ -1,5 +1,7 @@
-"""Owns: what cgroup versions 1 and 2 have in common - a worker's cgroups, one for each of its
-hosts, changed only where something is new. Must not know a version's file names.
+"""What cgroup versions 1 and 2 have in common: a worker's cgroups, one for each execution process.
+
+A limit is written only when it has changed. The names of files, which differ by version, are in
+`cgroup1.py` and `cgroup2.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from . import affinity, cgroupfs
 from .usage import Usage
 
 PERIOD_US = 100_000
-_FREEZE_S = 0.02  # what takes longer waits for a disk, and will not fork meanwhile
+_FREEZE_S = 0.02  # a process that takes longer waits for a disk, and does not fork meanwhile
 _CLOSE_S = 5.0
 
 CORES, QUOTA, MEMORY, PIDS = "cores", "quota", "memory", "pids"
@@ -22,10 +24,13 @@ ALL = frozenset({CORES, QUOTA, MEMORY, PIDS})
 
 
 class CgroupGroup:
-    """What holds one host: the same cgroup in each hierarchy that is used.
+    """The cgroups of one execution process: one in each hierarchy that is used.
 
-    Subclasses say how a limit is written. `folders` are its cgroups, `joins` the files by which a
-    process with one thread joins them.
+    Subclasses write the limits.
+
+    Attributes:
+        folders: the cgroups.
+        joins: the files by which a process with one thread enters them.
     """
 
     _JOIN = "cgroup.procs"
@@ -40,7 +45,7 @@ class CgroupGroup:
         self._mem_mib = 0
         self._pids = 0
 
-    # ---- a version's own ----
+    # ---- what differs by version ----
 
     @property
     def cpu_file(self) -> str:
@@ -54,14 +59,15 @@ class CgroupGroup:
         raise NotImplementedError
 
     def _write_memory(self, size: int) -> bool:
-        """Returns whether that is the limit now; else it is what is in use, as that is more."""
+        """Returns whether `size` is the limit now; else the limit is what is in use, which is more.
+        """
         raise NotImplementedError
 
     def _write_pids(self, pids: int) -> None:
         raise NotImplementedError
 
     def _freezer(self) -> str:
-        """The folder whose processes freeze together; "": none does."""
+        """The folder whose processes freeze together; empty when there is none."""
         raise NotImplementedError
 
     def _freeze(self, folder: str, on: bool) -> None:
@@ -71,7 +77,7 @@ class CgroupGroup:
         raise NotImplementedError
 
     def _kill_all(self) -> bool:
-        """SIGKILLs all in one call; returns whether this version can."""
+        """Kills all processes in one call; returns whether this version can."""
         return False
 
     def oom_kills(self) -> int:
@@ -82,13 +88,13 @@ class CgroupGroup:
         """What it has used so far."""
         raise NotImplementedError
 
-    # ---- what both do alike ----
+    # ---- what both versions share ----
 
     def limit(self, mem_mib: int, pids: int) -> None:
-        """Limits memory, in MiB, and processes with their threads; 0: no limit.
+        """Limits memory, in MiB, and processes with their threads; 0 means no limit.
 
-        Where more memory is in use than can be taken back, that is the limit, or who holds it
-        ends; the next call tries again.
+        If more memory is in use than the kernel can take back, either that becomes the limit or a
+        process that holds it is killed, by version; the next call tries again.
 
         Raises:
             OSError: the kernel refuses.
@@ -101,12 +107,13 @@ class CgroupGroup:
             self._pids = pids
 
     def bind(self, cores: tuple[int, ...], units: int) -> bool:
-        """Before an action, with nothing of its own running yet: its cores, or for () as much CPU
-        time as `units` cores give. Returns whether it holds."""
-        return self._bind(cores, units, self._bind_host)
+        """Binds the process before an action, when nothing else runs in it: to its cores, or, for
+        (), to the CPU time of `units` cores. Returns whether it is enforced.
+        """
+        return self._bind(cores, units, self._bind_process)
 
     def rebind(self, cores: tuple[int, ...], units: int) -> bool:
-        """The same for all that runs in it already."""
+        """Does the same for everything that already runs in it."""
         return self._bind(cores, units, self._bind_tree)
 
     def _bind(self, cores: tuple[int, ...], units: int,
@@ -119,19 +126,19 @@ class CgroupGroup:
                     self._write_cores(cores)
                     self._cores = cores
                 if cores:
-                    units = 0  # they are the limit
+                    units = 0  # the cores are the limit
             elif cores:
-                units = len(cores)  # what a program gains by leaving them is nothing
+                units = len(cores)  # so a program gains nothing by leaving them
                 if not unforced(cores) and QUOTA not in limits:
                     return False
             if QUOTA in limits and units != self._units:
                 self._write_quota(PERIOD_US, units * PERIOD_US)
                 self._units = units
-        except OSError:  # a core went away, or the host has ended
+        except OSError:  # a core went away, or the execution process has ended
             return False
         return holds
 
-    def _bind_host(self, cores: tuple[int, ...]) -> bool:
+    def _bind_process(self, cores: tuple[int, ...]) -> bool:
         os.sched_setaffinity(self._pid, cores)
         return True
 
@@ -139,7 +146,7 @@ class CgroupGroup:
         return affinity.apply(self._pid, cores) > 0
 
     def kill(self, spare: frozenset[int] = frozenset()) -> bool:
-        """SIGKILLs all of its processes but `spare`; returns whether none can have been missed."""
+        """Kills all of its processes but `spare`; returns whether it can have missed none."""
         if not spare and self._kill_all():
             return True
         if not self._freezer():
@@ -152,8 +159,9 @@ class CgroupGroup:
         return frozen
 
     def freeze(self, on: bool) -> bool:
-        """Stops all of its processes, the host as well, or lets them go on; returns whether all
-        have. Waits 20 ms at most; what has not stopped by then still will."""
+        """Stops all of its processes, the execution process as well, or continues them; returns
+        whether all have. Waits at most 20 ms; what has not stopped by then still will.
+        """
         folder = self._freezer()
         if not folder:
             return False
@@ -169,13 +177,19 @@ class CgroupGroup:
         return True
 
     def remove(self) -> None:
-        """After its host has died. What lives in it still is killed, and it goes a little later:
-        with the next group that is made or removed, or at the end."""
+        """Removes the cgroups after the execution process has died. What still lives in them is
+        killed, and they go a little later: with the next group that is made or removed, or at the
+        end.
+        """
         self._owner.forget(self)
 
 
 class CgroupEnforcer:
-    """This worker's cgroups. `limits` says what no program can get around."""
+    """The cgroups of this worker.
+
+    Attributes:
+        limits: what no program can get around, as names of CORES, QUOTA, MEMORY and PIDS.
+    """
 
     name = ""
 
@@ -185,15 +199,15 @@ class CgroupEnforcer:
         self._late: list[str] = []
 
     def _make(self, number: int | str, pid: int) -> CgroupGroup:
-        """Makes a group's cgroups. Raises OSError, and leaves nothing."""
+        """Makes the cgroups of a group. Raises OSError, and leaves nothing behind."""
         raise NotImplementedError
 
     def _end(self) -> None:
-        """Removes what is beside the groups."""
+        """Removes what exists beside the groups."""
         raise NotImplementedError
 
     def group(self, number: int, pid: int) -> CgroupGroup:
-        """Makes what holds host `number`, which joins it then.
+        """Makes the group of execution process `number`, which then enters it.
 
         Raises:
             OSError: the kernel refuses; nothing is left behind.
@@ -204,7 +218,7 @@ class CgroupEnforcer:
         return group
 
     def _fill(self, folders: list[str]) -> None:
-        """Makes cgroups that have been named, or leaves none of them."""
+        """Makes the cgroups of these names, or none of them."""
         made: list[str] = []
         try:
             for folder in folders:
@@ -216,7 +230,7 @@ class CgroupEnforcer:
             raise
 
     def _prepare(self, folder: str) -> None:
-        """What a new cgroup of a group needs first."""
+        """Prepares a new cgroup of a group."""
 
     def forget(self, group: CgroupGroup) -> None:
         """Removes a group; see `CgroupGroup.remove`."""
@@ -230,16 +244,17 @@ class CgroupEnforcer:
             self._late = cgroupfs.destroy(self._late, 0.0)
 
     def close(self) -> None:
-        """Ends all that lives in this worker's groups and removes them. Blocks until that is done,
-        5 s at most."""
+        """Kills everything in this worker's groups and removes them. Blocks until that is done, at
+        most 5 s.
+        """
         folders = [folder for group in self._groups for folder in group.folders]
         self._groups.clear()
         self._late = cgroupfs.destroy([*self._late, *folders], _CLOSE_S)
         self._end()
 
 
-class Trial:
-    """A process of no use, to see whether moving one works."""
+class CgroupProbe:
+    """An idle process, to test whether processes can be moved between cgroups."""
 
     def __init__(self) -> None:
         program = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"]
@@ -250,6 +265,6 @@ class Trial:
         return self.pid in cgroupfs.members(folder)
 
     def end(self) -> None:
-        """Ends it."""
+        """Kills it."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)

@@ -1,5 +1,6 @@
-"""Owns: the files of cgroup version 1 - a cgroup of this worker in each hierarchy that it may
-write, beneath the one it stands in itself. Must not decide who gets what.
+"""Enforcement by cgroup version 1: a cgroup of this worker in each hierarchy that it may write.
+
+Each lies beneath the cgroup in which this process is itself. Who gets what is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -9,19 +10,19 @@ import os
 from contextlib import suppress
 
 from . import cgroupfs
-from .cgroup import CORES, MEMORY, PIDS, QUOTA, CgroupEnforcer, CgroupGroup, Trial
+from .cgroup import CORES, MEMORY, PIDS, QUOTA, CgroupEnforcer, CgroupGroup, CgroupProbe
 from .usage import Usage
 
 _GIVES = {"cpuset": CORES, "cpu": QUOTA, "memory": MEMORY, "pids": PIDS, "freezer": "",
           "cpuacct": ""}  # fmt: skip
-_LIMIT_TRIES = 20  # what runs in it may take more while we look
+_LIMIT_TRIES = 20  # processes may take more memory between a look and a write
 
 
 class Group1(CgroupGroup):
     """See `enforce.Group`. `at` is its folder by controller."""
 
-    # what moves itself alone waits for nobody: here 0.3 ms; through cgroup.procs, or moved by
-    # another, it is the 10 ms and more until every CPU has been seen to pause
+    # A thread that moves itself alone waits for nobody: measured 0.3 ms. Through cgroup.procs, or
+    # moved by another process, it takes 10 ms and more until every CPU has passed a quiet state.
     _JOIN = "tasks"
 
     def __init__(self, owner: Cgroup1, pid: int, at: dict[str, str]) -> None:
@@ -37,7 +38,7 @@ class Group1(CgroupGroup):
         path = self._at["cpu"] + "/cpu.cfs_quota_us"
         try:
             cgroupfs.write(path, str(quota_us or -1))
-        except OSError:  # more than our own cgroup has: then that is its limit
+        except OSError:  # more than our own cgroup has, which limits it then
             cgroupfs.write(path, "-1")
 
     def _write_memory(self, size: int) -> bool:
@@ -56,8 +57,10 @@ class Group1(CgroupGroup):
         return whole
 
     def _write_limit(self, path: str, size: int) -> bool:
-        """Where more is in use than the kernel can take back, it refuses (version 2 kills): then
-        nothing more is given, and whoever asks for it ends as an offender."""
+        """Writes a limit. Where more memory is in use than the kernel can take back, version 1
+        refuses (version 2 kills). Then what is in use becomes the limit, and a process that asks
+        for more is killed.
+        """
         asked = size
         for _ in range(_LIMIT_TRIES):
             try:
@@ -106,10 +109,14 @@ class Group1(CgroupGroup):
 
 
 class Cgroup1(CgroupEnforcer):
-    """See `enforce.Enforcer`. Uses each hierarchy that lets it.
+    """See `enforce.Enforcer`. Uses every hierarchy that it may write.
+
+    Attributes:
+        all_cores: the cores of its own cpuset, as text.
+        missing: why a controller is not used.
 
     Raises:
-        OSError: none that limits anything does.
+        OSError: it may write none that limits anything.
     """
 
     name = "cgroup1"
@@ -121,16 +128,16 @@ class Cgroup1(CgroupEnforcer):
         self._at: dict[str, str] = {}  # this worker's folder by controller
         self._balanced = False
         self.missing: dict[str, str] = {}  # why a controller is not used
-        self._occupied: list[str] = []  # by a trial that could be moved in and not out again
+        self._occupied: list[str] = []  # by a probe that could not be moved out
         for controller in _GIVES:
             self._found(controller)
         if self._at:
-            trial = Trial()
+            probe = CgroupProbe()
             try:
                 for controller in list(self._at):
-                    self._try(controller, trial.pid)
+                    self._try(controller, probe.pid)
             finally:
-                trial.end()
+                probe.end()
             cgroupfs.destroy(self._occupied, 1.0)
         self.limits = frozenset(filter(None, map(_GIVES.__getitem__, self._at)))
         if not self.limits:
@@ -151,7 +158,7 @@ class Cgroup1(CgroupEnforcer):
             self._without(controller, folder, error)
 
     def _try(self, controller: str, pid: int) -> None:
-        """Really makes, limits, fills, empties and removes a cgroup of this controller."""
+        """Tests a controller: makes, limits, fills, empties and removes a cgroup."""
         home = self._at[controller]
         folder = home + "/trial"
         try:
@@ -187,8 +194,9 @@ class Cgroup1(CgroupEnforcer):
             group._write_pids(1000)
 
     def _share_cores(self, folder: str) -> None:
-        """A new cpuset has neither cores nor memory: this one gets its parent's, and hands them
-        on to what is made beneath it."""
+        """Gives this worker's cpuset the cores and memory of its parent. A new cpuset has neither;
+        this one hands them on to those made beneath it.
+        """
         home = os.path.dirname(folder)
         self.all_cores = cgroupfs.read(home + "/cpuset.cpus").strip()
         cgroupfs.write(folder + "/cpuset.cpus", self.all_cores)
@@ -198,8 +206,9 @@ class Cgroup1(CgroupEnforcer):
         self._prepare(folder)
 
     def _prepare(self, folder: str) -> None:
-        """The cores are balanced by the cpuset above; saying so again beneath would let each
-        change compute the machine's scheduling domains anew."""
+        """Turns load balancing off in a new cpuset. The one above balances these cores; to say so
+        again beneath would let each change compute the machine's scheduling domains anew.
+        """
         if self._balanced and folder.startswith(self._at.get("cpuset", "/")):
             cgroupfs.write(folder + "/cpuset.sched_load_balance", "0")
 
@@ -213,7 +222,7 @@ class Cgroup1(CgroupEnforcer):
 
 
 def sweep() -> list[str]:
-    """Ends and removes what dead workers left; returns the cgroups removed."""
+    """Kills and removes what dead workers left; returns the cgroups removed."""
     left = []
     for mount in cgroupfs.mounts():
         if mount.kind == "cgroup" and mount.controllers & _GIVES.keys():

@@ -1,9 +1,9 @@
-"""Owns: the files of cgroup version 2 - this worker's cgroups beneath the one it stands in, if that
-was delegated to it. Must not decide who gets what.
+"""Enforcement by cgroup version 2: this worker's cgroups beneath its own one, if that was
+delegated.
 
-A cgroup that lends its controllers to those beneath may hold no processes itself (but the
-machine's first). So what stands in ours steps aside into a leaf, and back when the last worker
-of it ends.
+A cgroup that lends its controllers to those beneath it may hold no processes itself, except the
+machine's first one. So the processes of ours move into a leaf, and back when the last worker of it
+ends. Who gets what is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from . import cgroupfs
-from .cgroup import CORES, MEMORY, PIDS, QUOTA, CgroupEnforcer, CgroupGroup, Trial
+from .cgroup import CORES, MEMORY, PIDS, QUOTA, CgroupEnforcer, CgroupGroup, CgroupProbe
 from .usage import Usage
 
 _GIVES = {"cpuset": CORES, "cpu": QUOTA, "memory": MEMORY, "pids": PIDS}
@@ -59,7 +59,7 @@ class Group2(CgroupGroup):
     def _kill_all(self) -> bool:
         try:
             cgroupfs.write(self._at + "/cgroup.kill", "1")
-        except OSError:  # since Linux 5.14
+        except OSError:  # the file exists since Linux 5.14
             return False
         return True
 
@@ -82,7 +82,11 @@ class Group2(CgroupGroup):
 
 
 class Cgroup2(CgroupEnforcer):
-    """See `enforce.Enforcer`. Works with the controllers that it is given.
+    """See `enforce.Enforcer`. Works with the controllers that were delegated.
+
+    Attributes:
+        all_cores: the cores that it may use, as text.
+        missing: why a controller is not used.
 
     Raises:
         OSError: our own cgroup may not be written, or lends no controller.
@@ -142,18 +146,18 @@ class Cgroup2(CgroupEnforcer):
         self._enabled.append(controller)
 
     def _try(self) -> None:
-        """Really makes, fills, limits, empties and removes a cgroup."""
-        trial = Trial()
+        """Tests the controllers: makes, fills, limits, empties and removes a cgroup."""
+        probe = CgroupProbe()
         try:
-            group = self._make("trial", trial.pid)
-            cgroupfs.put(group.folders[0], trial.pid)
+            group = self._make("trial", probe.pid)
+            cgroupfs.put(group.folders[0], probe.pid)
             group.limit(1024, 1000)
             if not group.bind((min(os.sched_getaffinity(0)),), 1):
                 raise OSError("cores cannot be bound")
-            if not trial.stands_in(self._folder):
+            if not probe.stands_in(self._folder):
                 raise OSError("a process that was moved in is not there")
         finally:
-            trial.end()
+            probe.end()
         if cgroupfs.destroy(group.folders, 1.0):
             raise OSError("an empty cgroup cannot be removed")
 
@@ -168,9 +172,11 @@ class Cgroup2(CgroupEnforcer):
 
 
 def _beside(home: str) -> str:
-    """The cgroup that Slurm's plugin has made for this user beside the task's; "" when none.
+    """The cgroup that Slurm's plugin has made for this user beside the task's; empty when there is
+    none.
 
-    Slurm sees only what is in the task's own: a worker that stood elsewhere would not be signalled.
+    Slurm sees only what is in the task's own cgroup: a worker that moved elsewhere would get no
+    signals.
     """
     above = os.path.dirname(home)
     with suppress(OSError):
@@ -186,7 +192,7 @@ def _is_first(folder: str) -> bool:
 
 
 def _move_all(source: str, target: str) -> bool:
-    """Moves what stands in one cgroup to another; returns whether there was anything."""
+    """Moves the processes of one cgroup to another; returns whether there were any."""
     pids = [int(text) for text in cgroupfs.read(source + "/cgroup.procs").split()]
     if 0 in pids:
         raise OSError(f"{source} holds processes that we cannot see")
@@ -197,8 +203,9 @@ def _move_all(source: str, target: str) -> bool:
 
 
 def _emptied(source: str, target: str, then: Callable[[], None]) -> None:
-    """Does what the kernel allows in an empty cgroup only. What forks meanwhile is met on the next
-    pass, and what is dying already cannot be moved but will be gone."""
+    """Does what the kernel allows only in an empty cgroup. Processes that are forked meanwhile are
+    moved on the next pass; those that are dying cannot be moved but will be gone.
+    """
     for n in range(_PASSES):
         try:
             if not _move_all(source, target):
@@ -211,9 +218,10 @@ def _emptied(source: str, target: str, then: Callable[[], None]) -> None:
 
 
 def _restore(home: str, enabled: list[str]) -> None:
-    """When no worker's cgroup is left: takes the controllers back, and what had stepped aside.
+    """Takes the controllers back, and what had moved aside, when no worker's cgroup is left.
 
-    In the machine's first cgroup, where nothing steps aside, only those that we have enabled.
+    In the machine's first cgroup, where nothing moves aside, only the controllers that we have
+    enabled.
     """
     leaf = f"{home}/{cgroupfs.LEAF}"
     with suppress(OSError), cgroupfs.locked(home):
@@ -228,7 +236,7 @@ def _restore(home: str, enabled: list[str]) -> None:
 
 
 def sweep() -> list[str]:
-    """Ends and removes what dead workers left; returns the cgroups removed."""
+    """Kills and removes what dead workers left; returns the cgroups removed."""
     left, homes = [], []
     for mount in cgroupfs.mounts():
         if mount.kind != "cgroup2":

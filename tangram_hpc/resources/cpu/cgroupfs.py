@@ -1,6 +1,7 @@
-"""Owns: the cgroup file systems - where they are mounted, where this process stands in them,
-reading, writing and removing cgroups, and the names by which a dead worker's are known. Must not
-know what a limit means.
+"""The cgroup file systems: where they are mounted, where this process is in them, and their files.
+
+It also makes and recognises the names of workers' cgroups, by which those of a dead worker are
+found. What a limit means is not known here.
 """
 
 from __future__ import annotations
@@ -15,20 +16,27 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 PREFIX = "tangram-"
-STEP = "tangram-job"  # what slurm/spank names the cgroup of a step
-LEAF = "tangram-workers"  # where workers stand while their cgroup lends its controllers (v2)
+STEP = "tangram-job"  # the name that slurm/spank gives the cgroup of a job step
+LEAF = "tangram-workers"  # holds workers while their cgroup lends its controllers (v2)
 _NAME = re.compile(r"tangram-(\d+)-(\d+)-(\d+)-(\d+)$")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _PAUSE_S = 0.002
 
 
 class Mount(NamedTuple):
-    """One mounted cgroup file system."""
+    """A mounted cgroup file system.
 
-    root: str  # the cgroup that is seen at `point`
+    Attributes:
+        root: the cgroup that is visible at `point`.
+        point: where it is mounted.
+        kind: "cgroup" or "cgroup2".
+        controllers: of version 1; version 2 names them in a file.
+    """
+
+    root: str
     point: str
-    kind: str  # "cgroup" or "cgroup2"
-    controllers: frozenset[str]  # of version 1; version 2 names them in a file
+    kind: str
+    controllers: frozenset[str]
 
 
 def _plain(path: str) -> str:
@@ -36,7 +44,7 @@ def _plain(path: str) -> str:
 
 
 def mounts() -> list[Mount]:
-    """The cgroup file systems of this mount namespace, in the order they were mounted."""
+    """The cgroup file systems of this mount namespace, in the order in which they were mounted."""
     found = []
     with open("/proc/self/mountinfo") as file:
         for line in file:
@@ -50,7 +58,7 @@ def mounts() -> list[Mount]:
 
 
 def own_folder(controller: str) -> str:
-    """The folder of this process's own cgroup: of a version 1 controller, or of version 2 for "".
+    """The folder of this process's own cgroup, of a version 1 controller, or of version 2 for "".
 
     Raises:
         OSError: it is not mounted, or lies outside of what is mounted.
@@ -90,7 +98,7 @@ def read(path: str) -> str:
 
 
 def write(path: str, text: str) -> None:
-    """Writes a cgroup's file in one call. Raises OSError that says what could not be written."""
+    """Writes a cgroup's file in one call. Raises an OSError that says what could not be written."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -102,7 +110,7 @@ def write(path: str, text: str) -> None:
 
 
 def make(path: str) -> None:
-    """Makes a cgroup. Raises OSError that says which; FileExistsError when it is there."""
+    """Makes a cgroup. Raises an OSError that names it; FileExistsError when it exists."""
     try:
         os.mkdir(path, 0o755)
     except OSError as error:
@@ -115,13 +123,14 @@ def put(folder: str, pid: int) -> None:
 
 
 def join(files: Iterable[str]) -> None:
-    """Moves this process, which has one thread, in by the files of a group. Raises OSError."""
+    """Moves this process, which has one thread, into a group by the group's files. Raises OSError.
+    """
     for path in files:
         write(path, "0")
 
 
 def flat_keyed(path: str, key: str) -> int | None:
-    """One number of a file of "key number" lines; None when it is not told."""
+    """One number of a file of "key number" lines; None when it cannot be read."""
     with suppress(OSError, ValueError):
         for line in read(path).splitlines():
             name, _, value = line.partition(" ")
@@ -131,7 +140,7 @@ def flat_keyed(path: str, key: str) -> int | None:
 
 
 def number(path: str) -> int | None:
-    """The number that a file holds; None when it is not told."""
+    """The number in a file; None when it cannot be read."""
     with suppress(OSError, ValueError):
         return int(read(path))
     return None
@@ -145,7 +154,7 @@ def _listed(folder: str) -> list[int]:
 
 
 def beneath(folder: str) -> Iterator[str]:
-    """All cgroups beneath one and it itself, the deepest first."""
+    """All cgroups beneath one and that one itself, the deepest first."""
     for here, _, _ in os.walk(folder, topdown=False):
         yield here
 
@@ -160,7 +169,7 @@ def members(folder: str) -> list[int]:
 
 
 def kill_members(folder: str, spare: frozenset[int] = frozenset()) -> None:
-    """SIGKILLs what is listed just now, but `spare`."""
+    """Kills the processes that are listed now, except `spare`."""
     for pid in members(folder):
         if pid > 0 and pid not in spare:
             with suppress(OSError):  # gone meanwhile
@@ -182,7 +191,9 @@ def discard(folder: str) -> bool:
 
 
 def destroy(folders: list[str], seconds: float) -> list[str]:
-    """Kills what lives in cgroups and removes them, for so long at most; returns what stayed."""
+    """Kills what lives in cgroups and removes them, for so many seconds at most; returns those that
+    stayed.
+    """
     deadline = time.monotonic() + seconds
     while folders := [folder for folder in folders if not discard(folder)]:
         for folder in folders:
@@ -195,7 +206,7 @@ def destroy(folders: list[str], seconds: float) -> list[str]:
 
 @contextmanager
 def locked(folder: str) -> Iterator[None]:
-    """Holds off other workers that would change the same cgroup; a dead one lets go."""
+    """Keeps other workers from changing the same cgroup. The lock of a dead worker is free."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -241,8 +252,9 @@ def is_ours(name: str) -> bool:
 
 
 def is_left(name: str) -> bool:
-    """Whether a cgroup's worker is dead. A worker whose process we could not see, being of another
-    pid namespace, counts as alive."""
+    """Whether a cgroup's worker is dead. A worker of another pid namespace, whose process is not
+    visible here, counts as alive.
+    """
     found = _NAME.match(name)
     if found is None:
         return False

@@ -1,10 +1,11 @@
-"""Owns: the port through which a worker holds its sandboxes to what they were lent, and the choice
-of its filling. Must not know how a filling does it.
+"""The port by which a worker enforces what it lent to sandboxes, and the choice of its adapter.
 
-A worker makes a `Group` for each host when it is forked; the host joins it by itself, as its first
-deed. The worker binds it before each action and on each resize, and removes it when the host has
-died. `limits` names what no program can get around:
-"cores", "quota" (CPU time), "memory", "pids". Cores are bound in any case where they are real.
+A worker makes a `Group` for each execution process when it is forked, and that process enters the
+group itself, as its first deed. The worker binds the group before each action and at each resize,
+and removes it when the process has died. How an adapter enforces anything is not known here.
+
+An enforcer's `limits` names what no program can get around: "cores", "quota" (CPU time), "memory",
+"pids". Processes are bound to cores in any case where the cores are real.
 """
 
 from __future__ import annotations
@@ -21,56 +22,71 @@ NAMES = ("cgroup2", "cgroup1", "affinity", "counted")
 
 
 class Group(Protocol):
-    """What holds one host and all that it starts. `joins`: the files that the host writes 0 to, to
-    stand in it; it must have one thread only."""
+    """What enforces the limits of one execution process and everything that it starts.
+
+    Attributes:
+        joins: the files to which the process writes 0 to enter the group; it must have one thread.
+    """
 
     joins: tuple[str, ...]
 
     @property
     def cpu_file(self) -> str:
-        """The file in which the kernel counts its CPU time; "": nothing does."""
+        """The file in which the kernel counts the CPU time of the group; empty when nothing does.
+        """
 
     def limit(self, mem_mib: int, pids: int) -> None:
-        """Limits memory, in MiB, and processes with their threads; 0: no limit. Raises OSError."""
+        """Limits memory, in MiB, and processes with their threads; 0 means no limit. Raises
+        OSError.
+        """
 
     def bind(self, cores: tuple[int, ...], units: int) -> bool:
-        """Before an action, with nothing of its own running yet: its cores, by their numbers here,
-        or for () CPU time of `units` cores (0: all). Returns whether it holds; what has not
-        changed costs next to nothing."""
+        """Binds the process before an action, when nothing else runs in it: to cores, by their
+        numbers here, or, for (), to the CPU time of `units` cores (0: all). Returns whether it is
+        enforced. What has not changed costs next to nothing.
+        """
 
     def rebind(self, cores: tuple[int, ...], units: int) -> bool:
-        """The same for all that runs in it already."""
+        """Does the same for everything that already runs in it."""
 
     def oom_kills(self) -> int:
-        """How many of its processes the kernel has killed for its memory limit."""
+        """How many of its processes the kernel has killed for the memory limit."""
 
     def usage(self) -> Usage:
-        """What it has used since it was made, as far as it can be told."""
+        """What it has used since it was made, as far as that is known."""
 
     def kill(self, spare: frozenset[int] = frozenset()) -> bool:
-        """SIGKILLs all of its processes but `spare`, without their forking away. False: it could
-        not make sure of that, and the caller has to walk the tree."""
+        """Kills all of its processes but `spare`, without their forking away. False: it could not
+        make sure of that, and the caller has to walk the tree.
+        """
 
     def freeze(self, on: bool) -> bool:
-        """Stops all of its processes, the host as well, or lets them go on. False: it cannot, or
-        some are not yet."""
+        """Stops all of its processes, the execution process as well, or continues them. False: it
+        cannot, or some have not stopped yet.
+        """
 
     def remove(self) -> None:
-        """After the host has died: nothing of it stays. Does not wait."""
+        """Removes everything of the group after its execution process has died. Does not wait."""
 
 
 class Enforcer(Protocol):
-    """What a worker enforces with. `limits`: what no program in a group can get around."""
+    """How a worker enforces limits.
+
+    Attributes:
+        name: one of NAMES.
+        limits: what no program in a group can get around.
+    """
 
     name: str
     limits: frozenset[str]
 
     def group(self, number: int, pid: int) -> Group:
-        """Makes what holds host `number`, a process that joins it then. Raises OSError."""
+        """Makes the group of execution process `number`, which then enters it. Raises OSError."""
 
     def close(self) -> None:
-        """Ends and removes all groups of this worker. Blocks for as long as that takes, 6 s at
-        most."""
+        """Kills and removes all groups of this worker. Blocks for as long as that takes, at most 6
+        s.
+        """
 
 
 _CGROUPS: dict[str, Callable[[], Enforcer]] = {"cgroup2": cgroup2.Cgroup2,
@@ -78,11 +94,11 @@ _CGROUPS: dict[str, Callable[[], Enforcer]] = {"cgroup2": cgroup2.Cgroup2,
 
 
 def probe(pinned: bool, name: str = "") -> Enforcer:
-    """The best enforcement that works here, tried for real; or the one named.
+    """The best enforcement that works here, tested for real; or the one that is named.
 
     Args:
-        pinned: the units lent are cores of this machine.
-        name: "cgroup2", "cgroup1", "affinity" or "counted"; "": the best.
+        pinned: whether the CPUs lent are cores of this machine.
+        name: one of NAMES; empty for the best.
 
     Raises:
         InvalidInput: the one named is unknown, or does not work here.
@@ -113,9 +129,9 @@ def probe(pinned: bool, name: str = "") -> Enforcer:
 
 
 def sweep() -> list[str]:
-    """Ends and removes the cgroups of workers that died without; returns their folders.
+    """Kills and removes the cgroups that dead workers left; returns their folders.
 
-    A worker that lives, of whichever user, is never touched. To be called when a worker starts,
-    and by whoever outlives one.
+    A worker that lives, of whichever user, is never touched. Call it when a worker starts, and in a
+    process that outlives a worker.
     """
     return cgroup2.sweep() + cgroup1.sweep()

@@ -1,5 +1,7 @@
-"""Owns: what can be done for a sandbox's limits without a cgroup - binding its tree from outside,
-and looking at what it uses. Must not promise that a program stays within it.
+"""What can be done for a sandbox's limits without a cgroup: binding its tree from outside, and
+measuring it.
+
+It never promises that a program stays within a limit.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") >> 10
 
 
 class UnforcedGroup:
-    """See `enforce.Group`. Limits are not enforced; `usage` is a look at what lives just now."""
+    """See `enforce.Group`. Limits are not enforced; `usage` measures what lives just now."""
 
     joins: tuple[str, ...] = ()
-    cpu_file = ""  # the kernel counts processes here, not groups
+    cpu_file = ""  # without cgroups the kernel counts no groups
 
     def __init__(self, pid: int, pinned: bool) -> None:
         self._pid = pid
@@ -25,30 +27,33 @@ class UnforcedGroup:
         self._peak_kib = 0
 
     def limit(self, mem_mib: int, pids: int) -> None:
-        """Does nothing: without a cgroup whoever runs the sandbox compares `usage` with it."""
+        """Does nothing. Without a cgroup the sandbox's init compares what is used with the limit.
+        """
 
     def bind(self, cores: tuple[int, ...], units: int) -> bool:
-        """Binds the host alone: what it starts from then on inherits it. Never skipped, as a
-        program of the same user may have changed it (1 us)."""
+        """Binds the execution process alone: what it starts from then on inherits that. It is never
+        skipped (1 us), as a program of the same user may have changed it.
+        """
         if not cores or not self._pinned:
             return False
         try:
             os.sched_setaffinity(self._pid, cores)
-        except OSError:  # a core went away, or the host has ended
+        except OSError:  # a core went away, or the execution process has ended
             return False
         return True
 
     def rebind(self, cores: tuple[int, ...], units: int) -> bool:
-        """Binds the host and every thread of all beneath it."""
+        """Binds the execution process and every thread of its descendants."""
         return bool(cores) and self._pinned and affinity.apply(self._pid, cores) > 0
 
     def oom_kills(self) -> int:
-        """0: nothing tells."""
+        """Always 0: nothing counts them."""
         return 0
 
     def usage(self) -> Usage:
-        """Walks the tree: the sum of private memory and the most that one shares, the highest of
-        all looks so far; CPU time of what ended meanwhile cannot be told."""
+        """Walks the tree. Memory is the sum of private memory and the most that one process shares,
+        and the highest of all calls so far. The CPU time of processes that have ended is unknown.
+        """
         pids = (self._pid, *tree.descendants(self._pid))
         private = shared = 0
         for pid in pids:
@@ -63,20 +68,21 @@ class UnforcedGroup:
         return Usage(None, self._peak_kib, len(pids))
 
     def kill(self, spare: frozenset[int] = frozenset()) -> bool:
-        """Cannot: a tree that forks can outrun whoever walks it."""
+        """Always False: a tree that forks can outrun a walk."""
         return False
 
     def freeze(self, on: bool) -> bool:
-        """Cannot, for the same reason."""
+        """Always False, for the same reason."""
         return False
 
     def remove(self) -> None:
-        """Has nothing to remove."""
+        """Does nothing."""
 
 
 class Unforced:
-    """See `enforce.Enforcer`: "affinity" when the units are cores of this machine, else "counted",
-    which only keeps the books."""
+    """See `enforce.Enforcer`. It is "affinity" when the CPUs are cores of this machine, else
+    "counted", which only keeps the books.
+    """
 
     limits: frozenset[str] = frozenset()
 
@@ -84,9 +90,9 @@ class Unforced:
         self.name = "affinity" if pinned else "counted"
 
     def group(self, number: int, pid: int) -> UnforcedGroup:
-        """Raises OSError when the process has ended."""
+        """Makes the group. Raises OSError when the process has ended."""
         os.kill(pid, 0)
         return UnforcedGroup(pid, self.name == "affinity")
 
     def close(self) -> None:
-        """Has nothing to remove."""
+        """Does nothing."""

@@ -1,4 +1,4 @@
-"""Owns: what a sandbox has used, as far as its enforcement can tell. Must not measure."""
+"""What a sandbox has used, as far as its enforcement knows. Nothing is measured here."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from typing import NamedTuple
 
 
 class Usage(NamedTuple):
-    """What the processes of one group have used since it was made; None: cannot be told.
+    """What the processes of one group have used since it was made; None means unknown.
 
-    `tasks` counts the living processes, with each of their threads where a cgroup counts.
+    Attributes:
+        cpu_ns: CPU time.
+        peak_mem_kib: the most memory.
+        tasks: living processes, with each of their threads where a cgroup counts.
     """
 
     cpu_ns: int | None

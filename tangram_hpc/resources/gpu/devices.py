@@ -1,8 +1,9 @@
 """Which devices a node lends, how they are numbered, and by what name a process sees them.
 
-Law: decides and asks nobody but `look`; never touches a device. The numbers lent are Slurm's where
-Slurm gave GPUs, as in `scontrol show job -d`, else NVML's. What a process gets is a UUID wherever
-one is known: numbers mean something else behind every mask and cgroup, a UUID never does.
+The numbers that are lent are Slurm's where Slurm gave GPUs, as in `scontrol show job -d`, and
+NVML's otherwise. A process is given a UUID wherever one is known: a number means something else
+behind every mask and cgroup, a UUID never does. Only `look` asks the machine, and no device is
+touched.
 """
 
 from __future__ import annotations
@@ -22,9 +23,14 @@ _ELSEWHERE = ("fake", "http", "vllm", "sglang")  # backends that start nothing o
 
 @dataclass(frozen=True)
 class Device:
-    """One device. `index`: its number as the node lends it; `kind`: "cuda", "cpu" (a slot of CPU
-    that stands in for a GPU) or "fake" (nothing at all); `selector`: its name in
-    CUDA_VISIBLE_DEVICES, empty when it is no GPU. `mem_mib` 0, `uuid` and `name` empty: not known.
+    """A device that a node lends.
+
+    Attributes:
+        index: its number as the node lends it.
+        uuid: its UUID; empty when unknown, as is `name`.
+        mem_mib: its memory in MiB; 0 when unknown.
+        kind: "cuda", "cpu" (a slot of CPU that stands in for a GPU) or "fake" (nothing at all).
+        selector: its name in CUDA_VISIBLE_DEVICES; empty when it is no GPU.
     """
 
     index: int
@@ -37,8 +43,14 @@ class Device:
 
 @dataclass(frozen=True)
 class Devices:
-    """What a node lends, all of one `kind` (empty: nothing). `why`: one line on what is missing;
-    `mps`: several processes may share a GPU at once."""
+    """The devices that a node lends.
+
+    Attributes:
+        devices: all of one kind.
+        kind: that kind; empty when there are none.
+        why: one line that says what is missing.
+        mps: whether several processes may share a GPU at once (NVIDIA MPS).
+    """
 
     devices: tuple[Device, ...] = ()
     kind: str = ""
@@ -47,11 +59,12 @@ class Devices:
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """The numbers it lends, ascending."""
+        """The numbers of the devices, in ascending order."""
         return tuple(sorted(d.index for d in self.devices))
 
     def mask(self, block: Sequence[int]) -> str:
-        """`CUDA_VISIBLE_DEVICES` for these lent numbers; empty, so no GPU, for what is none.
+        """The value of `CUDA_VISIBLE_DEVICES` for these numbers. Devices that are no GPU are left
+        out.
 
         Raises:
             KeyError: a number is not lent here.
@@ -62,11 +75,11 @@ class Devices:
         return ",".join(name for name in (by_index[i] for i in block) if name)
 
     def visible(self, block: Sequence[int]) -> dict[str, str]:
-        """What the environment of a process on this block must hold. Raises as `mask`."""
+        """The environment variables of a process on this block. Raises as `mask`."""
         return {MASK: self.mask(block)}
 
     def refusal(self, backend: str) -> str:
-        """Why services of this backend cannot run on them, with the remedy; empty when they can."""
+        """Why services of this backend cannot run here, with the remedy; empty when they can."""
         if backend in _ELSEWHERE:
             return ""
         if self.kind == FAKE:
@@ -77,7 +90,8 @@ class Devices:
         return ""
 
     def summary(self) -> str:
-        """One line for people: how many of what, "fake" and "cpu" said plainly."""
+        """One line for people: how many devices of what kind; "fake" and "cpu" are named as such.
+        """
         n, s = len(self.devices), "s" * (len(self.devices) != 1)
         if not n:
             return f"none ({self.why})"
@@ -94,13 +108,13 @@ class Devices:
 def find_devices(environ: Mapping[str, str], config_devices: str = "",
                  slurm_gpus: tuple[int, ...] | None = None, look: Callable[[], Seen] = look
                  ) -> Devices:
-    """What this node lends.
+    """Finds out what this node lends.
 
     Args:
-        environ: of the worker.
+        environ: the worker's environment.
         config_devices: the setting `devices`, checked by `config`.
-        slurm_gpus: the numbers of the GPUs that Slurm gave this step; None outside a Slurm job.
-        look: how to ask NVML.
+        slurm_gpus: the numbers of the GPUs that Slurm gave this job step; None outside a Slurm job.
+        look: asks NVML.
     """
     kind, _, number = config_devices.partition(":")
     if kind == "none":
@@ -118,7 +132,7 @@ def find_devices(environ: Mapping[str, str], config_devices: str = "",
     if not seen.gpus:
         return _by_slurms_word(mask, slurm_gpus or (), seen.why)
     if mask is None and slurm_gpus and len(slurm_gpus) < len(seen.gpus):
-        mask = ",".join(map(str, slurm_gpus))  # no cgroup hides the others
+        mask = ",".join(map(str, slurm_gpus))  # no cgroup hides the other GPUs
     units, why = allowed(mask, seen.gpus)
     why = "; ".join(note for note in (why, seen.why) if note)
     if not units:
@@ -134,7 +148,7 @@ def find_devices(environ: Mapping[str, str], config_devices: str = "",
 
 
 def _by_slurms_word(mask: str | None, numbers: tuple[int, ...], why: str) -> Devices:
-    """Without NVML nothing is known of GPUs but what Slurm said."""
+    """The devices without NVML, when nothing is known of GPUs but what Slurm said."""
     words = _words(mask) if mask is not None else [str(i) for i in numbers]
     if not numbers or len(words) != len(numbers):
         return Devices(why=why)
@@ -149,7 +163,16 @@ def _by_slurms_word(mask: str | None, numbers: tuple[int, ...], why: str) -> Dev
 
 
 class Unit(NamedTuple):
-    """What CUDA takes for one device: a GPU, or a slice of GPU number `gpu`."""
+    """What CUDA takes for one device: a GPU or a MIG slice.
+
+    Attributes:
+        gpu: the number of the GPU, or of the GPU that it is a slice of.
+        uuid: its UUID.
+        name: its product name.
+        mem_mib: its memory in MiB.
+        aliases: further names that a mask may use.
+        slice: whether it is a MIG slice.
+    """
 
     gpu: int
     uuid: str
@@ -160,11 +183,12 @@ class Unit(NamedTuple):
 
 
 def allowed(mask: str | None, gpus: Sequence[Gpu]) -> tuple[list[Unit], str]:
-    """What a mask leaves of these GPUs, in its order, and one line on what it names in vain.
+    """The devices that a mask leaves of these GPUs, in its order, and one line on what it names in
+    vain.
 
-    As CUDA reads it: numbers, UUIDs or beginnings of them that fit one device; what is not a device
-    ends the list (-1 and NoDevFiles are meant so); a device named twice leaves none. A GPU in MIG
-    mode stands for all of its slices.
+    The mask is read as CUDA reads it. It holds numbers, UUIDs, or beginnings of UUIDs that fit one
+    device. Anything else ends the list (-1 and NoDevFiles are meant so). A device that is named
+    twice leaves none. A GPU in MIG mode stands for all of its slices.
     """
     units = [unit for gpu in gpus for unit in _units(gpu)]
     if mask is None:
@@ -195,7 +219,7 @@ def _units(gpu: Gpu) -> list[Unit]:
 
 
 def _named(word: str, gpus: Sequence[Gpu], units: Sequence[Unit]) -> list[Unit]:
-    """The devices that one word of a mask names; none when it names nothing, or several."""
+    """The devices that one word of a mask names; empty when it names none, or several."""
     if word.isdigit():
         return [u for u in units if u.gpu == int(word)]
     fitting = [u for u in units if word in u.aliases]

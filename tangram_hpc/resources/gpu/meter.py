@@ -1,9 +1,9 @@
-"""What a lease's block of GPUs did while it ran: use, memory, and its part of the energy.
+"""Measures what a lease's GPUs did while it ran: utilisation, memory, and its part of the energy.
 
-Law: never keeps its caller waiting: a thread of its own reads NVML, every `EVERY_S` at most, and
-only while leases run or did just now. Without GPUs that NVML knows there is no thread and no cost.
-What was not seen is -1. A device's counters cover whatever ran on it, so energy is an estimate: of
-each moment's power, the leases that hold the device then have equal parts.
+A thread of its own reads NVML, at most every `EVERY_S`, and only while leases run or have just
+ended; so no caller ever waits. On a node without GPUs that NVML knows there is no thread and no
+cost. What was not seen is -1. A device's counters cover everything that ran on it, so energy is an
+estimate: the leases that hold a device at a moment have equal parts of its power.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ from .devices import Devices
 from .nvml import Reading, open_nvml
 
 EVERY_S = 0.5
-_LINGER_NS = 5_000_000_000  # reads on for so long: short leases follow each other
-_BEHIND_NS = 100_000_000  # what a GPU says of its use is about the time before
+_LINGER_NS = 5_000_000_000  # goes on reading for so long, as short leases follow each other
+_BEHIND_NS = 100_000_000  # a GPU reports its use of the time before
 _UNREAD = Reading()
 
 
 class GpuUsage(NamedTuple):
-    """What a lease used; -1: not known. `util_pct`: the mean of its GPUs over its time;
-    `max_mem_mib`: the most that was taken on all of them, by whomever; `energy_mj`: estimated."""
+    """What a lease used; -1 means unknown.
+
+    Attributes:
+        util_pct: the mean utilisation of its GPUs over its time, in percent.
+        max_mem_mib: the most memory that was in use on all of them together, by anyone, in MiB.
+        energy_mj: its estimated part of the energy, in mJ.
+    """
 
     util_pct: int = -1
     max_mem_mib: int = -1
@@ -37,29 +42,39 @@ class GpuUsage(NamedTuple):
 
 @dataclass
 class _Gpu:
-    """One device: its last reading, what it draws as far as is known, and who holds it."""
+    """One device.
+
+    Attributes:
+        uuid: its UUID.
+        read: its last reading, at `read_ns`.
+        power_mw: what it draws now in mW, as far as is known; -1 for unknown.
+        told_ns: the time up to which its energy has been dealt out to leases.
+        holders: the leases that hold it, by token.
+    """
 
     uuid: str
     read: Reading = _UNREAD
     read_ns: int = 0
     power_mw: float = -1.0
-    told_ns: int = 0  # up to here its energy is dealt out
+    told_ns: int = 0
     holders: dict[int, _Lease] = field(default_factory=dict)
 
     def deal(self, now: int) -> None:
-        """Gives those that hold it their parts of what it drew since."""
+        """Gives the leases that hold it their parts of what it drew since `told_ns`."""
         span_s, self.told_ns = (now - self.told_ns) / 1e9, now
         for lease in self.holders.values() if self.power_mw >= 0 else ():
             lease.add(self.uuid, self.power_mw * span_s / len(self.holders))
 
     def renew(self, read: Reading, now: int) -> None:
-        """A new reading: its counter says what the time since the last one really took."""
+        """Takes a new reading. Its energy counter says what the device really drew since the last
+        one.
+        """
         before, since_s = self.read, (now - self.read_ns) / 1e9
         counted = -1.0
         if min(before.energy_mj, read.energy_mj) >= 0 and since_s > 0:
             counted = max(0, read.energy_mj - before.energy_mj) / since_s
         if self.power_mw < 0:
-            self.power_mw = counted  # it tells no power, or did not yet
+            self.power_mw = counted  # it does not tell its power, or has not yet
         self.deal(now)
         for lease in self.holders.values():
             lease.settle(self.uuid, counted / self.power_mw
@@ -70,7 +85,17 @@ class _Gpu:
 
 @dataclass
 class _Lease:
-    """What is known of one lease so far. `guessed`: by device, since its last reading."""
+    """What is known of one lease so far.
+
+    Attributes:
+        gpus: its devices.
+        began_ns: when it began.
+        settled_mj: its energy by the counters.
+        guessed: by device, its energy since the last reading, by the power last known.
+        known: whether anything is known of its energy.
+        mem_mib: the most memory seen; -1 before a reading.
+        utils: the utilisation at each reading.
+    """
 
     gpus: list[_Gpu]
     began_ns: int
@@ -81,16 +106,16 @@ class _Lease:
     utils: list[float] = field(default_factory=list)
 
     def add(self, gpu: str, energy_mj: float) -> None:
-        """Its part of what a device drew, by the power last known."""
+        """Adds its part of what a device drew, by the power last known."""
         self.known = True
         self.guessed[gpu] = self.guessed.get(gpu, 0.0) + energy_mj
 
     def settle(self, gpu: str, factor: float) -> None:
-        """That was a guess; by the counter it was `factor` times as much."""
+        """Corrects the guess for a device: by the counter it drew `factor` times as much."""
         self.settled_mj += self.guessed.pop(gpu, 0.0) * factor
 
     def look(self, now: int) -> None:
-        """All of its GPUs have just been read."""
+        """Notes memory and utilisation, after all of its GPUs have been read."""
         used = [g.read.used_mib for g in self.gpus]
         if min(used) >= 0:
             self.mem_mib = max(self.mem_mib, sum(used))
@@ -106,21 +131,23 @@ class _Lease:
 
 
 class Tally:
-    """The sums alone: no thread, no clock. Times are ns of one clock, in order."""
+    """The sums, without a thread or a clock. Times are ns of one clock, in order."""
 
     def __init__(self, uuids: Iterable[str]) -> None:
         self.gpus = {uuid: _Gpu(uuid) for uuid in uuids}
         self.leases: dict[int, _Lease] = {}
 
     def begin(self, token: int, uuids: Iterable[str], now: int) -> None:
-        """A lease on these devices begins."""
+        """Begins a lease on these devices."""
         lease = self.leases[token] = _Lease([self.gpus[uuid] for uuid in uuids], now)
         for gpu in lease.gpus:
             gpu.deal(now)
             gpu.holders[token] = lease
 
     def end(self, token: int, now: int) -> GpuUsage:
-        """It ended; what it used. A token that is not known, or ended before: nothing known."""
+        """Ends a lease; returns what it used. Nothing is known of a token that is unknown or has
+        ended.
+        """
         lease = self.leases.pop(token, None)
         for gpu in lease.gpus if lease is not None else ():
             gpu.deal(now)
@@ -128,7 +155,7 @@ class Tally:
         return lease.usage() if lease is not None else GpuUsage()
 
     def renew(self, readings: Mapping[str, Reading], now: int) -> None:
-        """All devices have been read."""
+        """Takes readings of all devices."""
         for uuid, reading in readings.items():
             self.gpus[uuid].renew(reading, now)
         for lease in self.leases.values():
@@ -136,12 +163,12 @@ class Tally:
 
 
 class GpuMeter:
-    """Measures leases on the devices of one node. `begin` and `end` cost microseconds, from any
+    """Measures leases on the devices of one node. `begin` and `end` take microseconds, from any
     thread.
 
     Args:
         devices: what the node lends.
-        read: how a device is read, by its UUID; None: NVML.
+        read: reads a device by its UUID; None: NVML does.
     """
 
     def __init__(self, devices: Devices, read: Callable[[str], Reading] | None = None) -> None:
@@ -156,8 +183,9 @@ class GpuMeter:
         self._thread: threading.Thread | None = None
 
     def begin(self, block: Sequence[int]) -> int:
-        """A lease on these lent numbers begins; the token to end it with, 0 when nothing can be
-        measured."""
+        """Begins a lease on these numbers; returns the token to end it with, 0 when nothing can be
+        measured.
+        """
         if self._closed or not block or any(i not in self._uuids for i in block):
             return 0
         with self._change:
@@ -170,13 +198,15 @@ class GpuMeter:
             return self._tokens
 
     def end(self, token: int) -> GpuUsage:
-        """The lease ended; what it used. Nothing is known of 0, nor of a token twice."""
+        """Ends a lease; returns what it used. Nothing is known of 0, nor of a token the second
+        time.
+        """
         with self._change:
             self._idle_since = time.monotonic_ns()
             return self._tally.end(token, self._idle_since)
 
     def measured(self, token: int, outcome: Outcome) -> Outcome:
-        """Ends the lease; its outcome with what it used."""
+        """Ends a lease; returns the outcome with what it used."""
         if not token:
             return outcome
         util, mem, energy = self.end(token)
@@ -184,7 +214,7 @@ class GpuMeter:
                                        energy_mj=energy)
 
     def close(self) -> None:
-        """Ends the thread; what is measured now stays unknown."""
+        """Ends the thread. What is still being measured stays unknown."""
         with self._change:
             self._closed = True
             self._change.notify()
@@ -197,7 +227,7 @@ class GpuMeter:
         nvml, read = None, self._read
         if read is None:
             nvml, _ = open_nvml()
-            if nvml is None:  # it was there when the node began
+            if nvml is None:  # it was there when the worker started
                 self._closed = True
                 return
             read = nvml.read
@@ -210,7 +240,9 @@ class GpuMeter:
             nvml.close()
 
     def _wanted(self) -> bool:
-        """Waits while nobody has held a device for a while; False: it is over."""
+        """Waits while no lease has held a device for a while; returns False when the meter was
+        closed.
+        """
         with self._change:
             if time.monotonic_ns() - self._idle_since > _LINGER_NS:
                 self._change.wait_for(lambda: self._closed or bool(self._tally.leases))

@@ -1,6 +1,6 @@
 """Whether a daemon of MPS (NVIDIA's multi-process service) serves this user.
 
-Law: it only knocks: it starts no daemon, ends none and says nothing to it.
+The check only knocks: it starts no daemon, ends none and sends nothing to one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ _DEFAULT = "/tmp/nvidia-mps"  # where CUDA itself looks
 
 
 def mps_serves(environ: Mapping[str, str]) -> bool:
-    """Whether the control pipe of `CUDA_MPS_PIPE_DIRECTORY` is there, is root's or this user's, and
-    has somebody behind it."""
+    """Whether the control pipe in `CUDA_MPS_PIPE_DIRECTORY` exists, belongs to root or this user,
+    and has a process behind it.
+    """
     path = Path(environ.get("CUDA_MPS_PIPE_DIRECTORY") or _DEFAULT) / "control"
     try:
         about = path.stat()
@@ -36,7 +37,8 @@ def _socket_answers(path: str) -> bool:
         try:
             knock.connect(path)
         except OSError as error:
-            return error.errno == errno.EPROTOTYPE  # somebody is there, with another kind of socket
+            # EPROTOTYPE: a process listens there, on a socket of another type
+            return error.errno == errno.EPROTOTYPE
     return True
 
 

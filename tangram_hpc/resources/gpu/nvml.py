@@ -1,8 +1,8 @@
-"""The one door to NVML, NVIDIA's management library: which GPUs there are, and what they do now.
+"""Which GPUs there are and what they do now, by NVML, NVIDIA's management library.
 
-Law: the only importer of `pynvml` (extra `gpu`), and only when somebody looks. It changes nothing
-on a GPU. No library, no driver, no GPU and whatever NVML refuses are answers (an empty list and one
-line, or -1 for a value), never exceptions.
+This is the only importer of `pynvml` (extra `gpu`), and it imports it only when someone asks.
+Nothing on a GPU is changed. A missing library, driver or GPU, and whatever NVML refuses, are
+answers and never exceptions: an empty list and one line, or -1 for a value.
 """
 
 from __future__ import annotations
@@ -21,16 +21,23 @@ _REMEDIES = {
 
 
 class Reading(NamedTuple):
-    """A GPU at one moment; -1: it does not say. `util_pct` is over the last second or less."""
+    """A GPU at one moment; -1 means that it does not say.
+
+    Attributes:
+        util_pct: utilisation over the last second or less, in percent.
+        used_mib: memory in use, in MiB.
+        energy_mj: energy since the driver was loaded, in mJ.
+        power_mw: power, in mW.
+    """
 
     util_pct: int = -1
     used_mib: int = -1
-    energy_mj: int = -1  # since the driver was loaded
+    energy_mj: int = -1
     power_mw: int = -1
 
 
 class GpuProcess(NamedTuple):
-    """A process that holds a GPU's memory; `used_mib` -1: the driver does not say."""
+    """A process that holds a GPU's memory. `used_mib` is -1 when the driver does not say."""
 
     pid: int
     used_mib: int
@@ -38,8 +45,9 @@ class GpuProcess(NamedTuple):
 
 @dataclass(frozen=True)
 class Slice:
-    """A MIG instance: what CUDA takes for a GPU of its own. `path` is its place on its GPU, as
-    GPU instance / compute instance."""
+    """A MIG instance, which CUDA takes for a GPU of its own. `path` is its place on its GPU: GPU
+    instance / compute instance.
+    """
 
     uuid: str
     name: str
@@ -50,8 +58,16 @@ class Slice:
 
 @dataclass(frozen=True)
 class Gpu:
-    """`index` counts those that this process may open, as CUDA does in PCI order. With `mig` the
-    GPU itself cannot be used, its slices can. Memory 0: it does not say."""
+    """A GPU.
+
+    Attributes:
+        index: counts the GPUs that this process may open, as CUDA does in PCI order.
+        uuid: its UUID.
+        name: its product name.
+        mem_mib: its memory in MiB, 0 when it does not say; `used_mib` is what is in use.
+        mig: whether it is in MIG mode. Then its slices can be used, and it cannot.
+        slices: its MIG instances.
+    """
 
     index: int
     uuid: str
@@ -64,7 +80,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Seen:
-    """What NVML sees. `why`: one line on what is missing; without GPUs it is never empty."""
+    """What NVML sees. `why` is one line that says what is missing; it is never empty when there are
+    no GPUs.
+    """
 
     gpus: tuple[Gpu, ...] = ()
     why: str = ""
@@ -73,7 +91,7 @@ class Seen:
 
 
 class Nvml:
-    """An open NVML; any thread."""
+    """An open NVML. It may be used from any thread."""
 
     def __init__(self, lib: Any) -> None:
         self._lib = lib
@@ -117,7 +135,7 @@ class Nvml:
                 handle = lib.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number)
                 uuid = _text(lib.nvmlDeviceGetUUID(handle))
             except lib.NVMLError:
-                continue  # an empty place
+                continue  # no instance has this number
             total, used = self._memory(handle)
             places = (self._ask(-1, "nvmlDeviceGetGpuInstanceId", handle),
                       self._ask(-1, "nvmlDeviceGetComputeInstanceId", handle))
@@ -127,7 +145,7 @@ class Nvml:
         return tuple(found)
 
     def read(self, uuid: str) -> Reading:
-        """A GPU or a slice now; all -1 when it cannot be found."""
+        """The state of a GPU or a slice; all -1 when it cannot be found."""
         handle = self._handle(uuid)
         if handle is None:
             return Reading()
@@ -137,15 +155,16 @@ class Nvml:
                        int(self._ask(-1, "nvmlDeviceGetPowerUsage", handle)))
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
-        """Who computes on a GPU; empty when it does not say. In a container the pids may be those
-        outside."""
+        """The processes that compute on a GPU; empty when it does not say. In a container their
+        pids may be those outside.
+        """
         handle = self._handle(uuid)
         told = self._ask((), "nvmlDeviceGetComputeRunningProcesses", handle) if handle else ()
         return tuple(GpuProcess(int(p.pid), -1 if p.usedGpuMemory is None
                                 else int(p.usedGpuMemory) >> 20) for p in told)
 
     def close(self) -> None:
-        """Lets go of the library."""
+        """Closes the library."""
         self._handles.clear()
         self._ask(None, "nvmlShutdown")
 
@@ -158,7 +177,7 @@ class Nvml:
         return self._handles[uuid]
 
     def _memory(self, handle: Any) -> tuple[int, int]:
-        """Total and used, MiB; -1 each where the memory is not the GPU's own."""
+        """Total memory and memory in use, in MiB; -1 each where the memory is not the GPU's own."""
         told = self._ask(None, "nvmlDeviceGetMemoryInfo", handle)
         return (-1, -1) if told is None else (int(told.total) >> 20, int(told.used) >> 20)
 
@@ -170,10 +189,12 @@ class Nvml:
 
 
 def open_nvml(lib: Any = None) -> tuple[Nvml | None, str]:
-    """NVML, or None and one line that says why not. `lib`: the module, `pynvml` when None."""
+    """Returns NVML, or None and one line that says why not. `lib` is the module; None means
+    `pynvml`.
+    """
     if lib is None:
         try:
-            ctypes.CDLL(_LIBRARY)  # first: the module takes long to import, and is no use then
+            ctypes.CDLL(_LIBRARY)  # first: without it the slow import of the module is in vain
         except OSError:
             return None, _REMEDIES["NVMLError_LibraryNotFound"]
         try:
@@ -190,7 +211,7 @@ def open_nvml(lib: Any = None) -> tuple[Nvml | None, str]:
 
 
 def look(lib: Any = None) -> Seen:
-    """What there is now. `lib` as in `open_nvml`."""
+    """What NVML sees now. `lib` is as in `open_nvml`."""
     nvml, why = open_nvml(lib)
     if nvml is None:
         return Seen((), why)

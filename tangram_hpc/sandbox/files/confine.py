@@ -1,6 +1,8 @@
-"""Owns: reading, writing and listing files beneath one directory, whatever stands in it. Must not
-follow anything that leads out of it; a walk holds open descriptors, so a link that is changed
-meanwhile changes nothing.
+"""Reads, writes and lists files beneath one directory, whatever its user has put there.
+
+A sandbox's files are accessed from outside of it, so links in them may not lead out of its
+directory. A walk opens one directory after the other and keeps all of them open: a link that is
+exchanged meanwhile changes nothing.
 """
 
 from __future__ import annotations
@@ -10,13 +12,13 @@ import os
 import stat
 from collections.abc import Iterator
 
-from ...protocol.hostwire import FILE_MAX
 from ...protocol.payload import FileEntry
+from ...protocol.process_frames import FILE_MAX
 from . import modes
 
 ENTRIES_MAX = 100_000  # of one listing
 _LINKS_MAX = 40
-_DEPTH_MAX = 512  # directories in each other, each of which a walk holds open
+_DEPTH_MAX = 512  # nested directories; a walk holds each of them open
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -25,14 +27,14 @@ class Refused(Exception):
 
 
 class TooDeep(Refused):
-    """As `Refused`, of a path with more directories than a walk may hold open."""
+    """The path has more directories than a walk may hold open."""
 
 
 def read(home: str, path: str) -> bytes:
-    """A file's content.
+    """Returns a file's content.
 
     Raises:
-        Refused: it is not there, not a plain file, too large, or outside `home`.
+        Refused: it does not exist, is not a plain file, is too large, or lies outside `home`.
     """
     folder, name = _walk(home, path, make=False)
     try:
@@ -50,10 +52,10 @@ def read(home: str, path: str) -> bytes:
 
 
 def write(home: str, path: str, data: bytes, mode: int) -> None:
-    """Writes a file; directories on the way are made.
+    """Writes a file; missing directories on the way are made.
 
     Raises:
-        Refused: it cannot be written, or is outside `home`.
+        Refused: it cannot be written, or lies outside `home`.
     """
     folder, name = _walk(home, path, make=True)
     try:
@@ -65,28 +67,28 @@ def write(home: str, path: str, data: bytes, mode: int) -> None:
             view = memoryview(data)
             while view:
                 view = view[file.write(view) :]
-            modes.change_open(fd, mode & 0o777)  # the host's umask is tighter than what was asked
+            modes.change_open(fd, mode & 0o777)  # the umask is tighter than the mode asked for
         except OSError as error:
             raise Refused(f"{path}: {error.strerror}") from None
 
 
 def mkdir(home: str, path: str) -> None:
-    """Makes a directory and those on the way; one that is there is as good.
+    """Makes a directory and missing ones on the way; an existing one is accepted.
 
     Raises:
-        Refused: it cannot be made, or is outside `home`.
+        Refused: it cannot be made, or lies outside `home`.
     """
     if _parts(path):
         os.close(_folder(home, path, make=True))
 
 
 def listing(home: str, path: str) -> Iterator[FileEntry]:
-    """All that lies beneath a directory, links not followed, parents before what they hold; or the
-    one entry of a file.
+    """Yields everything beneath a directory, without following links, parents before their entries;
+    for a file, its one entry.
 
     Raises:
-        Refused: it is not there, outside `home`, holds more than a listing may, deeper than a walk
-            may go, or a name that is not UTF-8.
+        Refused: the path does not exist, lies outside `home`, holds more than a listing may, lies
+            deeper than a walk may go, or a name is not UTF-8.
     """
     for found, entry in enumerate(_entries(home, path)):
         if found == ENTRIES_MAX:
@@ -116,7 +118,7 @@ def _entries(home: str, path: str) -> Iterator[FileEntry]:
         except Refused as error:
             if not below or isinstance(error, TooDeep):
                 raise
-            continue  # it went, or is closed to us
+            continue  # it is gone, or closed to its owner
         try:
             for name in sorted(os.listdir(here)):
                 entry = _entry(f"{below}/{name}".lstrip("/"), os.lstat(name, dir_fd=here))
@@ -146,7 +148,7 @@ def _is_folder(home: str, path: str) -> bool:
 
 
 def _folder(home: str, path: str, make: bool) -> int:
-    """The open directory of this path; a link as its last part is followed within `home`."""
+    """Opens the directory of this path. A link as its last part is followed within `home`."""
     if not _parts(path):
         return os.open(home, _DIRECTORY)
     folder, name = _walk(home, path, make)
@@ -177,7 +179,8 @@ def _why(path: str, error: OSError) -> str:
 
 
 def _walk(home: str, path: str, make: bool) -> tuple[int, str]:
-    """The open directory that holds the path's last part, and that part, links followed."""
+    """Follows all links; returns the open directory that holds the path's last part, and that part.
+    """
     if os.path.isabs(path) or ".." in path.split("/") or "\0" in path:
         raise Refused(f"{path}: leaves the session's directory; use a relative path without '..'")
     todo = _parts(path)
@@ -203,7 +206,7 @@ def _walk(home: str, path: str, make: bool) -> tuple[int, str]:
             elif not todo:
                 return os.dup(held[-1]), name
             elif len(held) > _DEPTH_MAX:
-                raise TooDeep(f"{path[:40]}...: more than {_DEPTH_MAX} directories in each other")
+                raise TooDeep(f"{path[:40]}...: more than {_DEPTH_MAX} nested directories")
             else:
                 held.append(_step(held[-1], name, make, path))
             if not todo:
@@ -225,7 +228,9 @@ def _link(folder: int, name: str) -> str | None:
 
 
 def _follow(home: str, path: str, target: str, held: list[int]) -> list[str]:
-    """The parts of a link's target; an absolute one must lie beneath `home` and starts there."""
+    """The parts of a link's target. An absolute target must lie beneath `home`, and the walk begins
+    there again.
+    """
     if not os.path.isabs(target):
         return _parts(target)
     if not target.startswith(home + "/"):

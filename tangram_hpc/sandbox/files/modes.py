@@ -1,8 +1,9 @@
-"""Owns: how an init changes file modes from behind its own system call filter, and how it hands the
-filter's listener over. Must not decide about a sandboxed program's calls: `mode_keeper` does.
+"""Changes file modes from behind a sandbox's own system call filter, and hands over the filter's
+listener.
 
-An init changes modes without the keeper: it puts a secret of 128 random bits into two unused
-arguments of `fchmodat`, and the filter allows calls that carry it.
+The filter hands a sandboxed program's changes of modes to the `mode_keeper`. An init changes modes
+without it: it puts a secret of 128 random bits into two unused arguments of `fchmodat`, and the
+filter allows calls that carry the secret.
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ _password: tuple[int, int] | None = None  # until this process has such a filter
 
 
 def number(name: str, machine: str) -> int:
-    """The number of a system call on "x86_64" or "aarch64"; -1 where the machine has it not."""
+    """The number of a system call on "x86_64" or "aarch64"; -1 where the machine has no such call.
+    """
     if name in BOTH:
         return BOTH[name]
     return NUMBERS[name][("x86_64", "aarch64").index(machine)]
 
 
 def new_password() -> tuple[int, int]:
-    """Makes the password with which `change` of this process passes the filter from now on."""
+    """Creates the secret with which `change` in this process passes its filter from now on."""
     global _password
     _password = first, second = struct.unpack("<QQ", os.urandom(16))
     return first, second
 
 
 def change(path: str, mode: int, dir_fd: int | None = None) -> None:
-    """As `os.chmod`, also behind the filter of this process.
+    """Does what `os.chmod` does, also behind this process's filter.
 
     Raises:
         OSError: the kernel refuses.
@@ -49,7 +51,7 @@ def change(path: str, mode: int, dir_fd: int | None = None) -> None:
 
 
 def change_open(fd: int, mode: int) -> None:
-    """As `os.fchmod`, also behind the filter of this process.
+    """Does what `os.fchmod` does, also behind this process's filter.
 
     Raises:
         OSError: the kernel refuses.
@@ -60,8 +62,8 @@ def change_open(fd: int, mode: int) -> None:
 
 
 def hand_over(door: int, listener: int) -> None:
-    """Gives the listener of this process's filter to the keeper behind the socket `door`, and
-    closes both here.
+    """Sends the listener of this process's filter to the keeper behind the socket `door`; closes
+    both here.
 
     Raises:
         OSError: nobody is at the other end.

@@ -1,7 +1,8 @@
-"""Owns: scratch directories - making, copying, emptying and removing them whatever their user left
-inside. Must not be called while anything still runs in one.
+"""Scratch directories: making, copying, emptying and removing them, whatever their user left
+inside.
 
-Each holds `home`, where its commands begin, `tmp`, and what is ours beside them.
+Each one holds `home`, where commands begin, `tmp` for temporary files, and files of ours beside the
+two. Nothing may run in a directory while it is changed here.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ class Uncopied(Exception):
 
 def new_name() -> str:
     """A name that nobody can guess: 128 random bits. Code in a sandbox knows the path of its own
-    directory, and so the folder of its neighbours', which it may not list."""
+    directory, and so the folder of its neighbours, which it may not list.
+    """
     return os.urandom(16).hex()
 
 
 def own(folder: str | os.PathLike[str]) -> None:
-    """Gives a directory of this user back to its owner. Its mode may have been taken away by what
-    ran here before, and then no worker of this user could start.
+    """Makes a directory of this user accessible to its owner again. Code that ran here before may
+    have taken its mode away, and then no worker of this user could start.
 
     Raises:
-        OSError: it is not there, or cannot be changed.
+        OSError: it does not exist, or cannot be changed.
     """
     about = os.lstat(folder)
     if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and (
@@ -42,17 +44,17 @@ def own(folder: str | os.PathLike[str]) -> None:
 
 
 def home(path: str) -> str:
-    """Where its commands begin."""
+    """The part of a scratch directory where commands begin."""
     return f"{path}/home"
 
 
 def tmp(path: str) -> str:
-    """Where they put what is temporary."""
+    """The part of a scratch directory for temporary files."""
     return f"{path}/tmp"
 
 
 def make(path: str) -> None:
-    """A fresh directory that only its owner can enter.
+    """Makes a fresh scratch directory that only its owner can enter.
 
     Raises:
         OSError: it could not be made.
@@ -62,10 +64,11 @@ def make(path: str) -> None:
 
 
 def copy(origin: str, path: str) -> None:
-    """Fills a fresh directory with the files of another, by reference where the file system can.
+    """Fills a fresh scratch directory with the files of another, by reference where the file system
+    can.
 
     Raises:
-        Uncopied: not all could be copied.
+        Uncopied: not everything could be copied.
     """
     for part in (home, tmp):
         done = subprocess.run([*_COPY, f"{part(origin)}/.", part(path)], capture_output=True,
@@ -76,7 +79,7 @@ def copy(origin: str, path: str) -> None:
 
 
 def empty(*folders: str) -> None:
-    """Makes used directories fresh again.
+    """Makes used directories empty again.
 
     Raises:
         OSError: one cannot be emptied.
@@ -90,7 +93,7 @@ def empty(*folders: str) -> None:
 
 
 def remove_small(path: str) -> bool:
-    """Removes a directory in which nobody left much; returns whether it is gone."""
+    """Removes a scratch directory whose `home` and `tmp` are empty; returns whether it is gone."""
     with suppress(OSError):
         for name in os.listdir(path):
             if not os.path.isdir(os.path.join(path, name)):
@@ -101,7 +104,7 @@ def remove_small(path: str) -> bool:
 
 
 def remove(path: str) -> bool:
-    """Removes a directory with all in it; returns whether it is gone."""
+    """Removes a directory with everything in it; returns whether it is gone."""
     with suppress(OSError):
         _strip(path)
         os.rmdir(path)
@@ -111,11 +114,12 @@ def remove(path: str) -> bool:
 
 
 def _strip(root: str) -> None:
-    """Removes all in `root`. A directory that is not empty is first moved up into `root`: so
-    neither its depth nor the length of its path can be more than we can handle."""
+    """Removes everything in `root`. A directory that is not empty is first moved up into `root`, so
+    neither its depth nor the length of its path can be too large.
+    """
     modes.change(root, 0o700)
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    fresh = map(f".{os.urandom(8).hex()}-{{}}".format, count())  # names that cannot be there yet
+    fresh = map(f".{os.urandom(8).hex()}-{{}}".format, count())  # names that cannot be in use
     try:
         todo = [""]
         while todo:
@@ -139,14 +143,14 @@ def _enter(name: str, top: int) -> int:
 
 
 def _drop(entry: str, here: int, top: int, fresh: Iterator[str]) -> list[str]:
-    """Removes one entry, or moves it up and returns the name that is still to do."""
+    """Removes one entry, or moves it up and returns the name that is still to be removed."""
     if not stat.S_ISDIR(os.lstat(entry, dir_fd=here).st_mode):
         os.unlink(entry, dir_fd=here)
         return []
     with suppress(OSError):
         os.rmdir(entry, dir_fd=here)
         return []
-    modes.change(entry, 0o700, here)  # a user's own directory may be closed to its owner
+    modes.change(entry, 0o700, here)  # its owner may have closed it
     name = next(fresh)
     os.rename(entry, name, src_dir_fd=here, dst_dir_fd=top)
     return [name]

@@ -1,5 +1,5 @@
-"""Means to confine a process: Landlock, system call filters, namespaces and container runtimes.
+"""Ways to confine a process: Landlock, system call filters, namespaces and container runtimes.
 
-Each module puts one means in force or builds one view of the file system. Which sandbox gets which
-isolation is decided in `sandbox/manager`, and `sandbox/process/wall.py` applies it.
+Each module applies one of them or says what is visible. Which sandbox gets which isolation is
+decided in `sandbox/manager`, and `sandbox/process/isolation_setup.py` applies it.
 """

@@ -1,7 +1,7 @@
-"""Owns: a worker's copy of what sandboxes may see of /etc, as one directory.
+"""A worker's copy of what sandboxes may see of /etc, in one directory.
 
 A mount for each of some fifty files is most of what it costs to build a sandbox with mounts, so
-those are given one directory. The copy is as old as its worker.
+such sandboxes are given one directory. The copy is as old as its worker.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ _ETC = "/etc/"
 
 
 def gather(read: Iterable[str], folder: str) -> str:
-    """Copies what of `read` lies in /etc to a fresh `folder`; returns it. What cannot be read is
-    passed over, as it could not be read inside either."""
+    """Copies those of `read` that lie in /etc to a fresh `folder`; returns the folder. Files that
+    cannot be read are left out, as they could not be read inside either.
+    """
     os.mkdir(folder, 0o755)
     names = [os.path.relpath(path, _ETC) for path in read if path.startswith(_ETC)]
     if names:
@@ -25,5 +26,5 @@ def gather(read: Iterable[str], folder: str) -> str:
 
 
 def others(read: Iterable[str]) -> list[str]:
-    """What of `read` lies elsewhere."""
+    """Those of `read` that do not lie in /etc."""
     return [path for path in read if not path.startswith(_ETC)]

@@ -1,9 +1,9 @@
-"""Owns: going into another process's namespaces for good, and having no power there. Must not start
-a process, nor know which program made the namespaces.
+"""Enters another process's namespaces for good, and gives up every power over them.
 
-A runtime may have nested its user namespaces (bwrap as a plain user makes the mounts in an outer
-one and ends in an inner one). So the way is walked from the outside in: at each user namespace all
-that it owns is joined, as only there we have the capability for it; the innermost comes last.
+A runtime may nest user namespaces: bwrap as a plain user makes the mounts in an outer one and ends
+in an inner one. So they are entered from the outside in. At each user namespace all namespaces are
+joined that it owns, as only there this process has the capability for it; the innermost comes last.
+No process is started here, and which program made the namespaces is not known.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ class _Space:
 
 
 def enter(pid: int, cwd: str = "/") -> None:
-    """Moves this process into the namespaces and the root directory of process `pid`, with no
-    capability left, now or by any program that it starts; what it starts is born in the pid
-    namespace. This process must have one thread. The signal that it gets at its parent's end, and
-    that it cannot be traced, stay as they were.
+    """Moves this process into the namespaces and the root directory of process `pid`.
+
+    It then has no capability left, and neither has any program that it starts; what it starts is
+    born in the pid namespace. This process must have one thread. The signal that it gets at its
+    parent's end stays as it was, and so does that it cannot be traced.
 
     Raises:
-        OSError: it could not, or is not inside; this process may be half inside and must end.
+        OSError: it could not enter, or is not inside. This process may be half inside and must end.
     """
     last_cap = _last_cap()
     parent_signal, dumpable = _get(_PR_GET_PDEATHSIG), _prctl(_PR_GET_DUMPABLE)
@@ -73,7 +74,7 @@ def enter(pid: int, cwd: str = "/") -> None:
 
 
 def capabilities() -> int:
-    """All capabilities of this process, as bits: effective, permitted and inheritable together."""
+    """All capabilities of this process as bits: effective, permitted and inheritable together."""
     header = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0)
     data = (ctypes.c_uint32 * 6)()
     if _libc.capget(header, data) != 0:
@@ -82,11 +83,12 @@ def capabilities() -> int:
     return int(low | high << 32)
 
 
-# ---- the way in ----
+# ---- entering ----
 
 
 def _user_levels(pid: int, opened: list[int]) -> list[int]:
-    """The user namespaces between ours and that of `pid`, outermost first; [] when it is ours."""
+    """The user namespaces between ours and that of `pid`, outermost first; empty when it is ours.
+    """
     ours = _inode_of("self", "user")
     levels: list[int] = []
     fd = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
@@ -106,7 +108,7 @@ def _space(pid: int, kind: str, opened: list[int]) -> _Space:
     opened.append(fd)
     try:
         owner = fcntl.ioctl(fd, _NS_GET_USERNS)
-    except PermissionError:  # of a user namespace above ours: it can only be one that we share
+    except PermissionError:  # it belongs to a user namespace above ours, so it is shared with us
         return _Space(fd, kind, _inode(fd), (0, 0))
     try:
         return _Space(fd, kind, _inode(fd), _inode(owner))
@@ -137,8 +139,9 @@ def _setns(fd: int, kind: str) -> None:
 
 
 def _check(self_ns: int, spaces: list[_Space], levels: list[int]) -> None:
-    """Compares where we are with what was opened. /proc is another one by now, in which we have no
-    number, so it is asked through a descriptor of before."""
+    """Compares where this process is with what was opened. /proc is another one by now, in which
+    this process has no number, so a descriptor of before is used.
+    """
     wanted = {("pid_for_children" if s.kind == "pid" else s.kind): s.inode for s in spaces}
     if levels:
         wanted["user"] = _inode(levels[-1])
@@ -148,14 +151,14 @@ def _check(self_ns: int, spaces: list[_Space], levels: list[int]) -> None:
             raise OSError(errno.EPERM, f"still outside of its {kind} namespace")
 
 
-# ---- powers ----
+# ---- capabilities ----
 
 
 def _drop(last_cap: int) -> None:
     for cap in range(last_cap + 1):
         if _libc.prctl(_PR_CAPBSET_DROP, cap, 0, 0, 0) != 0:
             raise _error("dropping the bounding set")
-    _libc.prctl(_PR_SET_SECUREBITS, _SECURE_ALL_LOCKED, 0, 0, 0)  # a lock more, where allowed
+    _libc.prctl(_PR_SET_SECUREBITS, _SECURE_ALL_LOCKED, 0, 0, 0)  # one more lock, if allowed
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0)
     if _libc.capset(header, (ctypes.c_uint32 * 6)()) != 0:

@@ -1,11 +1,13 @@
-"""Owns: narrowing this process, and all it starts, to some paths of the file system by Landlock,
-which needs neither root nor namespaces. Must not choose the paths; can never widen anything.
+"""Confines this process, and everything it starts, to some paths by Landlock.
 
-Landlock binds opening, running, making, moving and removing files; tracing and /proc/PID/environ,
-mem, fd, root of a process outside; from ABI 4 TCP; from ABI 6 signals and abstract Unix sockets. It
-does not bind what needs no open file: stat, chmod, chown, utime and extended attributes by a path,
-and connecting to a Unix socket that has a path. The system call filter beside takes these but utime
-and stat: the owner's other files can be neither read nor changed, but for their times.
+Landlock needs neither root nor namespaces, and can never be undone. It restricts opening, running,
+making, moving and removing files; tracing, and /proc/PID/environ, mem, fd and root of a process
+outside; from ABI 4 on TCP; from ABI 6 on signals and abstract Unix sockets. It does not restrict
+what needs no open file: stat, chmod, chown, utime and extended attributes by a path, and connecting
+to a Unix socket that has a path. The system call filter takes these away, except utime and stat. So
+the user's other files can be neither read nor changed, except for their times.
+
+Which paths those are is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 _OF_DEVICES = _WRITE_FILE | _READ_FILE | _IOCTL_DEV
 _OF_NAMES = _WRITE_FILE | _READ_FILE | _TRUNCATE | _MAKE_REG | _REMOVE_FILE
-_NEVER = _MAKE_CHAR | _MAKE_BLOCK  # a device node made by root would lead around all of this
+_NEVER = _MAKE_CHAR | _MAKE_BLOCK  # a device node made by root would bypass every rule
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP}
 
 
@@ -57,7 +59,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """Which Landlock this kernel has: 0 for none, and from 6 on it holds signals too."""
+    """The kernel's version of Landlock: 0 for none; from 6 on it restricts signals too."""
     try:
         return kernel.call(_CREATE_RULESET, 0, 0, _ASK_VERSION) if kernel.machine() else 0
     except OSError:
@@ -66,17 +68,22 @@ def abi() -> int:
 
 def restrict(read: Sequence[str], write: Sequence[str], *, network: bool,
              unlisted: Sequence[str] = ()) -> int:
-    """Leaves this process and all it will start only these paths; returns the ABI that holds it.
+    """Confines this process and everything it starts to these paths; returns the Landlock ABI in
+    force.
 
-    `read`: files and directories to read and run from. `write`: directories beneath which all is
-    allowed but making device nodes; files; devices. `unlisted`: directories of files that can be
-    made, used and removed by name, but not listed, as /dev/shm, which POSIX semaphores need. A
-    path that is not there, or cannot be reached, is passed over. A rule holds for what stands at
-    its path now: a directory that is made anew there is not reached. Without `network`, TCP is
-    refused where the ABI is 4 or later.
+    A path that does not exist or cannot be reached is left out. A rule holds for what is at its
+    path now: a directory that is made anew there is not accessible.
+
+    Args:
+        read: files and directories to read and run.
+        write: directories beneath which everything is allowed but making device nodes; files;
+            devices.
+        network: false refuses TCP, where the ABI is 4 or later.
+        unlisted: directories whose files can be made, used and removed by name but not listed, such
+            as /dev/shm, which POSIX semaphores need.
 
     Raises:
-        OSError: the kernel has no Landlock (ENOSYS) or refuses; all paths are open still.
+        OSError: the kernel has no Landlock (ENOSYS) or refuses; all paths are still accessible.
     """
     level = abi()
     if level < 1:

@@ -1,11 +1,10 @@
-"""Owns: the system calls that a sandbox may not make: the filter, and putting it on this process
-and all it starts. Must not hold paths, nor what needs memory to be read: a filter sees numbers.
+"""The system call filter of a sandbox: which calls are refused, and how a process puts it on.
 
 The filter is a binary search over ranges of call numbers, which `bpf` assembles. Most calls are
 answered without a look at their arguments, and the kernel (5.11 and later) then remembers the
-answer per number. Numbers newer than the table do not exist (ENOSYS), which is what programs expect
-of an older kernel; so do those of x32. Programs for another machine (32-bit ones) get ENOSYS for
-everything.
+answer for each number. A filter sees numbers only, so it cannot judge paths or anything else in
+memory. Calls newer than the table get ENOSYS, which is what programs expect of an older kernel; so
+do those of x32. Programs for another machine (32-bit ones) get ENOSYS for everything.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ _NO_CALL = answer(_ERRNO | errno.ENOSYS)
 _NEW_NAMESPACE = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
 _NEW_TIME = 0x80  # of unshare only; clone has the signal there
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-_SETLEASE, _SETDELEG = 1024, 1040  # who opens such a file waits for its holder: an init, a copy
+_SETLEASE, _SETDELEG = 1024, 1040  # a process that opens such a file waits: an init would hang
 _EVERYBODY = _UNCHANGED = 0xFFFFFFFF  # -1 to kill, and to chown
 _SET_ID = 0o6000  # set-uid and set-gid: whoever runs such a file runs it as its owner
 _MAKES_A_FILE = 0o100 | 0o20000000  # O_CREAT, __O_TMPFILE: without them open reads no mode
-# looked at with their arguments, so that the kernel remembers no answer, and made all the time
+# frequent calls whose arguments are examined, so that the kernel does not remember the answer
 _OFTEN = ("openat", "ioctl", "fcntl")
 _Password = tuple[int, int]
 
@@ -66,7 +65,7 @@ _NEVER = """mount umount2 pivot_root move_mount open_tree open_tree_attr fsopen 
     nfsservctl fanotify_init sched_setaffinity"""
 _NOT_TO_NEIGHBOURS = """ptrace process_vm_readv process_vm_writev sched_setscheduler
     sched_setparam sched_setattr ioprio_set migrate_pages move_pages"""
-# an access list is an attribute, and changes the mode with it
+# an access control list is an attribute, and it changes the mode as well
 _ATTRIBUTES = """setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr setxattrat
     removexattrat file_setattr"""
 _UNOWNED = "memfd_create memfd_secret"  # memory that belongs to no process
@@ -86,22 +85,30 @@ def available() -> bool:
 
 
 def restrict(*, namespaced: bool, network: bool, sampled: bool = False) -> int:
-    """Takes from this process, and all it will start, what no program in a sandbox needs; for good.
-    Returns -1; without `namespaced` the listener that every change of a file's mode waits for, to
-    be handed to a `ModeKeeper`.
+    """Takes from this process, and everything it starts, the calls that no program in a sandbox
+    needs, for good.
 
-    `namespaced`: it has mount, pid and network namespaces of its own. Without, what reaches other
-    processes and files of the same user goes too: tracing, priorities, extended attributes,
-    owners and groups of files, memory and queues shared by a key, and every way to a Unix socket
-    but pairs. Binding to cores is left to who is outside, in both cases. Without `network` and
-    namespaces no socket is made; a namespace of its own has a loopback only, so nothing more is
-    refused there. `sampled`: memory is measured by what processes map; so what would hold memory
-    without one is answered as by a kernel that has it not. Nowhere can a set-uid or set-gid bit
-    be given to a file.
+    Set-uid and set-gid bits can never be given to a file, and processes cannot be bound to cores
+    from within.
+
+    Args:
+        namespaced: the process has mount, pid and network namespaces of its own. Without them the
+            filter also refuses what reaches other processes and files of the same user: tracing,
+            priorities, extended attributes, owners and groups of files, memory and queues shared by
+            a key, and all Unix sockets but pairs.
+        network: false refuses all sockets of a process without namespaces. A network namespace has
+            only a loopback, so nothing more is refused there.
+        sampled: memory is measured by what processes map, so calls that hold memory without a
+            process get ENOSYS.
+
+    Returns:
+        -1; without `namespaced` the listener that every change of a file's mode waits for. Hand it
+            to a `ModeKeeper`.
 
     Raises:
-        OSError: this machine cannot (ENOSYS), or the kernel refuses; nothing is restricted then.
-            EBUSY: a filter that already holds this process has a listener, and there can be one.
+        OSError: this machine cannot filter (ENOSYS) or the kernel refuses; nothing is restricted
+            then. EBUSY: another filter of this process has a listener already, and the kernel
+            allows one.
     """
     here = kernel.machine()
     if not here:
@@ -109,7 +116,7 @@ def restrict(*, namespaced: bool, network: bool, sampled: bool = False) -> int:
     code = program(here, namespaced=namespaced, network=network, gid=os.getegid(),
                    uid=os.geteuid(), sampled=sampled,
                    password=None if namespaced else modes.new_password())
-    # struct sock_fprog: how many, and where
+    # struct sock_fprog: the number of instructions and their address
     text = ctypes.create_string_buffer(code, len(code))
     filter_ = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8,
                                                       ctypes.addressof(text)))
@@ -122,8 +129,9 @@ def restrict(*, namespaced: bool, network: bool, sampled: bool = False) -> int:
 
 
 def prepare() -> None:
-    """Makes the filters that this process may need, for itself and its forks: one is made in 0.3 ms
-    of CPU, and taken ready in a hundredth of that."""
+    """Makes the filters that this process and its forks may need: making one takes 0.3 ms of CPU,
+    and using one that exists a hundredth of that.
+    """
     if here := kernel.machine():
         for namespaced, network, sampled in product((False, True), repeat=3):
             program(here, namespaced=namespaced, network=network, gid=os.getegid(),
@@ -132,8 +140,14 @@ def prepare() -> None:
 
 def program(machine: str, *, namespaced: bool, network: bool, gid: int, uid: int = 0,
             sampled: bool = False, password: _Password | None = None) -> bytes:
-    """Pure. The filter's instructions for "x86_64" or "aarch64", 8 bytes each, for a process of
-    this user and group. `password`: lets a change of a file's mode pass, see `modes.change`."""
+    """The filter's instructions, 8 bytes each. Pure.
+
+    Args:
+        machine: "x86_64" or "aarch64".
+        namespaced: see `restrict`, as for `network` and `sampled`.
+        gid: the group that the process runs as; `uid` the user.
+        password: lets a change of a file's mode pass, see `modes.change`.
+    """
     ids = (0, 0) if namespaced else (uid, gid)
     code, holes = _template(machine, namespaced, network, ids, sampled, password is not None)
     if password is None:
@@ -152,7 +166,7 @@ def _template(machine: str, namespaced: bool, network: bool, ids: tuple[int, int
     special = _special(namespaced, network, ids, sampled, password)
     numbers = {NUMBERS[name][column] if name in NUMBERS else BOTH[name]: step
                for name, step in special.items()}
-    numbers.pop(-1, None)  # this machine has it not
+    numbers.pop(-1, None)  # calls that this machine does not have
     ranges: list[tuple[int, Step]] = [(0, _ALLOWED)]
     for number, step in sorted(numbers.items()):
         if ranges[-1] == (number, _ALLOWED):
@@ -169,9 +183,9 @@ def _template(machine: str, namespaced: bool, network: bool, ids: tuple[int, int
 
 def _special(namespaced: bool, network: bool, ids: tuple[int, int], sampled: bool,
              password: bool) -> dict[str, Step]:
-    """What is answered otherwise than by "allowed", by name."""
+    """The calls that are not simply allowed, by name."""
     table: dict[str, Step] = dict.fromkeys(_NEVER.split(), _REFUSED)
-    table["clone3"] = _NO_CALL  # its flags lie in memory; libc then uses clone
+    table["clone3"] = _NO_CALL  # its flags are in memory; libc then uses clone
     table["clone"] = _refuse_bits(0, _NEW_NAMESPACE)
     table["unshare"] = _refuse_bits(0, _NEW_NAMESPACE | _NEW_TIME)
     table["fcntl"] = _refuse_values(1, _SETLEASE, _SETDELEG)
@@ -204,13 +218,16 @@ def _refuse_bits(argument: int, bits: int) -> Step:
 
 
 def _refuse_values(argument: int, *values: int) -> Step:
-    """The kernel takes these arguments as 32-bit ones, so the upper half must not count."""
+    """Refuses some values of an argument. The kernel takes these arguments as 32-bit numbers, so
+    the upper half must not count.
+    """
     return low(argument, one_of(values, _REFUSED, _ALLOWED))
 
 
 def _file_modes(namespaced: bool, password: bool) -> dict[str, Step]:
-    """What the calls that give a file its mode may do: nothing with set-uid or set-gid bits.
-    Without namespaces a mode is changed by a `ModeKeeper` only, which sees where the file lies."""
+    """The calls that give a file its mode: set-uid and set-gid bits are refused. Without namespaces
+    a `ModeKeeper` changes modes, as it sees where the file lies.
+    """
     changed = _ALLOWED if namespaced else answer(_NOTIFY)
     mode_at = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2}
     table = {name: _without_set_id(at, changed) for name, at in mode_at.items()}
@@ -220,7 +237,7 @@ def _file_modes(namespaced: bool, password: bool) -> dict[str, Step]:
     table |= {name: _without_set_id(at, _ALLOWED) for name, at in made_at.items()}
     for name, at in {"open": 1, "openat": 2}.items():
         table[name] = low(at, any_bit(_MAKES_A_FILE, _without_set_id(at + 1, _ALLOWED), _ALLOWED))
-    table["openat2"] = _NO_CALL  # its mode lies in memory; programs then use openat
+    table["openat2"] = _NO_CALL  # its mode is in memory; programs then use openat
     return table
 
 
@@ -229,8 +246,9 @@ def _without_set_id(mode: int, otherwise: Step) -> Step:
 
 
 def _lets_pass(otherwise: Step) -> Step:
-    """Allows who knows the password, which stands in the last two arguments. Its four words are
-    holes, so that a filter is made once for many sandboxes."""
+    """Allows a call that carries the password in its last two arguments. The four words of the
+    password are holes, so that one filter serves many sandboxes.
+    """
     step = high(5, equal(-4, _ALLOWED, otherwise))
     step = low(5, equal(-3, step, otherwise))
     step = high(4, equal(-2, step, otherwise))
@@ -238,11 +256,11 @@ def _lets_pass(otherwise: Step) -> Step:
 
 
 def _families(namespaced: bool, network: bool) -> Step:
-    """Which sockets can be made.
+    """Which sockets can be created.
 
-    Of the common families EACCES, which socket(2) gives for "not allowed": programs go on without
-    a network, or say so. Of all others EAFNOSUPPORT, as from a kernel without them. A Unix socket
-    could be connected to anything that this user runs (munge, D-Bus), which Landlock does not see.
+    Common families get EACCES, which socket(2) gives for "not allowed": programs then go on without
+    a network, or say so. All others get EAFNOSUPPORT, as from a kernel without them. A Unix socket
+    could connect to anything that this user runs (munge, D-Bus), which Landlock does not see.
     """
     inet, unix = [socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK], [socket.AF_UNIX]
     rest = one_of(unix, _ALLOWED if namespaced else _DENIED, answer(_ERRNO | errno.EAFNOSUPPORT))
@@ -250,15 +268,18 @@ def _families(namespaced: bool, network: bool) -> Step:
 
 
 def _pairs() -> Step:
-    """Pairs of connected Unix sockets, but no datagrams: those could still be sent anywhere."""
+    """Allows pairs of connected Unix sockets, but no datagrams: those could still be sent anywhere.
+    """
     connected = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)
     kind = low(1, masked(0xF, one_of(connected, _ALLOWED, _DENIED)))
     return low(0, equal(socket.AF_UNIX, kind, _DENIED))
 
 
 def _keeps_owner(argument: int, uid: int, gid: int) -> Step:
-    """Own user and own group only, and then success without a call: a real call would clear the
-    set-id bits of the named file, or change its group, wherever the file lies."""
+    """Answers a change to the own user and group with success, without a call: a real call would
+    clear the set-id bits of the named file, or change its group, wherever it lies. Others are
+    refused.
+    """
     group = low(argument + 1, one_of((gid, _UNCHANGED), answer(_ERRNO), _REFUSED))
     return low(argument, one_of((uid, _UNCHANGED), group, _REFUSED))
 
@@ -268,6 +289,6 @@ def _own_priority() -> Step:
 
 
 def _own_limits() -> Step:
-    """Limits of pid 0, or only read: so do libc's setrlimit and the shells."""
+    """Allows limits of pid 0, and reading: libc's setrlimit and the shells need no more."""
     read = low(2, equal(0, high(2, equal(0, _ALLOWED, _REFUSED)), _REFUSED))
     return low(0, equal(0, _ALLOWED, read))

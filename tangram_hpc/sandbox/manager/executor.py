@@ -1,5 +1,8 @@
-"""Owns: which host runs which lease. Fills the `Executor` port with processes on this machine.
-Must not start, wait for or signal a user's process itself: hosts and their nursery do.
+"""Runs leases in execution processes of this machine: the `Executor` port of the worker.
+
+This module decides which execution process runs which attempt, tells the worker's driver how each
+one ended, and enforces its CPUs and memory. It never starts, waits for or signals a user's process
+itself: the execution processes and their fork server do.
 """
 
 from __future__ import annotations
@@ -16,42 +19,53 @@ from ...domain.session import SessionSpec
 from ...domain.states import ENDED, ActionState
 from ...errors import InvalidInput
 from ...ports import Reports, SandboxSettings, Store
-from ...protocol.hostwire import FRAME_MAX, RUNNER, Ended, Gone, Kill, Piece, Run, Setup, Units
 from ...protocol.message import INLINE_MAX, Start
 from ...protocol.payload import ErrorReturn, FunctionCall, decode, encode, owner_of_result
+from ...protocol.process_frames import (
+    FRAME_MAX,
+    RUNNER,
+    Ended,
+    Gone,
+    Kill,
+    Piece,
+    Run,
+    Setup,
+    Units,
+)
 from ...resources.cpu import affinity
 from ...resources.cpu.enforce import Enforcer, probe
 from ...resources.gpu.devices import Devices
 from ...resources.gpu.meter import GpuMeter
 from .backends import Backends
-from .hosts import Host
-from .jobs import Job, cause
-from .lodging import Lodging
-from .overdue import Overdue
+from .execution_processes import ExecutionProcess
+from .init_watchdog import InitWatchdog
+from .memory_pressure import LOOK_S, MemoryPressure
+from .node_attempts import NodeAttempt, cause
+from .payload_cache import PayloadCache, is_stored
 from .pools import Pool
-from .pressure import LOOK_S, Pressure
+from .process_supervisor import ProcessSupervisor
+from .runner_watchdog import RunnerWatchdog
 from .sessions import Sessions
-from .stuck import StuckWatch
-from .vault import Vault, is_stored
 
 _EXEC = Kind.EXEC
 _FUNCTION = Kind.FUNCTION
 _DEFAULTS = SandboxSettings()
-_SAID = ENDED - {ActionState.NODE_FAIL, ActionState.PREEMPTED}  # those send an action back
+_SAID = ENDED - {ActionState.NODE_FAIL, ActionState.PREEMPTED}  # the two that send an action back
 
 
 class SandboxExecutor:
-    """Runs actions in processes of this machine. Must be made and used on one running asyncio loop.
+    """Runs actions in processes of this machine. Create and use it on one running asyncio loop.
 
     Args:
-        reports: who is told.
-        store: where payloads over the inline limit lie.
-        scratch: a node-local directory for what sandboxes write; see `Lodging`.
-        cores: the units this worker lends.
-        settings: what a site or a user chose.
-        backends: what can build sandboxes here; None: found out.
-        pinned: bind to the units; None: when they are all cores of this process.
-        gpus: names the lent GPUs to what runs on them, and measures them; None: there are none.
+        reports: receives results and states.
+        store: holds payloads above the inline limit.
+        scratch: a node-local directory for the files of sandboxes; see `ProcessSupervisor`.
+        cores: the CPUs that this worker lends.
+        settings: choices of the site and the user.
+        backends: the isolation backends that work here; None: they are probed.
+        pinned: whether actions are bound to their CPUs; None: if all are cores of this process.
+        gpus: names and measures the GPUs that are lent; None: the node lends none.
+        enforcer: enforces CPUs and memory; None: the best that works here.
 
     Raises:
         InvalidInput: `scratch` or a setting cannot be used.
@@ -65,28 +79,29 @@ class SandboxExecutor:
         self._gpus = gpus or GpuMeter(Devices())
         self._reports, self._cores = reports, cores
         self._loop = asyncio.get_running_loop()
-        self._vault, self._closed = Vault(store), False
-        self._jobs: dict[int, Job] = {}
+        self._cache, self._closed = PayloadCache(store), False
+        self._attempts: dict[int, NodeAttempt] = {}
         backends = backends or Backends.probed(settings.isolation, settings.read_paths)
         self._enforcer = enforcer = enforcer or probe(pinned, settings.enforcement)
         self._counts_ooms = "memory" in enforcer.limits
         units = max(1, len(cores))
-        self._lodging = Lodging(self, Path(scratch), units, settings, backends, enforcer, pinned)
-        self._sessions = Sessions(self._lodging, self, reports, self._vault)
-        self._stuck = StuckWatch(self._free_behind)
-        self._pressure = Pressure(not self._counts_ooms, self.kill)
-        self._overdue = Overdue(settings.kill_wait_s)
+        self._supervisor = ProcessSupervisor(self, Path(scratch), units, settings, backends,
+                                             enforcer, pinned)
+        self._sessions = Sessions(self._supervisor, self, reports, self._cache)
+        self._runner_watchdog = RunnerWatchdog(self._free_behind)
+        self._memory_pressure = MemoryPressure(not self._counts_ooms, self.kill)
+        self._init_watchdog = InitWatchdog(settings.kill_wait_s)
         self._looking: asyncio.TimerHandle | None = None
 
     @property
     def enforcement(self) -> str:
-        """How units are enforced."""
+        """How CPUs are enforced: a name of `enforce.NAMES`."""
         return self._enforcer.name
 
     @property
-    def nursery_pid(self) -> int:
-        """The process id of the parent of all hosts."""
-        return self._lodging.pid
+    def fork_server_pid(self) -> int:
+        """The process id of the fork server."""
+        return self._supervisor.pid
 
     # ---- orders ----
 
@@ -100,10 +115,10 @@ class SandboxExecutor:
         one = self._sessions.get(session)
         if one is None or one.closing:
             return
-        for lease in one.host.leases if one.host else ():
-            job = self._jobs[lease]
-            if job.live and job.stop is None:
-                job.stop = (ActionState.CANCELLED, "its session was closed")
+        for lease in one.process.leases if one.process else ():
+            attempt = self._attempts[lease]
+            if attempt.live and attempt.stop is None:
+                attempt.stop = (ActionState.CANCELLED, "its session was closed")
         self._sessions.close(one)
 
     def pack_session(self, session: int) -> None:
@@ -112,388 +127,399 @@ class SandboxExecutor:
 
     def start(self, order: Start, payload: memoryview | bytes) -> None:
         """See `ports.Executor`. A lease that is known is ignored."""
-        if self._closed or order.lease in self._jobs:
+        if self._closed or order.lease in self._attempts:
             return
-        job = self._jobs[order.lease] = Job(order)
+        attempt = self._attempts[order.lease] = NodeAttempt(order)
         if is_stored(payload):
             try:
-                self._vault.fetch(bytes(payload), lambda data, why: self._fetched(job, data, why))
+                self._cache.fetch(bytes(payload),
+                                  lambda data, why: self._fetched(attempt, data, why))
             except msgspec.DecodeError as error:
-                self._fail(job, f"payload: {error}")
+                self._fail(attempt, f"payload: {error}")
         else:
-            job.payload = bytes(payload)
-            self._admit(job)
+            attempt.payload = bytes(payload)
+            self._admit(attempt)
 
     def follow(self, order: Start, payload: memoryview) -> bool:
-        """See `ports.Executor`: calls of functions wait in the runner itself."""
-        before = self._jobs.get(order.after)
-        host = before.host if before is not None else None
-        if host is None or host.kind != RUNNER or host.control is None or (
+        """See `ports.Executor`. Calls of functions wait in the runner itself."""
+        before = self._attempts.get(order.after)
+        process = before.process if before is not None else None
+        if process is None or process.kind != RUNNER or process.control is None or (
                 order.action.kind is not _FUNCTION or order.action.timeout_ns
-                or next(reversed(host.leases), 0) != order.after or is_stored(payload)):
+                or next(reversed(process.leases), 0) != order.after or is_stored(payload)):
             return False
         try:
             call = decode(payload)
         except msgspec.DecodeError:
             return False
-        if not isinstance(call, FunctionCall) or call.digest not in host.functions:
+        if not isinstance(call, FunctionCall) or call.digest not in process.functions:
             return False
-        job = self._jobs[order.lease] = Job(order)
-        job.payload, job.digest = bytes(payload), call.digest
-        self._stuck.watch(host)
-        self.dispatch(job, host)
+        attempt = self._attempts[order.lease] = NodeAttempt(order)
+        attempt.payload, attempt.digest = bytes(payload), call.digest
+        self._runner_watchdog.watch(process)
+        self.dispatch(attempt, process)
         return True
 
     def take_back(self, lease: int) -> bool:
         """See `ports.Executor`."""
-        job = self._jobs.get(lease)
-        if job is None or job.host is None or job.host.kind != RUNNER:
+        attempt = self._attempts.get(lease)
+        if attempt is None or attempt.process is None or attempt.process.kind != RUNNER:
             return False
-        self._free_behind(job.host, lease)
-        return lease not in self._jobs
+        self._free_behind(attempt.process, lease)
+        return lease not in self._attempts
 
-    def _free_behind(self, host: Host, asked: int = 0) -> None:
-        """Gives back what a runner has not begun, but for the one that is asked for."""
-        for lease in reversed(host.take_back()):
-            del host.leases[lease], self._jobs[lease]
+    def _free_behind(self, process: ExecutionProcess, asked: int = 0) -> None:
+        """Gives back the calls that a runner has not begun, except that of the lease `asked`."""
+        for lease in reversed(process.take_back()):
+            del process.leases[lease], self._attempts[lease]
             if lease != asked:
                 self._reports.returned(lease)
 
-    def _fetched(self, job: Job, data: bytes, why: str) -> None:
-        if not self.waits(job):
+    def _fetched(self, attempt: NodeAttempt, data: bytes, why: str) -> None:
+        if not self.waits(attempt):
             return
         if why or len(data) > FRAME_MAX - (1 << 20):
-            return self._fail(job, why or f"payload: {len(data)} bytes are too many")
-        job.payload = data
-        self._admit(job)
+            return self._fail(attempt, why or f"payload: {len(data)} bytes exceed the limit of "
+                                       f"{FRAME_MAX - (1 << 20)}")
+        attempt.payload = data
+        self._admit(attempt)
 
-    def waits(self, job: Job) -> bool:
-        """See `sessions.Crew`."""
-        return self._jobs.get(job.order.lease) is job and job.live and job.host is None
+    def waits(self, attempt: NodeAttempt) -> bool:
+        """See `sessions.CommandDispatcher`."""
+        known = self._attempts.get(attempt.order.lease) is attempt
+        return known and attempt.live and attempt.process is None
 
-    def _admit(self, job: Job) -> None:
-        action = job.order.action
+    def _admit(self, attempt: NodeAttempt) -> None:
+        action = attempt.order.action
         if action.kind is _FUNCTION:
-            return self._admit_function(job)
+            return self._admit_function(attempt)
         if action.session:
             session = self._sessions.get(action.session)
             if session is None or session.closing:
-                return self._fail(job, "session: it is not open on this node")
-            return self._sessions.enter(job, session)
+                return self._fail(attempt, "session: it is not open on this node")
+            return self._sessions.enter(attempt, session)
         if action.kind is not _EXEC:
-            return self._fail(job, "session: reading and writing files needs one")
+            return self._fail(attempt, "session: to read or write files, open one")
         try:
-            box = self._lodging.backends.box(SessionSpec(0, trusted=action.trusted))
+            box = self._supervisor.backends.box(SessionSpec(0, trusted=action.trusted))
         except InvalidInput as error:
-            return self._fail(job, str(error))
-        self._into_pool(job, self._lodging.pool(box))
+            return self._fail(attempt, str(error))
+        self._into_pool(attempt, self._supervisor.pool(box))
 
-    def _admit_function(self, job: Job) -> None:
+    def _admit_function(self, attempt: NodeAttempt) -> None:
         try:
-            call = decode(job.payload)
+            call = decode(attempt.payload)
         except msgspec.DecodeError as error:
-            return self._fail(job, f"payload: not in the protocol ({error})")
+            return self._fail(attempt, f"payload: not in the protocol ({error})")
         if not isinstance(call, FunctionCall):
-            return self._fail(job, f"payload: a runner cannot run a {type(call).__name__}")
-        job.digest = call.digest
+            return self._fail(attempt, f"payload: a runner cannot run a {type(call).__name__}")
+        attempt.digest = call.digest
 
         def then(blob: bytes, why: str) -> None:
-            if self.waits(job):
+            if self.waits(attempt):
                 if why:
-                    return self._fail(job, why)
-                job.blob = blob
-                self._into_pool(job, self._lodging.runners)
+                    return self._fail(attempt, why)
+                attempt.blob = blob
+                self._into_pool(attempt, self._supervisor.runners)
 
-        self._vault.function(call.digest, then)
+        self._cache.function(call.digest, then)
 
-    def _into_pool(self, job: Job, pool: Pool) -> None:
+    def _into_pool(self, attempt: NodeAttempt, pool: Pool) -> None:
         if pool.free:
-            self.dispatch(job, pool.free.pop())
+            self.dispatch(attempt, pool.free.pop())
         else:
-            pool.waiting.append(job)
+            pool.waiting.append(attempt)
             pool.warm_up()
 
-    def dispatch(self, job: Job, host: Host) -> None:
-        """See `sessions.Crew`."""
-        order, action = job.order, job.order.action
-        job.host = host
-        host.leases[order.lease] = None
+    def dispatch(self, attempt: NodeAttempt, process: ExecutionProcess) -> None:
+        """See `sessions.CommandDispatcher`."""
+        order, action = attempt.order, attempt.order.action
+        attempt.process = process
+        process.leases[order.lease] = None
         limit = action.timeout_ns
         spec = None
-        if host.kind == RUNNER:
-            host.load(job.digest, job.blob)
-            job.blob = b""
+        if process.kind == RUNNER:
+            process.load(attempt.digest, attempt.blob)
+            attempt.blob = b""
             if limit:
-                job.timer = self._loop.call_later(limit / 1e9, self.kill, order.lease,
+                attempt.timer = self._loop.call_later(limit / 1e9, self.kill, order.lease,
                                                   ActionState.TIMEOUT, too_long(limit / 1e9))
         elif session := self._sessions.get(action.session):
             spec = session.spec
-        units = len(job.cores)
-        limits = self._lodging.limits(action, spec)
-        group = host.group
+        units = len(attempt.cores)
+        limits = self._supervisor.limits(action, spec)
+        group = process.group
         assert group is not None
         group.limit(limits.mem_mib, limits.pids)
-        cores = job.cores or (self._cores if action.key != "cpu" else ())  # an endpoint's: any
+        # an endpoint action may use any core
+        cores = attempt.cores or (self._cores if action.key != "cpu" else ())
         if cores:
-            job.held = group.bind(cores if self.pinned else (), len(cores)) and units > 0
+            attempt.held = group.bind(cores if self.pinned else (), len(cores)) and units > 0
         most = max(units, action.degrees[-1]) if action.resizable else units
-        job.gpu_token = self._gpus.begin(order.gpus)
-        run = Run(order.lease, job.payload, self._gpus.devices.mask(order.gpus), units, most, limit,
+        attempt.gpu_token = self._gpus.begin(order.gpus)
+        mask = self._gpus.devices.mask(order.gpus)
+        run = Run(order.lease, attempt.payload, mask, units, most, limit,
                   spec is not None, spec.background if spec is not None else "end", limits)
-        job.payload = b""
-        job.started_ns = time.monotonic_ns()
-        (host.call if host.kind == RUNNER else host.send)(run)
-        job.asked_mib = limits.mem_mib
+        attempt.payload = b""
+        attempt.started_ns = time.monotonic_ns()
+        (process.call if process.kind == RUNNER else process.send)(run)
+        attempt.asked_mib = limits.mem_mib
         self._looking = self._looking or self._loop.call_later(LOOK_S, self._look)
-        if len(host.leases) == 1 or host.kind != RUNNER:
+        if len(process.leases) == 1 or process.kind != RUNNER:
             self._reports.started(order.lease)
 
     def _look(self) -> None:
-        """Looks at memory, and at who takes too long, for as long as anything runs."""
+        """Checks memory and deadlines, and comes again for as long as anything runs."""
         self._looking = None
-        running = [(job, job.asked_mib) for job in self._jobs.values() if job.live and job.host]
-        self._pressure.look(running, self._sessions.idle_hosts)
-        self._overdue.look(running)
+        running = [(attempt, attempt.asked_mib) for attempt in self._attempts.values()
+                   if attempt.live and attempt.process]
+        self._memory_pressure.look(running, self._sessions.idle_processes)
+        self._init_watchdog.look(running)
         if running:
             self._looking = self._loop.call_later(LOOK_S, self._look)
 
     def kill(self, lease: int, state: ActionState, reason: str) -> None:
         """See `ports.Executor`."""
-        job = self._jobs.get(lease)
-        if job is None or not job.live or job.stop is not None:
+        attempt = self._attempts.get(lease)
+        if attempt is None or not attempt.live or attempt.stop is not None:
             return
-        if job.host is None:
-            return self.unstarted(job, state, reason)
-        job.stop_as(state, reason)
-        if job.host.kind == RUNNER:
-            if next(iter(job.host.leases)) == lease:  # else once it is at it
-                job.look_before_kill(job.host)
-                job.host.kill()
+        if attempt.process is None:
+            return self.unstarted(attempt, state, reason)
+        attempt.stop_as(state, reason)
+        if attempt.process.kind == RUNNER:
+            if next(iter(attempt.process.leases)) == lease:  # else when it comes to that call
+                attempt.look_before_kill(attempt.process)
+                attempt.process.kill()
         else:
-            job.host.send(Kill(lease, state, reason))
+            attempt.process.send(Kill(lease, state, reason))
 
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
         """See `ports.Executor`."""
-        job = self._jobs.get(lease)
-        if job is None:
+        attempt = self._attempts.get(lease)
+        if attempt is None:
             return
-        job.cores = cores
-        host = job.host
-        if host is not None and job.live and host.group is not None:
+        attempt.cores = cores
+        process = attempt.process
+        if process is not None and attempt.live and process.group is not None:
             if cores:
-                job.held = host.group.rebind(cores if self.pinned else (), len(cores))
-            host.send(Units(lease, len(cores)))
+                attempt.held = process.group.rebind(cores if self.pinned else (), len(cores))
+            process.send(Units(lease, len(cores)))
 
-    # ---- facts from hosts ----
+    # ---- what execution processes report ----
 
-    def host_born(self, host: Host) -> Setup:
-        """See `hosts.Owner`."""
-        return self._lodging.setup(host)
+    def process_born(self, process: ExecutionProcess) -> Setup:
+        """See `execution_processes.Owner`."""
+        return self._supervisor.setup(process)
 
-    def host_up(self, host: Host) -> None:
-        """A host waits for orders."""
-        self._lodging.starts.over(host)
-        if host.session:
-            return self._sessions.up(host)
-        self._lodging.pool_of(host).booted(host)
-        self._idle(host)
+    def process_up(self, process: ExecutionProcess) -> None:
+        """See `execution_processes.Owner`."""
+        self._supervisor.start_limiter.over(process)
+        if process.session:
+            return self._sessions.up(process)
+        self._supervisor.pool_of(process).booted(process)
+        self._idle(process)
 
-    def host_failed(self, host: Host, text: str) -> None:
-        """A host could not be forked."""
-        self._lodging.starts.over(host)
-        if not host.fresh:
-            host.tidy()
-        if host.session:
-            self._sessions.lost(host, text)
+    def process_failed(self, process: ExecutionProcess, text: str) -> None:
+        """See `execution_processes.Owner`."""
+        self._supervisor.start_limiter.over(process)
+        if not process.fresh:
+            process.remove_directory()
+        if process.session:
+            self._sessions.lost(process, text)
         else:
-            self._pool_lost(host, text)
+            self._pool_lost(process, text)
 
-    def _pool_lost(self, host: Host, text: str) -> None:
-        pool = self._lodging.pool_of(host)
-        none_left = pool.lost(host)
-        if host.up:
+    def _pool_lost(self, process: ExecutionProcess, text: str) -> None:
+        pool = self._supervisor.pool_of(process)
+        none_left = pool.lost(process)
+        if process.up:
             pool.warm_up()
-        elif none_left:  # it cannot be built: those that wait would wait for ever
+        elif none_left:  # it cannot be built: nobody may wait for it
             while pool.waiting:
-                job = pool.waiting.popleft()
-                if self.waits(job):
-                    self._fail(job, text)
+                attempt = pool.waiting.popleft()
+                if self.waits(attempt):
+                    self._fail(attempt, text)
 
-    def ended(self, host: Host, message: Ended) -> None:
-        """An action ended."""
-        job = self._jobs.get(message.lease)
-        if job is None or job.host is not host or not job.live:
-            return  # a runner said what is not its to say
-        if message.clean:
-            host.leases.pop(message.lease, None)
-        host.spent_ns = message.spent_ns
-        outcome = self._told(job, host, message.outcome)
-        self._finish(job, outcome, message.payload, message.clean, soon=True)
-        if message.clean:
-            self._left(host, message.lease)
+    def ended(self, process: ExecutionProcess, message: Ended) -> None:
+        """See `execution_processes.Owner`."""
+        attempt = self._attempts.get(message.lease)
+        if attempt is None or attempt.process is not process or not attempt.live:
+            return  # not a lease of this process
+        if message.none_left:
+            process.leases.pop(message.lease, None)
+        process.process_cpu_ns = message.process_cpu_ns
+        outcome = self._told(attempt, process, message.outcome)
+        self._finish(attempt, outcome, message.payload, message.none_left, soon=True)
+        if message.none_left:
+            self._left(process, message.lease)
 
     def settled(self) -> None:
-        """See `hosts.Owner`."""
+        """See `execution_processes.Owner`."""
         self._reports.settled()
 
-    def _told(self, job: Job, host: Host, outcome: Outcome) -> Outcome:
-        """What a host said of an outcome, with what only its worker knows."""
+    def _told(self, attempt: NodeAttempt, process: ExecutionProcess, outcome: Outcome) -> Outcome:
+        """Adds to an outcome what only the worker knows."""
         state, reason = outcome.state, outcome.reason
-        if state not in _SAID and (job.stop is None or job.stop[0] is not state):
+        if state not in _SAID and (attempt.stop is None or attempt.stop[0] is not state):
             state = ActionState.FAILED
-        elif host.kind == RUNNER and not job.asked_mib:
-            return outcome  # it was told how it is held
-        if job.asked_mib and self._counts_ooms and host.group is not None:
-            kills = host.group.oom_kills()
-            if kills > host.oom_kills and state is ActionState.FAILED:
+        elif process.kind == RUNNER and not attempt.asked_mib:
+            return outcome  # its own enforcement is right
+        if attempt.asked_mib and self._counts_ooms and process.group is not None:
+            kills = process.group.oom_kills()
+            if kills > process.oom_kills and state is ActionState.FAILED:
                 state = ActionState.OUT_OF_MEMORY
-                reason = f"mem: more than the {job.asked_mib} MiB asked for"
-            host.oom_kills = kills
-        held = self._enforcer.name if job.held else "counted"
+                reason = f"mem: more than the {attempt.asked_mib} MiB asked for"
+            process.oom_kills = kills
+        held = self._enforcer.name if attempt.held else "counted"
         return msgspec.structs.replace(outcome, state=state, reason=reason,
-                                       isolation=host.isolation, enforcement=held)
+                                       isolation=process.isolation, enforcement=held)
 
-    def gone(self, host: Host, message: Gone) -> None:
-        """What an action left is gone."""
-        job = self._jobs.get(message.lease)
-        if job is None or job.host is not host or job.live:
+    def gone(self, process: ExecutionProcess, message: Gone) -> None:
+        """See `execution_processes.Owner`."""
+        attempt = self._attempts.get(message.lease)
+        if attempt is None or attempt.process is not process or attempt.live:
             return
-        host.leases.pop(message.lease, None)
-        self._release(job)
-        self._left(host, message.lease)
+        process.leases.pop(message.lease, None)
+        self._release(attempt)
+        self._left(process, message.lease)
 
-    def piece(self, host: Host, message: Piece) -> None:
-        """A command printed something; what a runner says so is not its to say."""
-        if message.lease in host.leases and host.kind != RUNNER:
+    def piece(self, process: ExecutionProcess, message: Piece) -> None:
+        """See `execution_processes.Owner`. A runner has no output of its own to stream."""
+        if message.lease in process.leases and process.kind != RUNNER:
             self._reports.output(message.lease, message.stream, message.data)
 
-    def host_died(self, host: Host, status: int, clean: bool, tail: str) -> None:
-        """A host ended; what ran in it failed with it."""
-        self._lodging.starts.over(host)
-        what = "the runner process" if host.kind == RUNNER else "the sandbox's init"
-        reason = host.broken or f"{what} ended ({cause(status)})"
-        self._free_behind(host)
-        host.forget()
-        for lease in sorted(host.leases):
-            self._orphan(self._jobs[lease], host, status, reason, clean, tail)
-        if clean:
-            host.leases.clear()
-        host.kept = bool(host.session) and self._sessions.lost(host, reason)
-        if not host.session:
-            self._pool_lost(host, reason)
-        if clean:
-            self._bury(host)
+    def process_died(self, process: ExecutionProcess, status: int, none_left: bool,
+                     tail: str) -> None:
+        """See `execution_processes.Owner`. The actions that ran in it fail."""
+        self._supervisor.start_limiter.over(process)
+        what = "the runner process" if process.kind == RUNNER else "the sandbox's init"
+        reason = process.broken or f"{what} ended ({cause(status)})"
+        self._free_behind(process)
+        process.forget()
+        for lease in sorted(process.leases):
+            self._orphan(self._attempts[lease], process, status, reason, none_left, tail)
+        if none_left:
+            process.leases.clear()
+        process.kept = bool(process.session) and self._sessions.lost(process, reason)
+        if not process.session:
+            self._pool_lost(process, reason)
+        if none_left:
+            self._discard(process)
 
-    def _orphan(self, job: Job, host: Host, status: int, reason: str, clean: bool,
-                tail: str) -> None:
-        """The host of an action died."""
-        if job.live:
+    def _orphan(self, attempt: NodeAttempt, process: ExecutionProcess, status: int, reason: str,
+                none_left: bool, tail: str) -> None:
+        """Ends an attempt whose execution process died."""
+        if attempt.live:
             payload = None
-            if host.kind == RUNNER:
-                text = job.stop[1] if job.stop else reason
+            if process.kind == RUNNER:
+                text = attempt.stop[1] if attempt.stop else reason
                 payload = encode(ErrorReturn("RunnerDied", text, tail))
-            outcome = job.orphaned(host, status, reason)
-            self._finish(job, self._told(job, host, outcome), payload, clean)
-        elif clean:
-            self._release(job)
+            outcome = attempt.orphaned(process, status, reason)
+            self._finish(attempt, self._told(attempt, process, outcome), payload, none_left)
+        elif none_left:
+            self._release(attempt)
 
-    def host_clean(self, host: Host) -> None:
-        """What a dead host left is gone."""
-        for lease in sorted(host.leases):
-            self._release(self._jobs[lease])
-        host.leases.clear()
-        self._bury(host)
+    def descendants_ended(self, process: ExecutionProcess) -> None:
+        """See `execution_processes.Owner`."""
+        for lease in sorted(process.leases):
+            self._release(self._attempts[lease])
+        process.leases.clear()
+        self._discard(process)
 
-    def _bury(self, host: Host) -> None:
-        self._lodging.bury(host, host.kept)
-        if host.kept:
-            self._sessions.reborn(host)
+    def _discard(self, process: ExecutionProcess) -> None:
+        self._supervisor.discard(process, process.kept)
+        if process.kept:
+            self._sessions.restart(process)
 
-    def nursery_lost(self) -> None:
-        """The nursery died, and all hosts with it: a new one takes its place."""
-        self._sessions.homeless()
-        self._lodging.renew()
+    def fork_server_lost(self) -> None:
+        """See `execution_processes.Owner`. A new fork server takes its place."""
+        self._sessions.directories_lost()
+        self._supervisor.renew()
 
-    def _left(self, host: Host, lease: int) -> None:
-        """Nothing of a lease is left in a host: it goes on with what it was given ahead, or can
-        take more."""
-        if host.kind == RUNNER and host.leases:
-            lease = next(iter(host.leases))
-            self._jobs[lease].started_ns = time.monotonic_ns()
+    def _left(self, process: ExecutionProcess, lease: int) -> None:
+        """Continues a process in which nothing of a lease is left: with a call that waits in it, or
+        with another action.
+        """
+        if process.kind == RUNNER and process.leases:
+            lease = next(iter(process.leases))
+            self._attempts[lease].started_ns = time.monotonic_ns()
             self._reports.started(lease)
-            if self._jobs[lease].stop is not None:
-                host.kill()
-        elif host.session:
-            session = self._sessions.get(host.session)
+            if self._attempts[lease].stop is not None:
+                process.kill()
+        elif process.session:
+            session = self._sessions.get(process.session)
             if session is not None:
                 self._sessions.left(session, lease)
-        elif host.control is not None:
-            self._idle(host)
+        elif process.control is not None:
+            self._idle(process)
 
-    def _idle(self, host: Host) -> None:
-        """A host without a session can take its next action."""
-        pool = self._lodging.pool_of(host)
+    def _idle(self, process: ExecutionProcess) -> None:
+        """Gives the next waiting attempt to a process that has no session, or puts it back into its
+        pool.
+        """
+        pool = self._supervisor.pool_of(process)
         while pool.waiting:
-            job = pool.waiting.popleft()
-            if self.waits(job):
-                return self.dispatch(job, host)
-        pool.free.append(host)
+            attempt = pool.waiting.popleft()
+            if self.waits(attempt):
+                return self.dispatch(attempt, process)
+        pool.free.append(process)
 
-    # ---- facts for the worker ----
+    # ---- results ----
 
-    def _fail(self, job: Job, reason: str) -> None:
-        self.unstarted(job, ActionState.FAILED, reason)
+    def _fail(self, attempt: NodeAttempt, reason: str) -> None:
+        self.unstarted(attempt, ActionState.FAILED, reason)
 
-    def unstarted(self, job: Job, state: ActionState, reason: str) -> None:
-        """See `sessions.Crew`."""
-        self._finish(job, job.unstarted(state, reason), None, True)
+    def unstarted(self, attempt: NodeAttempt, state: ActionState, reason: str) -> None:
+        """See `sessions.CommandDispatcher`."""
+        self._finish(attempt, attempt.unstarted(state, reason), None, True)
 
-    def _finish(self, job: Job, outcome: Outcome, payload: bytes | None, clean: bool,
-                soon: bool = False) -> None:
-        job.live, job.gone = False, clean
-        job.end_timer()
-        outcome = self._gpus.measured(job.gpu_token, outcome).returning(payload)
+    def _finish(self, attempt: NodeAttempt, outcome: Outcome, payload: bytes | None,
+                none_left: bool, soon: bool = False) -> None:
+        attempt.live, attempt.gone = False, none_left
+        attempt.end_timer()
+        outcome = self._gpus.measured(attempt.gpu_token, outcome).returning(payload)
         if payload is not None and len(payload) > INLINE_MAX:
-            job.storing = True
-            owner = owner_of_result(job.order.action, job.order.lease)
-            self._vault.keep(payload, owner, lambda data, why: self._kept(job, outcome, data, why))
+            attempt.storing = True
+            owner = owner_of_result(attempt.order.action, attempt.order.lease)
+            self._cache.keep(payload, owner,
+                             lambda data, why: self._kept(attempt, outcome, data, why))
         else:
-            if clean:
-                del self._jobs[job.order.lease]
-            self._reports.finished(job.order.lease, outcome, payload, clean, soon)
+            if none_left:
+                del self._attempts[attempt.order.lease]
+            self._reports.finished(attempt.order.lease, outcome, payload, none_left, soon)
 
-    def _kept(self, job: Job, outcome: Outcome, data: bytes, why: str) -> None:
-        if self._jobs.get(job.order.lease) is not job:
+    def _kept(self, attempt: NodeAttempt, outcome: Outcome, data: bytes, why: str) -> None:
+        if self._attempts.get(attempt.order.lease) is not attempt:
             return  # closed meanwhile
-        job.storing = False
+        attempt.storing = False
         if why:
             outcome = msgspec.structs.replace(outcome, state=ActionState.FAILED, reason=why)
-        if job.gone:
-            del self._jobs[job.order.lease]
-        self._reports.finished(job.order.lease, outcome, None if why else data, job.gone)
+        if attempt.gone:
+            del self._attempts[attempt.order.lease]
+        self._reports.finished(attempt.order.lease, outcome, None if why else data, attempt.gone)
 
-    def _release(self, job: Job) -> None:
-        job.gone = True
-        if not job.storing:  # else its outcome, when it goes up, says so itself
-            del self._jobs[job.order.lease]
-            self._reports.released(job.order.lease)
+    def _release(self, attempt: NodeAttempt) -> None:
+        attempt.gone = True
+        if not attempt.storing:  # else its outcome will say so
+            del self._attempts[attempt.order.lease]
+            self._reports.released(attempt.order.lease)
 
     # ---- the end ----
 
     def close(self) -> None:
-        """See `ports.Executor`. Blocks for as long as the last processes take to die."""
+        """See `ports.Executor`. Blocks until the last process is dead."""
         if self._closed:
             return
         self._closed = True
         if self._looking is not None:
             self._looking.cancel()
-        self._lodging.close(self._vault.close)
-        jobs, self._jobs = list(self._jobs.values()), {}
-        for job in jobs:
-            job.end_timer()
-            lease = job.order.lease
-            if job.live or job.storing:
-                outcome = job.unstarted(ActionState.CANCELLED, "its worker was closed")
+        self._supervisor.close(self._cache.close)
+        attempts, self._attempts = list(self._attempts.values()), {}
+        for attempt in attempts:
+            attempt.end_timer()
+            lease = attempt.order.lease
+            if attempt.live or attempt.storing:
+                outcome = attempt.unstarted(ActionState.CANCELLED, "its worker was closed")
                 self._reports.finished(lease, outcome, None, True)
             else:
                 self._reports.released(lease)

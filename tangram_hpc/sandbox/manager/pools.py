@@ -1,5 +1,7 @@
-"""Owns: hosts that wait for work, by what they were built as, and how many are being built at once.
-Must not do any I/O: hosts are asked for through the call that it was given.
+"""Pools of execution processes that wait for work, and a limit on how many are built at once.
+
+A process takes milliseconds to build and a sandbox with mounts more, so some are built before they
+are needed. This module does no I/O: it asks for a process through a call that it is given.
 """
 
 from __future__ import annotations
@@ -7,98 +9,106 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from .hosts import Host
-from .jobs import Job
+from .execution_processes import ExecutionProcess
+from .node_attempts import NodeAttempt
 
-Fork = Callable[[], Host]
+Fork = Callable[[], ExecutionProcess]
 
 
-class Starts:
-    """At most `limit` hosts are being built at a time; the others wait their turn, in order."""
+class StartLimiter:
+    """Lets at most `limit` execution processes be built at a time; further ones wait in order."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._building: set[int] = set()
-        self._waiting: deque[Callable[[], Host | None]] = deque()
+        self._waiting: deque[Callable[[], ExecutionProcess | None]] = deque()
 
-    def ask(self, begin: Callable[[], Host | None]) -> None:
-        """Begins one, at once or later; `begin` gives None when it is not wanted any more."""
+    def ask(self, begin: Callable[[], ExecutionProcess | None]) -> None:
+        """Begins one now or later. `begin` returns None when its process is not wanted any more."""
         self._waiting.append(begin)
         self._more()
 
-    def over(self, host: Host) -> None:
-        """A host stands, or never will."""
-        if host.number in self._building:
-            self._building.discard(host.number)
+    def over(self, process: ExecutionProcess) -> None:
+        """Notes that a process is ready, or has failed."""
+        if process.number in self._building:
+            self._building.discard(process.number)
             self._more()
 
     def _more(self) -> None:
         while self._waiting and len(self._building) < self._limit:
-            host = self._waiting.popleft()()
-            if host is not None:
-                self._building.add(host.number)
+            process = self._waiting.popleft()()
+            if process is not None:
+                self._building.add(process.number)
 
 
 class Pool:
-    """Hosts of one kind and box that serve one action at a time; grows to `limit` as they are
-    needed.
+    """Execution processes of one kind and box that serve one action at a time.
 
     Attributes:
-        warm: how many it wants to have before they are asked for.
-        free: those that wait for an action, or for a session to take them away.
-        waiting: actions that wait for one.
+        warm: how many processes to have before they are needed.
+        free: processes that wait for an action, or for a session to take them.
+        waiting: attempts that wait for a process.
+
+    Args:
+        fork: forks one process for this pool.
+        limiter: limits how many are built at a time.
+        limit: the most processes that the pool may have.
+        warm: see above.
     """
 
-    def __init__(self, fork: Fork, starts: Starts, limit: int, warm: int) -> None:
+    def __init__(self, fork: Fork, limiter: StartLimiter, limit: int, warm: int) -> None:
         self._fork = fork
-        self._starts = starts
+        self._limiter = limiter
         self._limit = limit
         self.warm = warm
         self._asked = 0
         self._booting: set[int] = set()
         self._size = 0
-        self.free: list[Host] = []
-        self.waiting: deque[Job] = deque()
+        self.free: list[ExecutionProcess] = []
+        self.waiting: deque[NodeAttempt] = deque()
 
     def warm_up(self) -> None:
-        """Asks for what is missing: one for each job that waits, and the warm ones."""
+        """Asks for the processes that are missing: one for each waiting attempt, and the warm ones.
+        """
         want = len(self.waiting)
         if self._size < self.warm:
             want = max(want, self.warm - self._size)
         coming = self._asked + len(self._booting)
         for _ in range(min(want, self._limit - self._size) - coming):
             self._asked += 1
-            self._starts.ask(self._begin)
+            self._limiter.ask(self._begin)
 
-    def _begin(self) -> Host:
+    def _begin(self) -> ExecutionProcess:
         self._asked -= 1
-        host = self._fork()
-        self._booting.add(host.number)
-        return host
+        process = self._fork()
+        self._booting.add(process.number)
+        return process
 
-    def booted(self, host: Host) -> None:
-        """A host of it lives."""
-        self._booting.discard(host.number)
+    def booted(self, process: ExecutionProcess) -> None:
+        """Notes that a process of this pool is ready."""
+        self._booting.discard(process.number)
         self._size += 1
 
-    def lost(self, host: Host) -> bool:
-        """A host of it ended, or never came up; returns whether there is none at all now."""
-        if host.number in self._booting:
-            self._booting.discard(host.number)
+    def lost(self, process: ExecutionProcess) -> bool:
+        """Notes that a process of this pool ended or failed to start; returns whether the pool has
+        none at all now.
+        """
+        if process.number in self._booting:
+            self._booting.discard(process.number)
         else:
             self._size -= 1
-        if host in self.free:
-            self.free.remove(host)
+        if process in self.free:
+            self.free.remove(process)
         return not self._booting and not self._size and not self._asked
 
-    def cool(self) -> list[Host]:
-        """Wants no warm ones any more; returns those that wait, for its owner to end."""
+    def cool(self) -> list[ExecutionProcess]:
+        """Gives up warm processes; returns those that wait, for the caller to end."""
         self.warm = 0
         idle, self.free = self.free, []
         return idle
 
-    def give_away(self) -> Host | None:
-        """Takes an idle host out of the pool for good."""
+    def give_away(self) -> ExecutionProcess | None:
+        """Takes a free process out of the pool for good; None when none is free."""
         if not self.free:
             return None
         self._size -= 1

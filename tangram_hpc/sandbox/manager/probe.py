@@ -1,5 +1,7 @@
-"""Owns: finding out whether a runtime really works here, by building a tiny sandbox and going in.
-Must not run in a process that shall live on: `enter` has no way back, so a fresh one does it.
+"""Tests whether a container runtime works here, by building a tiny sandbox and entering it.
+
+A process that has entered a sandbox cannot leave it. So a process of its own makes the test, and
+never one that shall live on.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ from collections.abc import Sequence
 from ...resources import tree
 from ..files import scratch
 from ..isolation import join
-from ..isolation.holder import Holder, Unholdable
-from ..isolation.holders import RUNTIMES, SESSION, Box, Runtime, missing
-from ..process import host
+from ..isolation.container_runtimes import RUNTIMES, SESSION, Box, Runtime, missing
+from ..isolation.pause_process import Holder, PauseFailed
+from ..process import bootstrap
 
 
 def probe(runtime: Runtime, image: str, read: Sequence[str], seconds: float) -> str:
-    """"" when the runtime is usable, else why not, in one line. Takes `seconds` at most."""
+    """Returns an empty string when the runtime works, else one line that says why not. Takes
+    `seconds` and a little more.
+    """
     if reason := missing(runtime):
         return reason
     if runtime.needs_image and not image:
@@ -35,8 +39,10 @@ def probe(runtime: Runtime, image: str, read: Sequence[str], seconds: float) -> 
 
 
 def main(name: str, image: str, seconds: float, read: Sequence[str]) -> int:
-    """The fresh process: returns its exit status, after one line that says why it is not 0."""
-    host.guard("tangram-probe", 9)
+    """Runs in the process that makes the test; prints one line and returns a nonzero status when
+    the test fails.
+    """
+    bootstrap.guard("tangram-probe", 9)
     runtime = RUNTIMES[name]
     with tempfile.TemporaryDirectory(prefix="tangram-probe-") as place:
         home = os.path.join(place, "home")
@@ -54,19 +60,19 @@ def main(name: str, image: str, seconds: float, read: Sequence[str]) -> int:
 
 def _try(runtime: Runtime, box: Box, seconds: float) -> int:
     try:
-        host.guard("tangram-probe", 9)
-        holder = Holder(runtime.argv(box), runtime.env(os.environ), seconds)
+        bootstrap.guard("tangram-probe", 9)
+        pause = Holder(runtime.argv(box), runtime.env(os.environ), seconds)
         try:
-            join.enter(holder.inside, SESSION)
+            join.enter(pause.inside, SESSION)
             pid = os.posix_spawn("/bin/sh", ["sh", "-c", "echo x >probe"], {})
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         finally:
-            holder.end()
-    except (OSError, Unholdable) as error:
+            pause.end()
+    except (OSError, PauseFailed) as error:
         print(f"{runtime.name}: {error}", flush=True)
         return 1
     if code:
-        print(f"{runtime.name}: a command in it ended with {code}", flush=True)
+        print(f"{runtime.name}: a test command ended with {code}", flush=True)
     return 1 if code else 0
 
 

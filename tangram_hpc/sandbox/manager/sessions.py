@@ -1,9 +1,9 @@
-"""Owns: the sessions that are open on this node - their sandboxes' coming and going, whose turn it
-is in one, copies of their files, and their leaving for another node. Must not decide how an action
-ended.
+"""The sessions that are open on this node: opening, closing, copying and moving them, and the order
+of their actions.
 
-Law: a command at a time; a copy is made between two. A session outlives the death of its init: its
-files are there, so another init takes them over, and only the action that ran is lost.
+A session runs one command at a time, and its files are copied only between two commands. A session
+outlives the death of its init: its files stay, another init takes them over, and only the action
+that ran is lost. How an action ended is not decided here.
 """
 
 from __future__ import annotations
@@ -17,56 +17,57 @@ from ...domain.session import SessionSpec
 from ...domain.states import ActionState
 from ...errors import InvalidInput
 from ...ports import Reports
-from ...protocol.hostwire import Close
 from ...protocol.payload import owner_by_client
-from .hosts import Host
-from .jobs import Job, Session
-from .lodging import Lodging
-from .vault import Vault
+from ...protocol.process_frames import Close
+from .execution_processes import ExecutionProcess
+from .node_attempts import NodeAttempt, Session
+from .payload_cache import PayloadCache
+from .process_supervisor import ProcessSupervisor
 
-_CLOSE_S = 8.0  # an init that has not ended its sandbox by then is killed
-_DEATHS_MAX = 8  # of one session's inits; what kills more of them is no accident
+_CLOSE_S = 8.0  # after that an init that closes its sandbox is killed
+_DEATHS_MAX = 8  # of one session's inits; more is no accident
 
 
-class Crew(Protocol):
-    """Who runs the actions."""
+class CommandDispatcher(Protocol):
+    """Starts the actions of sessions; the executor is one."""
 
-    def dispatch(self, job: Job, host: Host) -> None:
-        """Starts one in a host that is free for it."""
+    def dispatch(self, attempt: NodeAttempt, process: ExecutionProcess) -> None:
+        """Starts an attempt in a process that is free for it."""
         ...
 
-    def waits(self, job: Job) -> bool:
-        """Whether it still wants to be started."""
+    def waits(self, attempt: NodeAttempt) -> bool:
+        """Whether an attempt still waits to be started."""
         ...
 
-    def unstarted(self, job: Job, state: ActionState, reason: str) -> None:
-        """It ends without having run."""
+    def unstarted(self, attempt: NodeAttempt, state: ActionState, reason: str) -> None:
+        """Ends an attempt that has not run."""
         ...
 
 
 class Sessions:
-    """All of one worker's."""
+    """The sessions that are open on one worker."""
 
-    def __init__(self, lodging: Lodging, crew: Crew, reports: Reports, vault: Vault) -> None:
-        self._lodging = lodging
-        self._vault = vault
-        self._crew = crew
+    def __init__(self, supervisor: ProcessSupervisor, dispatcher: CommandDispatcher,
+                 reports: Reports, cache: PayloadCache) -> None:
+        self._supervisor = supervisor
+        self._cache = cache
+        self._dispatcher = dispatcher
         self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Session] = {}
 
     def get(self, session: int) -> Session | None:
-        """An open session."""
+        """An open session; None when it is not open here."""
         return self._open.get(session)
 
-    # ---- coming ----
+    # ---- opening ----
 
     def open(self, spec: SessionSpec) -> None:
-        """Builds its sandbox; `session_up` or `session_down` follows."""
+        """Builds the sandbox of a session; `session_up` or `session_down` follows."""
         if spec.id in self._open:
             return
         try:
-            box = self._lodging.backends.box(spec)
+            box = self._supervisor.backends.box(spec)
         except InvalidInput as error:
             return self._reports.session_down(spec.id, str(error))
         session = self._open[spec.id] = Session(spec, box)
@@ -74,41 +75,43 @@ class Sessions:
             return self._ask_copy(session)
         if spec.files:
             return self._unpack(session)
-        pool = self._lodging.pool(box)
-        host = pool.give_away()
-        if host is None:
-            self._lodging.starts.ask(lambda: self._build(session))
+        pool = self._supervisor.pool(box)
+        process = pool.give_away()
+        if process is None:
+            self._supervisor.start_limiter.ask(lambda: self._build(session))
         else:
-            session.host, host.session = host, spec.id
-            self.up(host)
-        pool.warm_up()  # for the next one
+            session.process, process.session = process, spec.id
+            self.up(process)
+        pool.warm_up()  # for the next session
 
-    def _build(self, session: Session, home: str = "", origin: str = "") -> Host | None:
-        """Begins its host, when it is still wanted."""
+    def _build(self, session: Session, home: str = "", origin: str = "") -> ExecutionProcess | None:
+        """Forks the init of a session, if it is still wanted."""
         if self._open.get(session.id) is not session:
             return None
         if session.closing:
             if home:
-                self._lodging.vacate(home)
+                self._supervisor.remove_directory(home)
             self._end(session, "")
             return None
-        host = session.host = self._lodging.fork(session.box, home)
-        host.session, host.origin = session.id, origin
-        return host
+        process = session.process = self._supervisor.fork(session.box, home)
+        process.session, process.origin = session.id, origin
+        return process
 
     def _unpack(self, session: Session) -> None:
-        """It takes its files over as those of an init that died."""
-        home, folder = self._lodging.berth()
+        """Unpacks the files of a session that moved here; its init takes them over like those of a
+        dead one.
+        """
+        home, folder = self._supervisor.new_directory()
 
         def then(_: bytes, why: str) -> None:
             if why or self._open.get(session.id) is not session:
-                self._lodging.vacate(home)
+                self._supervisor.remove_directory(home)
                 if self._open.get(session.id) is session:
                     self._end(session, "" if session.closing else why)
             else:
-                self._lodging.starts.ask(lambda: self._build(session, home))
+                self._supervisor.start_limiter.ask(lambda: self._build(session, home))
 
-        self._vault.unpack(session.spec.files, folder, then)
+        self._cache.unpack(session.spec.files, folder, then)
 
     def _ask_copy(self, session: Session) -> None:
         origin = self._open.get(session.spec.origin)
@@ -117,12 +120,12 @@ class Sessions:
         origin.copies.append(session)
         self._next(origin)
 
-    def _copy(self, session: Session, origin: Session) -> Host | None:
-        assert origin.host is not None
-        host = self._build(session, origin=origin.host.folder)
-        if host is None:
+    def _copy(self, session: Session, origin: Session) -> ExecutionProcess | None:
+        assert origin.process is not None
+        process = self._build(session, origin=origin.process.folder)
+        if process is None:
             self._copied(session)
-        return host
+        return process
 
     def _copied(self, session: Session) -> None:
         origin = self._open.get(session.spec.origin) if session.spec.origin else None
@@ -130,45 +133,48 @@ class Sessions:
             origin.copying.remove(session)
             self._next(origin)
 
-    def up(self, host: Host) -> None:
-        """Its host takes orders."""
-        session = self._open[host.session]
+    def up(self, process: ExecutionProcess) -> None:
+        """Notes that the init of a session accepts orders."""
+        session = self._open[process.session]
         self._copied(session)
         if session.closing:
-            return self._shut(host)
+            return self._shut(process)
         first, session.up = not session.was_up, True
         session.was_up = True
         if first:
             self._reports.session_up(session.id)
         if session.packing:
-            return host.kill()
+            return process.kill()
         self._next(session)
 
-    # ---- going ----
+    # ---- closing and moving ----
 
     def close(self, session: Session) -> None:
-        """Takes its sandbox down; `session_down` follows."""
+        """Takes a sandbox down; `session_down` follows."""
         if session.closing:
             return
         session.closing = True
         for copy in session.copies:
             self._end(copy, "origin: its session was closed")
         session.copies.clear()
-        if session.up and session.host is not None:
-            self._shut(session.host)  # else it ends as soon as its host would begin or be up
+        if session.up and session.process is not None:
+            self._shut(session.process)  # else as soon as its init is up or forked
 
     def pack(self, number: int) -> None:
-        """Takes its sandbox down and stores its files; `session_packed` or `session_down` follows.
-        Its init is killed as by accident, so that the directory stays, and no other follows."""
+        """Takes a sandbox down and stores its files; `session_packed` or `session_down` follows.
+        The init is killed as if by accident, so that the directory stays, and no other init
+        follows.
+        """
         session = self._open.get(number)
         if session is None or session.closing or session.packing:
             return
         session.packing = True
-        if session.up and session.host is not None:
-            session.host.kill()  # else it ends as soon as its host is up, or nothing of it is left
+        if session.up and session.process is not None:
+            # else that happens as soon as the init is up, or nothing of it is left
+            session.process.kill()
 
-    def _packed(self, session: Session, host: Host, digest: str, why: str) -> None:
-        host.tidy()
+    def _packed(self, session: Session, process: ExecutionProcess, digest: str, why: str) -> None:
+        process.remove_directory()
         if self._open.get(session.id) is not session:
             return
         if why or session.closing:
@@ -176,14 +182,15 @@ class Sessions:
         del self._open[session.id]
         self._reports.session_packed(session.id, digest)
 
-    def _shut(self, host: Host) -> None:
-        host.send(Close())
-        self._loop.call_later(_CLOSE_S, host.kill)
+    def _shut(self, process: ExecutionProcess) -> None:
+        process.send(Close())
+        self._loop.call_later(_CLOSE_S, process.kill)
 
-    def lost(self, host: Host, reason: str) -> bool:
-        """Its host is dead; returns whether its files are kept for another one. `reborn` must
-        follow then, as soon as nothing of the old one is left."""
-        session = self._open.get(host.session)
+    def lost(self, process: ExecutionProcess, reason: str) -> bool:
+        """Notes that an init is dead; returns whether its files are kept for another one. If so,
+        `restart` must follow as soon as its descendants have ended.
+        """
+        session = self._open.get(process.session)
         if session is None:
             return False
         self._copied(session)
@@ -195,56 +202,60 @@ class Sessions:
         session.up = False
         return True
 
-    def reborn(self, host: Host) -> None:
-        """Nothing of a lost host is left: another takes its place."""
-        session = self._open.get(host.session)
+    def restart(self, process: ExecutionProcess) -> None:
+        """Builds another init for a session whose dead init has no descendants left, or packs its
+        files.
+        """
+        session = self._open.get(process.session)
         if session is not None:
-            session.host = None
+            session.process = None
             if session.packing and not session.closing:
                 owner = f"{owner_by_client(client_of(session.id))}files"
-                return self._vault.pack(host.folder, owner, lambda data, why: self._packed(
-                    session, host, data.decode(), why))
-            self._lodging.starts.ask(lambda: self._build(session, host.home))
+                return self._cache.pack(process.folder, owner, lambda data, why: self._packed(
+                    session, process, data.decode(), why))
+            self._supervisor.start_limiter.ask(lambda: self._build(session, process.home))
 
     def _end(self, session: Session, reason: str) -> None:
         self._open.pop(session.id, None)
         state = ActionState.CANCELLED if session.closing else ActionState.FAILED
         text = "its session was closed" if session.closing else reason
-        for job in session.waiting:
-            if self._crew.waits(job):
-                self._crew.unstarted(job, state, text)
+        for attempt in session.waiting:
+            if self._dispatcher.waits(attempt):
+                self._dispatcher.unstarted(attempt, state, text)
         for copy in (*session.copies,):
             self._end(copy, "origin: its session is gone")
         self._reports.session_down(session.id, reason)
 
-    def idle_hosts(self) -> list[Host]:
-        """Those in which nothing runs just now."""
-        return [one.host for one in self._open.values()
-                if one.host is not None and one.up and not one.running]
+    def idle_processes(self) -> list[ExecutionProcess]:
+        """The inits in which no command runs."""
+        return [one.process for one in self._open.values()
+                if one.process is not None and one.up and not one.running]
 
-    def homeless(self) -> None:
-        """The nursery is lost and all directories with it: no session can go on."""
+    def directories_lost(self) -> None:
+        """Notes that the fork server died and removed all directories: no session can go on."""
         for session in self._open.values():
             session.deaths = _DEATHS_MAX
 
     def end_all(self) -> None:
-        """The worker ends, and has ended every host."""
+        """Reports all sessions as closed, when the worker ends."""
         sessions, self._open = list(self._open), {}
         for session in sessions:
             self._reports.session_down(session, "its worker was closed")
 
-    # ---- whose turn it is ----
+    # ---- order of actions ----
 
-    def enter(self, job: Job, session: Session) -> None:
-        """An action runs in it, now or in its turn. Files are read and written beside commands."""
-        if job.order.action.kind is Kind.EXEC or not session.up or session.host is None:
-            session.waiting.append(job)
+    def enter(self, attempt: NodeAttempt, session: Session) -> None:
+        """Runs an action in a session, now or after those that wait. Files are read and written
+        beside commands.
+        """
+        if attempt.order.action.kind is Kind.EXEC or not session.up or session.process is None:
+            session.waiting.append(attempt)
             self._next(session)
         else:
-            self._crew.dispatch(job, session.host)
+            self._dispatcher.dispatch(attempt, session.process)
 
     def left(self, session: Session, lease: int) -> None:
-        """Nothing of a lease is left in it."""
+        """Notes that no process of a lease is left in a session."""
         if session.running == lease:
             session.running = 0
             self._next(session)
@@ -252,13 +263,14 @@ class Sessions:
     def _next(self, session: Session) -> None:
         if session.running or not session.up or session.closing or session.packing:
             return
+        starts = self._supervisor.start_limiter
         while session.copies:
             copy = session.copies.popleft()
             session.copying.append(copy)
-            self._lodging.starts.ask(lambda copy=copy: self._copy(copy, session))  # type: ignore[misc]
+            starts.ask(lambda copy=copy: self._copy(copy, session))  # type: ignore[misc]
         while session.waiting and not session.copying and not session.running:
-            job = session.waiting.popleft()
-            if self._crew.waits(job) and session.host is not None:
-                if job.order.action.kind is Kind.EXEC:
-                    session.running = job.order.lease
-                self._crew.dispatch(job, session.host)
+            attempt = session.waiting.popleft()
+            if self._dispatcher.waits(attempt) and session.process is not None:
+                if attempt.order.action.kind is Kind.EXEC:
+                    session.running = attempt.order.lease
+                self._dispatcher.dispatch(attempt, session.process)

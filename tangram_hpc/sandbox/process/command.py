@@ -1,5 +1,7 @@
-"""Owns: one running command - how it is started, its output, how it ended. Must not wait: its init
-tells it what happened. Must not end anything but its own process group.
+"""One command of an action: how it is started, its output, and how it ended.
+
+The init calls this module when something has happened; nothing here waits. A command is stopped by
+its process group; its other processes are the init's to end.
 """
 
 from __future__ import annotations
@@ -16,29 +18,36 @@ from typing import Protocol
 
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
-from ...protocol.hostwire import Run
 from ...protocol.payload import ExecCall, ExecReturn, encode
+from ...protocol.process_frames import Run
 from ..environ import DEFAULT_PATH, Grants
-from .spent import Spent
+from .resource_usage import ResourceUsage
 
 _PIECE = 1 << 16
-_DRAIN_MAX = 32  # reads at the end: what leftovers still write must not keep us
-# a command expects the defaults, whatever Python ignores and whoever started us (`nohup`, a shell's
-# `&`) had ignored; what is handled here is not handed on
+_DRAIN_MAX = 32  # reads at the end: background processes may write without end
+# A command expects the default actions, whatever Python ignores and whoever started the worker
+# (`nohup`, a shell's `&`) has ignored. Signals that are handled here become default by themselves.
 RESTORED = tuple(number for number in sorted(signal.valid_signals())
                   if signal.getsignal(number) is signal.SIG_IGN)
 _SILENCE = encode(ExecReturn())
 
 
 def changed_signals() -> tuple[int, ...]:
-    """Those that do not do here what they do by default: ignored, or handled by us."""
+    """The signals whose action here is not the default: they are ignored, or this process handles
+    them.
+    """
     return tuple(number for number in sorted(signal.valid_signals())
                  if signal.getsignal(number) is not signal.SIG_DFL)
 
 
 class Unstartable(Exception):
-    """The command could not be started: an exit code as a shell would give, and why; `full`: there
-    was no room for one more process."""
+    """The command could not be started.
+
+    Attributes:
+        code: the exit code that a shell would give.
+        reason: one line that says why.
+        full: whether there was no room for one more process.
+    """
 
     def __init__(self, code: int, reason: str, full: bool = False) -> None:
         super().__init__(reason)
@@ -48,7 +57,16 @@ class Unstartable(Exception):
 
 
 class Started(Protocol):
-    """A command that was started: its pipes are `out` and `err`; `status` counts if it `ended`."""
+    """A command that the fast path has started.
+
+    Attributes:
+        pid: its process id.
+        out: the pipe of its standard output; `err` that of its error output.
+        ended: whether it has ended; then `status` is its wait status.
+        started_ns: when it started (monotonic).
+        cpu_ns: CPU time measured so far; `maxrss_kib` is its peak memory.
+        hidden: whether its peak memory is unknown, as that of its init is larger.
+    """
 
     pid: int
     out: int
@@ -62,11 +80,21 @@ class Started(Protocol):
 
 
 class Command:
-    """A command under a lease.
+    """A command that runs under a lease.
 
-    `status` is its wait status once it has ended. `state` is what its outcome will say when
-    someone stopped it. `spent` is what it used. `act_at` is when its init must look at it again
-    (monotonic ns, 0: never).
+    Attributes:
+        run: the order to run it.
+        call: what to run.
+        isolation: of its sandbox, for the outcome.
+        usage: what it has used.
+        pid: its process id, which is also its process group.
+        pipes: of its output and its error output; -1 for one that is closed.
+        status: its wait status; None while it runs.
+        state: the state that its outcome will have because someone stopped it, with `reason`; None
+            otherwise.
+        reported: whether its outcome has been sent.
+        act_at: when its init must look at it again (monotonic ns); 0 for never.
+        started_ns: when it started (monotonic).
     """
 
     __slots__ = (
@@ -82,16 +110,16 @@ class Command:
         "reason",
         "reported",
         "run",
-        "spent",
         "started_ns",
         "state",
         "status",
+        "usage",
     )
 
     def __init__(self, run: Run, call: ExecCall, output_max: int, isolation: str,
-                 spent: Spent | None = None) -> None:
+                 usage: ResourceUsage | None = None) -> None:
         self.run = run
-        self.spent = spent or Spent()
+        self.usage = usage or ResourceUsage()
         self.call = call
         self.isolation = isolation
         self.pid = 0
@@ -108,7 +136,7 @@ class Command:
         self._cut = [0, 0]
 
     def start(self, home: str, grants: Grants, devnull: int) -> None:
-        """Starts it, with pipes for its output.
+        """Starts the command, with pipes for its output.
 
         Raises:
             Unstartable: it could not be started.
@@ -150,12 +178,12 @@ class Command:
         return grants.plain(run.units, run.most, run.gpus)
 
     def adopt(self, started: Started) -> None:
-        """It was started elsewhere, just so, and this is what is known of it."""
+        """Takes over a command that the fast path has started."""
         self.pid, self.started_ns = started.pid, started.started_ns
         self.pipes = (started.out, started.err)
         for fd in self.pipes:
             os.set_blocking(fd, False)
-        self.spent.counted(started.cpu_ns, started.maxrss_kib, bool(started.hidden))
+        self.usage.counted(started.cpu_ns, started.maxrss_kib, bool(started.hidden))
         self.status = started.status if started.ended else None
         if self.run.timeout_ns:
             self.act_at = self.started_ns + self.run.timeout_ns
@@ -163,8 +191,9 @@ class Command:
     # ---- output ----
 
     def read(self, fd: int) -> tuple[int, bytes] | None:
-        """Takes what a pipe holds now: (stream, what is kept of it), (0, b"") when that is nothing,
-        None at its end (it is closed then)."""
+        """Reads what a pipe holds now. Returns the stream's number and the data that is kept, (0,
+        b"") when there is none, and None at the end, when the pipe has been closed.
+        """
         stream = self.pipes.index(fd)
         try:
             data = os.read(fd, _PIECE)
@@ -186,7 +215,7 @@ class Command:
         return data
 
     def drain(self) -> list[tuple[int, bytes]]:
-        """Takes what the pipes still hold when the command has ended, and closes them."""
+        """Reads what the pipes still hold after the command has ended, and closes them."""
         pieces = []
         for stream, fd in enumerate(self.pipes):
             if fd < 0:
@@ -194,7 +223,7 @@ class Command:
             for _ in range(_DRAIN_MAX):
                 try:
                     data = os.read(fd, _PIECE)
-                except BlockingIOError:  # what it left behind may still write
+                except BlockingIOError:  # background processes may still write
                     break
                 if not data:
                     break
@@ -212,7 +241,7 @@ class Command:
     # ---- its end ----
 
     def stop(self, state: ActionState, reason: str, kill_wait_ns: int) -> None:
-        """Asks its process group to end; `act_at` is then when it must be made to."""
+        """Sends SIGTERM to its process group. `act_at` is then when it must be killed."""
         if self.state is not None or self.status is not None:
             return
         self.state, self.reason = state, reason
@@ -222,14 +251,15 @@ class Command:
         self.act_at = time.monotonic_ns() + kill_wait_ns
 
     def limit_processes(self, count: int) -> None:
-        """At most so many of it and beside it at once, for good. What it has started by now keeps
-        the limit it began with, and may raise that: the cgroup or the meter hold these."""
+        """Limits its processes for good to `count` at once; 0 for no limit. What it has started
+        before keeps its first limit and may raise it; the cgroup or the meter limits that.
+        """
         if count:
             with suppress(OSError):  # it has ended
                 resource.prlimit(self.pid, resource.RLIMIT_NPROC, (count, count))
 
     def outcome(self) -> Outcome:
-        """How it ended."""
+        """Its outcome, after it has ended."""
         assert self.status is not None
         number = code = 0
         if self.status:
@@ -239,12 +269,12 @@ class Command:
         if state is None:
             state = ActionState.FAILED if code or number else ActionState.COMPLETED
             reason = f"ended by {_name(number)}" if number else ""
-        cpu_ns, maxrss_kib, at_least = self.spent.figures()
+        cpu_ns, maxrss_kib, at_least = self.usage.figures()
         return Outcome(state, code, number, time.monotonic_ns() - self.started_ns, cpu_ns,
                        maxrss_kib, reason, self.isolation, at_least=at_least)
 
     def result(self) -> bytes:
-        """Its payload for the client."""
+        """Its encoded result for the client."""
         if not (self._chunks[0] or self._chunks[1] or self._cut[0] or self._cut[1]):
             return _SILENCE
         out, err = (b"".join(chunks) for chunks in self._chunks)
@@ -259,7 +289,7 @@ def _name(number: int) -> str:
 
 
 def _find(name: str, env: dict[str, str]) -> str:
-    """The program's path, by the command's own PATH."""
+    """The path of a program, searched in the command's own PATH."""
     if "\0" in name or "\0" in env.get("PATH", ""):
         raise Unstartable(126, "argv or env: embedded null byte")
     if "/" in name:
@@ -276,11 +306,11 @@ def _find(name: str, env: dict[str, str]) -> str:
 
 
 def _as_file(data: bytes, home: str) -> int:
-    """An unnamed file that holds the data, at its start."""
+    """An unnamed file that holds the data, open at its start."""
     try:
         try:
             fd = os.memfd_create("stdin")
-        except (AttributeError, OSError):  # an old C library, or it is refused behind our wall
+        except (AttributeError, OSError):  # an old C library, or our filter refuses it
             with tempfile.TemporaryFile(dir=home) as file:
                 fd = os.dup(file.fileno())
         view = memoryview(data)
@@ -295,7 +325,9 @@ def _as_file(data: bytes, home: str) -> int:
 def _start_in(
     cwd: str, home: str, path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int]
 ) -> int:
-    """Starts the program in a directory: a spawn has its parent's, so we go there and back."""
+    """Starts a program in a directory. A spawned process has its parent's directory, so this one
+    changes to it and back.
+    """
     if not cwd:
         return _start(path, argv, env, fds)
     try:
@@ -315,7 +347,7 @@ def _start(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int,
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
-            # a script without a first line that says by what: as a shell would
+            # a script without an interpreter line: a shell would run it itself
             return _spawn("/bin/sh", ["/bin/sh", path, *argv[1:]], env, fds)
     except OSError as error:
         code = 127 if error.errno == errno.ENOENT else 126

@@ -1,6 +1,10 @@
-"""Owns: one sandbox's inside - running its commands one at a time, its files, and that nothing of a
-command is left when it says so. Must not know of other sandboxes. Runs user's programs only as
-children.
+"""The init of a sandbox: it runs the commands one at a time, and no process outlives its action
+unnoticed.
+
+An event loop waits for its worker's orders, SIGCHLD, the command's output and deadlines. User's
+programs run only as its children. As a subreaper it adopts every orphan of a command, so it knows
+when nothing is left. Plain commands are served by the fast path (`plain.py`), which hands back
+everything else. An init knows no other sandbox.
 """
 
 from __future__ import annotations
@@ -18,57 +22,72 @@ import msgspec
 
 from ...domain.outcome import Outcome, too_long
 from ...domain.states import ActionState
-from ...protocol.hostwire import (
+from ...protocol.payload import ExecCall, FileCall, FileList, FileReturn, decode, encode
+from ...protocol.process_frames import (
     RECEIVE,
     Broken,
-    Calm,
     Close,
     Ended,
+    FreezeBackground,
     Gone,
-    HostInbox,
     Kill,
     Piece,
+    ProcessInbox,
     Ready,
     Run,
     Setup,
     Units,
     frame,
 )
-from ...protocol.payload import ExecCall, FileCall, FileList, FileReturn, decode, encode
 from ...resources import tree
 from .. import environ
 from ..files import confine, scratch
-from . import plain, wall
+from . import isolation_setup, plain
+from .background_processes import BackgroundProcesses
+from .bootstrap import open_oom_score
 from .command import Command, Unstartable, changed_signals
-from .host import open_oom_score
-from .leftovers import Leftovers
 from .meter import Meter
-from .spent import GroupCpu, Spent
+from .resource_usage import GroupCpu, ResourceUsage
 from .units_file import UnitsFile
 
-_SOON_NS = 2_000_000  # the pipes of a shorter command are only read at its end
-_AGAIN_NS = 20_000_000  # between two tries to end what does not end
+_SOON_NS = 2_000_000  # the pipes of a command that is shorter are read only at its end
+_AGAIN_NS = 20_000_000  # between two attempts to kill what is left
 _END_S = 5.0
-_FIRST = b"500"
+_FIRST = b"500"  # oom_score_adj of a command: the kernel kills it before its init
 
 
 class Init:
-    """The init of one sandbox: an event loop over its control socket, SIGCHLD and two pipes."""
+    """The init of one sandbox.
+
+    Attributes:
+        _control: the socket to its worker.
+        _place: its scratch directory; `_home` is the part where commands begin.
+        _built: whether the sandbox has been built, so that the attributes below exist.
+        _isolation: what isolates the sandbox; `_processes` reaches everything in it.
+        _group_cpu: the CPU time of its cgroup; `_meter` measures memory, processes and disk.
+        _background: what outlived its action.
+        _fast_path: serves plain commands; None where it is not built or not wanted.
+        _command: the running command; None between commands.
+        _watch_at: when to begin to read the command's output (monotonic ns); 0 once that has begun.
+        _file_mib: the limit in MiB on the size of one file; 0 for none.
+        _ending: the loop stops. `_closing`: and the files go too.
+        _wake: a pipe with a byte for each signal.
+    """
 
     def __init__(self, control: socket.socket, home: str) -> None:
         self._control, self._control_fd = control, control.fileno()
         self._place = home
         self._built = False
         self._setup: Setup
-        self._wall: wall.Wall
+        self._isolation: isolation_setup.SandboxIsolation
         self._group_cpu: GroupCpu
         self._meter: Meter
-        self._leftovers: Leftovers
+        self._background: BackgroundProcesses
         self._devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._units = UnitsFile(home)
         self._score = open_oom_score()
-        self._inbox = HostInbox()
-        self._plain: plain.Plain | None = None
+        self._inbox = ProcessInbox()
+        self._fast_path: plain.FastPath | None = None
         self._command: Command | None = None
         self._watch_at = 0
         self._file_mib = 0
@@ -85,11 +104,11 @@ class Init:
         self._ending = True
 
     def serve(self) -> None:
-        """Serves until its worker closes it or goes away; then nothing beneath is left."""
+        """Serves until its worker closes it or goes away; then nothing beneath it is left."""
         try:
             while not self._ending:
-                if self._plain is not None and self._stands() == self._plain.stands:
-                    self._serve_plain(self._plain)
+                if self._fast_path is not None and self._stands() == self._fast_path.stands:
+                    self._serve_fast_path(self._fast_path)
                     continue
                 self._turn()
         except (BrokenPipeError, ConnectionResetError):
@@ -98,7 +117,7 @@ class Init:
             self._end()
 
     def _turn(self) -> None:
-        """Waits for what comes next, and looks at it."""
+        """Waits for the next event and handles it."""
         due = self._due()
         wait = max(0, -((time.monotonic_ns() - due) // 1_000_000)) if due else None
         for fd, _ in self._poll.poll(wait):
@@ -113,42 +132,44 @@ class Init:
             if self._command is not None:
                 self._tick(self._command)
             else:
-                self._leftovers.tick()
+                self._background.tick()
 
     def _due(self) -> int:
-        """When to look again without being woken (monotonic ns, 0: never)."""
+        """When to wake without an event (monotonic ns); 0 for never."""
         command = self._command
         if command is None:
-            return self._leftovers.due if self._built else 0
+            return self._background.due if self._built else 0
         due = self._watch_at
-        for other in (command.act_at, self._meter.due, command.spent.look_at):
+        for other in (command.act_at, self._meter.due, command.usage.look_at):
             if other and (not due or other < due):
                 due = other
         return due
 
-    # ---- plain orders ----
+    # ---- the fast path ----
 
     def _stands(self) -> tuple[int, int, bool]:
-        """What a plain order takes for granted; the last is whether one can be served now."""
-        idle = (self._command is None and not self._leftovers.there and self._inbox.empty
+        """What the fast path takes for granted; the last element is whether a command can be served
+        now.
+        """
+        idle = (self._command is None and not self._background.there and self._inbox.empty
                 and not self._meter.over(self._file_mib))
         return self._units.now, self._file_mib, idle
 
-    def _serve_plain(self, served: plain.Plain) -> None:
+    def _serve_fast_path(self, served: plain.FastPath) -> None:
         back = served.serve()
-        if back is plain.Back.READ:
+        if back is plain.ReturnCode.READ:
             self._obey(served.data)
-        elif back is plain.Back.RUNNING:
+        elif back is plain.ReturnCode.RUNNING:
             self._take_over(served)
-        elif back is plain.Back.GONE:
+        elif back is plain.ReturnCode.GONE:
             self._ending = True
-        elif back is plain.Back.FELL:
+        elif back is plain.ReturnCode.FELL:
             self._fall()
         else:
             self._turn()
 
-    def _take_over(self, served: plain.Plain) -> None:
-        """A command that was started as a plain one is ours from now on."""
+    def _take_over(self, served: plain.FastPath) -> None:
+        """Takes over a running command that the fast path started."""
         (run,) = self._inbox.feed(served.data)
         assert isinstance(run, Run)
         call = decode(run.payload)
@@ -159,14 +180,14 @@ class Init:
         self._reap()
 
     def _learn(self, run: Run) -> None:
-        """Such a run was served: the next may be plain."""
-        if self._plain is None or not run.keep or 0 < run.timeout_ns <= plain.PATIENCE_NS:
+        """Tells the fast path of an order that was served: further ones like it are plain."""
+        if self._fast_path is None or not run.keep or 0 < run.timeout_ns <= plain.PATIENCE_NS:
             return
         shared = bool(run.limits.mem_mib) and not self._setup.watch
-        processes = run.limits.pids if self._wall.holder is not None else 0
+        processes = run.limits.pids if self._isolation.pause is not None else 0
         env = self._grants.plain(run.units, run.most, run.gpus)
-        # its units, though the file may say otherwise: on a full disk it could not be written
-        self._plain.learn(run, env, shared, processes, (run.units, self._file_mib, True))
+        # the order's units: on a full disk the file may hold an older number
+        self._fast_path.learn(run, env, shared, processes, (run.units, self._file_mib, True))
 
     # ---- orders ----
 
@@ -186,35 +207,37 @@ class Init:
                     self._units.write(order.units)
             elif isinstance(order, Setup):
                 self._build(order)
-            elif isinstance(order, Calm):
-                self._leftovers.calm()
+            elif isinstance(order, FreezeBackground):
+                self._background.freeze()
             elif isinstance(order, Close):
                 self._ending = self._closing = True
 
     def _build(self, setup: Setup) -> None:
-        """Goes behind the wall; ends when that cannot be done."""
+        """Isolates this process; ends it when that cannot be done."""
         self._group_cpu = GroupCpu(setup.cpu_file)
         try:
             if setup.origin:
                 scratch.copy(setup.origin, self._place)
-            self._wall = wall.build(setup, self._place)
-        except (wall.Unbuildable, scratch.Uncopied) as error:
+            self._isolation = isolation_setup.build(setup, self._place)
+        except (isolation_setup.Unbuildable, scratch.Uncopied) as error:
             self._send(Broken(str(error)))
             self._ending = True
             return
-        self._setup, self._home = setup, self._wall.home
-        base = environ.for_commands(os.environ, self._home, self._wall.tmp, self._wall.own_root)
-        self._grants = environ.Grants(base, self._wall.units)
-        self._ward = self._wall.ward
-        self._meter = Meter((self._home, self._wall.tmp), self._ward)
-        self._leftovers = Leftovers(self._ward)
+        self._setup, self._home = setup, self._isolation.home
+        base = environ.for_commands(os.environ, self._home, self._isolation.tmp,
+                                    self._isolation.own_root)
+        self._grants = environ.Grants(base, self._isolation.units)
+        self._processes = self._isolation.processes
+        self._meter = Meter((self._home, self._isolation.tmp), self._processes)
+        self._background = BackgroundProcesses(self._processes)
         self._built = True
-        if setup.compiled and plain.serves(self._wall):
+        if setup.compiled and plain.serves(self._isolation):
             doors = self._control_fd, self._wake, self._units.fd, self._score, self._devnull
-            self._plain = plain.Plain(doors, changed_signals(), self._wall, setup.output_max)
-        if self._wall.holder is not None:
-            self._poll.register(self._wall.holder.gone_fd, select.POLLIN)
-        self._send(Ready(self._wall.isolation))
+            self._fast_path = plain.FastPath(doors, changed_signals(), self._isolation,
+                                             setup.output_max)
+        if self._isolation.pause is not None:
+            self._poll.register(self._isolation.pause.gone_fd, select.POLLIN)
+        self._send(Ready(self._isolation.name))
 
     def _run(self, run: Run) -> None:
         try:
@@ -228,7 +251,7 @@ class Init:
         command = self._command_of(run, call)
         try:
             self._limit_files(run.limits.disk_mib)
-            self._leftovers.wake()
+            self._background.wake()
             for path, data in call.files.items():
                 confine.write(self._home, path, data, 0o644)
             self._units.write(run.units)
@@ -241,26 +264,28 @@ class Init:
         self._begun(command)
 
     def _command_of(self, run: Run, call: ExecCall) -> Command:
-        others = frozenset(self._ward.pids()) if self._leftovers.there else frozenset[int]()
-        spent = Spent(self._group_cpu, self._wall.holder is not None, others)
-        return Command(run, call, self._setup.output_max, self._wall.isolation, spent)
+        others = frozenset(self._processes.pids()) if self._background.there else frozenset[int]()
+        usage = ResourceUsage(self._group_cpu, self._isolation.pause is not None, others)
+        return Command(run, call, self._setup.output_max, self._isolation.name, usage)
 
     def _begun(self, command: Command) -> None:
         run = command.run
         self._command = command
-        command.spent.begin(command.started_ns)
+        command.usage.begin(command.started_ns)
         self._meter.begin(run.limits, self._setup.watch, command.started_ns)
         self._watch_at = command.started_ns + _SOON_NS
         if command.call.stream:
             self._watch(command)
 
     def _start(self, command: Command) -> None:
-        """What is started is taken before us when memory runs out in our cgroup. In a user
-        namespace, where only its own processes count, it has its limit before it can fork - unless
-        what was left behind leaves no room under that: then as soon as it stands."""
+        """Starts a command so that the kernel kills it before its init when memory runs out in the
+        cgroup. In a user namespace, where only the sandbox's own processes count, the command has
+        its limit of processes before it can fork, unless background processes leave no room under
+        it: then as soon as it has started.
+        """
         limits = command.run.limits
         shared = limits.mem_mib and not self._setup.watch
-        few = limits.pids if self._wall.holder is not None else 0
+        few = limits.pids if self._isolation.pause is not None else 0
         if shared:
             os.pwrite(self._score, _FIRST, 0)
         try:
@@ -275,8 +300,10 @@ class Init:
         command.limit_processes(few)
 
     def _start_among(self, command: Command, few: int) -> None:
-        """With room for itself beside so many others; 0: as many as we may have. Only the soft
-        limit: what cannot be raised again we could not lower for a while."""
+        """Starts a command with room for itself beside `few` other processes; 0 means as many as
+        this process may have. Only the soft limit changes, as a lowered hard limit could not be
+        raised again.
+        """
         soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         if few:
             least = few + 1 if soft < 0 else min(few + 1, soft)
@@ -289,7 +316,7 @@ class Init:
 
     def _refuse(self, run: Run, code: int, reason: str) -> None:
         outcome = Outcome(ActionState.FAILED, exit_code=code, reason=reason,
-                          isolation=self._wall.isolation)
+                          isolation=self._isolation.name)
         self._send(Ended(run.lease, outcome, None, True))
         if not run.keep:
             self._freshen()
@@ -312,7 +339,7 @@ class Init:
         except confine.Refused as error:
             return self._refuse(run, 0, str(error))
         spent = time.monotonic_ns() - began
-        outcome = Outcome(ActionState.COMPLETED, exec_ns=spent, isolation=self._wall.isolation)
+        outcome = Outcome(ActionState.COMPLETED, exec_ns=spent, isolation=self._isolation.name)
         self._send(Ended(run.lease, outcome, payload, True))
 
     def _kill(self, order: Kill) -> None:
@@ -335,7 +362,7 @@ class Init:
 
     def _read(self, fd: int) -> None:
         command = self._command
-        if self._wall.holder is not None and fd == self._wall.holder.gone_fd:
+        if self._isolation.pause is not None and fd == self._isolation.pause.gone_fd:
             return self._fall()
         if command is None or fd not in command.pipes:
             return self._unwatch(fd)  # closed in this very turn
@@ -346,37 +373,37 @@ class Init:
             self._send(Piece(command.run.lease, *piece))
 
     def _reap(self) -> None:
-        """Waits for all that has ended; when the command has, reports it."""
+        """Waits for all processes that have ended; reports the command when it is among them."""
         command = self._command
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
-                return self._settle(alone=True)  # without a holder all there is are children
+                return self._settle(alone=True)  # without a pause process all there is are children
             if pid == 0:
                 return self._settle(alone=False)
-            if self._wall.holder is not None and pid == self._wall.holder.outer:
+            if self._isolation.pause is not None and pid == self._isolation.pause.outer:
                 return self._fall()
             if command is not None:
-                command.spent.reaped(pid, usage, pid == command.pid)
+                command.usage.reaped(pid, usage, pid == command.pid)
                 if pid == command.pid:
                     command.status = status
 
     def _settle(self, alone: bool) -> None:
-        """All that has ended has been waited for; `alone`: nothing else can be there."""
+        """Acts after all ended processes have been waited for. `alone`: no process is left."""
         command = self._command
         if command is None or command.status is None:
             return
-        left = not alone and not self._ward.alone()
+        left = not alone and not self._processes.alone()
         if left and not command.reported and self._stays(command):
-            self._leftovers.begin(command.run.background)
-            command.spent.missed()
+            self._background.begin(command.run.background)
+            command.usage.missed()
             left = False
         if not command.reported:
             if left:
                 self._count_left(command)
-            self._report(command, clean=not left)
-            command.act_at = 1  # at once: end what is left
+            self._report(command, none_left=not left)
+            command.act_at = 1  # at once: kill what is left
         elif not left:
             self._send(Gone(command.run.lease))
         if not left:
@@ -387,22 +414,25 @@ class Init:
                 self._freshen()
 
     def _count_left(self, command: Command) -> None:
-        """Counts what its processes used that still live and will be killed. They are stopped
-        first: none ends while they are counted, and none uses more afterwards."""
-        with suppress(OSError):  # no room for the process that stops the others
-            self._ward.stop()
-        command.spent.left(self._ward.pids())
+        """Counts what the command's remaining processes have used, which will be killed. They are
+        stopped first, so that none ends or uses more meanwhile.
+        """
+        with suppress(OSError):  # no room for the process that would stop the others
+            self._processes.stop()
+        command.usage.left(self._processes.pids())
 
     def _stays(self, command: Command) -> bool:
-        """Whether what a command left behind is its session's; what was stopped takes all along."""
+        """Whether what a command left behind stays as its session's background processes. A command
+        that was stopped takes everything along.
+        """
         return command.run.keep and command.run.background != "end" and command.state is None
 
     def _fall(self) -> None:
-        """The sandbox fell down around us."""
-        self._send(Broken("its sandbox ended by itself"))
+        """Ends after the sandbox broke down."""
+        self._send(Broken("the sandbox ended by itself"))
         self._ending = True
 
-    def _report(self, command: Command, clean: bool) -> None:
+    def _report(self, command: Command, none_left: bool) -> None:
         command.reported = True
         if self._watch_at:
             self._watch_at = 0
@@ -414,16 +444,16 @@ class Init:
         if command.call.stream:
             for stream, data in pieces:
                 self._send(Piece(command.run.lease, stream, data))
-        self._send(Ended(command.run.lease, outcome, command.result(), clean))
+        self._send(Ended(command.run.lease, outcome, command.result(), none_left))
 
     def _tick(self, command: Command) -> None:
         now = time.monotonic_ns()
         if self._watch_at and now >= self._watch_at:
             self._watch(command)
-        if command.spent.look_at and now >= command.spent.look_at:
-            command.spent.look(self._ward.pids(), now)
+        if command.usage.look_at and now >= command.usage.look_at:
+            command.usage.look(self._processes.pids(), now)
         if self._meter.due and now >= self._meter.due and (broken := self._meter.look(now)):
-            self._stop(command, *broken, 0)  # no time to say goodbye: it would use it
+            self._stop(command, *broken, 0)  # no time between SIGTERM and SIGKILL: it would use it
             self._meter.end()
         if not command.act_at or now < command.act_at:
             return
@@ -436,42 +466,46 @@ class Init:
             self._reap()
 
     def _stop(self, command: Command, state: ActionState, reason: str, wait_ns: int) -> None:
-        command.spent.stopping(self._ward.pids())
+        command.usage.stopping(self._processes.pids())
         command.stop(state, reason, wait_ns)
 
     def _kill_all(self, command: Command) -> None:
         try:
-            self._ward.kill()
-        except OSError as error:  # not even we can start a process: only our own end helps
+            self._processes.kill()
+        except OSError as error:  # no room for one more process: only our own end helps
             if not command.reported:
                 command.status = signal.SIGKILL
-                self._report(command, clean=False)
-            self._send(Broken(f"its processes could not be ended one by one ({error.strerror})"))
+                self._report(command, none_left=False)
+            self._send(Broken(f"the sandbox's processes could not be killed ({error.strerror})"))
             self._ending = True
 
     # ---- between and after commands ----
 
     def _freshen(self) -> None:
         try:
-            scratch.empty(self._home, self._wall.tmp)
+            scratch.empty(self._home, self._isolation.tmp)
             os.chdir(self._home)
         except OSError as error:
-            self._send(Broken(f"its directory cannot be emptied ({error.strerror})"))
+            self._send(Broken(f"the sandbox's directory cannot be emptied ({error.strerror})"))
             self._ending = True
 
     def _limit_files(self, disk_mib: int) -> None:
-        """One file larger than all may be is stopped at once, without waiting for a look."""
+        """Limits the size of one file to the whole disk limit: the kernel stops such a write at
+        once, before any check.
+        """
         if disk_mib and disk_mib != self._file_mib:
             self._file_mib, size = disk_mib, disk_mib << 20
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
     def _end(self) -> None:
-        """Ends all. Behind a holder /proc is not ours any more: the pid namespace ends with it."""
-        if self._built and self._wall.holder is not None:
-            self._wall.holder.end()
+        """Ends everything. With a pause process /proc is the sandbox's own, but the pid namespace
+        ends with that process.
+        """
+        if self._built and self._isolation.pause is not None:
+            self._isolation.pause.end()
             tree.wait_for_all(_END_S)
         else:
             tree.end_beneath(_END_S)
-        if self._closing and self._built:  # else another init may take them over
+        if self._closing and self._built:  # else another init may take the files over
             with suppress(OSError):
-                scratch.empty(self._home, self._wall.tmp)
+                scratch.empty(self._home, self._isolation.tmp)

@@ -1,8 +1,8 @@
-"""Owns: measuring what one sandbox uses while a command runs, and saying
-which limit it broke. Must not end anything.
+"""Measures what a sandbox uses while a command runs, and says which limit it has broken.
 
-Law: a look costs at most a twentieth of a core's time: what takes long is looked at less often, but
-the disk every few seconds. Waiting for a core is no cost.
+Checks take at most a twentieth of a core's time: what takes long is checked less often, but the
+disk at least every five seconds. Time in which the check waits for a core is not counted. Nothing
+is ended here.
 """
 
 from __future__ import annotations
@@ -13,25 +13,28 @@ import time
 from contextlib import suppress
 
 from ...domain.states import ActionState
-from ...protocol.hostwire import Limits
+from ...protocol.process_frames import Limits
 from ..files import modes
-from .ward import Ward, memory_kib
+from .sandbox_processes import SandboxProcesses, memory_kib
 
 LOOK_NS = 50_000_000
 _DISK_NS = 500_000_000
 _DISK_LATEST_NS = 5_000_000_000  # many small files must not buy time for large ones
 _SHARE = 20
-_DEPTH_MAX = 512  # directories in each other; deeper is only made to hide
+_DEPTH_MAX = 512  # nested directories; deeper ones are made only to hide files
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Meter:
-    """Looks at the use of one sandbox, whose files lie in `folders`; `due` is when it wants to look
-    next (monotonic ns, 0: never)."""
+    """Checks the use of one sandbox whose files lie in `folders`.
 
-    def __init__(self, folders: tuple[str, ...], ward: Ward) -> None:
+    Attributes:
+        due: when it wants to check next (monotonic ns); 0 for never.
+    """
+
+    def __init__(self, folders: tuple[str, ...], processes: SandboxProcesses) -> None:
         self._folders = folders
-        self._ward = ward
+        self._processes = processes
         self._limits = Limits()
         self._watch = False
         self._disk_due = 0
@@ -39,20 +42,20 @@ class Meter:
         self.due = 0
 
     def begin(self, limits: Limits, watch: bool, now: int) -> None:
-        """A command begins. Without `watch` only the disk is looked at."""
+        """Begins with a command. Without `watch` only the disk is checked."""
         self._limits = limits
         self._watch = watch and bool(limits.mem_mib or limits.pids)
         self._disk_due = now + _DISK_NS if limits.disk_mib else 0
         if self.over(limits.disk_mib):
-            self.disk(limits.disk_mib)  # what is there now: only more is this one's doing
+            self.disk(limits.disk_mib)  # only what is added is this command's doing
         self.due = now + LOOK_NS if self._watch else self._disk_due
 
     def over(self, limit_mib: int) -> bool:
-        """Whether more lay there than that when it was last looked at."""
+        """Whether the disk held more than the limit at the last check."""
         return bool(limit_mib) and self._had_mib > limit_mib
 
     def end(self) -> None:
-        """It has ended."""
+        """Ends with the command."""
         self.due = 0
 
     def _next(self, now: int, spent: int) -> None:
@@ -62,10 +65,10 @@ class Meter:
         self.due = min(times, default=0)
 
     def look(self, now: int) -> tuple[ActionState, str] | None:
-        """Which limit is broken, as a state and a reason; None when none is."""
+        """Checks; returns a state and a reason when a limit is broken, else None."""
         limits, broken, began = self._limits, None, time.thread_time_ns()
         if self._watch:
-            pids = self._ward.pids()
+            pids = self._processes.pids()
             if limits.pids and len(pids) > limits.pids:
                 broken = (ActionState.FAILED, f"pids: more than {limits.pids} processes at once")
             elif limits.mem_mib:
@@ -76,7 +79,8 @@ class Meter:
         if broken is None and self._disk_due and now >= self._disk_due:
             had = self._had_mib
             broken = self.disk(limits.disk_mib)
-            if broken and 0 <= self._had_mib <= had:  # it was too much before; this one cleans up
+            # it was too much before this command, which removes files
+            if broken and 0 <= self._had_mib <= had:
                 broken = None
             spent = (time.thread_time_ns() - began) * _SHARE
             self._disk_due = now + min(max(_DISK_NS, spent), _DISK_LATEST_NS)
@@ -84,21 +88,22 @@ class Meter:
         return broken
 
     def disk(self, limit_mib: int) -> tuple[ActionState, str] | None:
-        """Whether the sandbox's directories hold more than that."""
+        """Checks whether the sandbox's directories hold more than the limit."""
         used = [used_mib(folder) for folder in self._folders]
         if min(used) < 0:
             self._had_mib = -1
             return ActionState.FAILED, f"disk: directories more than {_DEPTH_MAX} deep"
-        self._had_mib = sum(used) + unlinked_mib(self._ward.pids(), self._folders)
+        self._had_mib = sum(used) + unlinked_mib(self._processes.pids(), self._folders)
         if self._had_mib <= limit_mib:
             return None
         return ActionState.FAILED, f"disk: {self._had_mib} MiB written, {limit_mib} MiB allowed"
 
 
 def used_mib(home: str) -> int:
-    """The blocks of all beneath a directory, in MiB; -1 when it is too deep to be measured. Entries
-    that come or go meanwhile may be missed. O(entries); holds a descriptor a level, as a path of
-    many levels is longer than the kernel takes."""
+    """The blocks of everything beneath a directory, in MiB; -1 when it is too deep to be measured.
+    Entries that come or go meanwhile may be missed. O(entries). It holds a descriptor for each
+    level, as a path of many levels is longer than the kernel accepts.
+    """
     blocks = 0
     walk = [_Level.of(home, None)]
     try:
@@ -121,8 +126,9 @@ def used_mib(home: str) -> int:
 
 
 class _Level:
-    """An open directory: the blocks of what lies in it, and its directories that are still to be
-    looked at."""
+    """An open directory: the blocks of its entries, and its directories that are still to be
+    walked.
+    """
 
     def __init__(self, fd: int, name: str, above: int | None, mode: int) -> None:
         self.fd, self._name, self._above, self._mode = fd, name, above, mode
@@ -137,8 +143,9 @@ class _Level:
 
     @classmethod
     def of(cls, name: str, above: int | None) -> _Level | None:
-        """This directory; None when it went. One that its user closed, who may still write in it,
-        is opened for as long as we look."""
+        """Opens a directory; None when it is gone. A directory that its user has closed, and may
+        still write to, is opened for the time of the check.
+        """
         mode = -1
         try:
             try:
@@ -153,7 +160,7 @@ class _Level:
         return cls(fd, name, above, mode)
 
     def close(self) -> None:
-        """Leaves it as it was."""
+        """Closes the directory and gives back the mode that it had."""
         os.close(self.fd)
         if self._mode >= 0:
             with suppress(OSError):
@@ -161,8 +168,9 @@ class _Level:
 
 
 def unlinked_mib(pids: list[int], folders: tuple[str, ...]) -> int:
-    """The blocks of files without a name, on the folders' file systems, that processes hold open,
-    in MiB. Those of a process that may not be looked into are missed."""
+    """The blocks in MiB of files without a name that processes hold open on the folders' file
+    systems. Files of a process that may not be examined are missed.
+    """
     blocks: dict[tuple[int, int], int] = {}
     devices = {os.stat(folder).st_dev for folder in folders if os.path.exists(folder)}
     for pid in pids:

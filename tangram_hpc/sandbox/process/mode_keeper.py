@@ -1,14 +1,14 @@
-"""Owns: changes of file modes in `process` sandboxes. The kernel hands every `chmod` of a sandboxed
-program to the nursery (seccomp user notification), and `ModeKeeper` there answers it.
+"""Changes file modes for programs in `process` sandboxes.
 
-Why: Landlock does not check `chmod`, so code in a sandbox could change the mode of any file that
-its user owns, wherever the file lies. A filter alone cannot help, as it sees the address of a path
-and not the path.
+The kernel hands every `chmod` of a sandboxed program to the fork server (seccomp user
+notification), where a `ModeKeeper` answers it. Landlock does not check `chmod`, so code in a
+sandbox could change the mode of any file that its user owns, wherever it lies. A filter alone
+cannot help, as it sees the address of a path and not the path.
 
-Law: the keeper opens the file that the caller named, looks where the opened file lies, and changes
-the mode of that open file itself. It never lets the kernel continue the caller's own call: the
-caller could exchange the path in between. Only files beneath the sandbox's own directories are
-changed. Set-uid and set-gid bits never come here: the filter refuses them.
+The keeper opens the file that the caller named, checks where the opened file lies, and changes the
+mode of that open file. It never lets the kernel continue the caller's own call, as the caller could
+exchange the path in between. Only files beneath the sandbox's own directories are changed. Set-uid
+and set-gid bits never come here: the filter refuses them.
 """
 
 from __future__ import annotations
@@ -33,25 +33,28 @@ _RECEIVE, _ANSWER, _STILL_VALID = 0xC0502100, 0xC0182101, 0x40082102  # ioctls o
 _NOTICE = struct.Struct("<QIIiIQ6Q")  # struct seccomp_notif
 _REPLY = struct.Struct("<QqiI")  # struct seccomp_notif_resp
 _HOW = struct.Struct("<QQQ")  # struct open_how
-_NO_MAGIC_LINKS = 0x02  # a link of /proc must not lead the keeper to what it has open itself
+_NO_MAGIC_LINKS = 0x02  # a /proc link must not lead to the keeper's own files
 _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = 0x100, 0x1000
 _PATH_MAX = 4096
 _A_DESCRIPTOR = re.compile(rb"/(?:proc/(?:self|thread-self|\d+)/fd|dev/fd)/(\d{1,9})")
-_TURN_MAX = 64  # answers of one turn: the nursery has other work
+_TURN_MAX = 64  # answers of one turn: the fork server has other work too
 _CALLS = ("chmod", "fchmod", "fchmodat", "fchmodat2")
 _NO_NAME = ctypes.create_string_buffer(b"")
 
 
 class ModeKeeper:
-    """Answers for many sandboxes, in the process that made `door`. A sandbox is served for as long
+    """Answers for many sandboxes, in the process that created it. A sandbox is served for as long
     as a process of it lives.
 
+    Args:
+        home_of: returns the scratch directory of the init with a process id; empty for an unknown
+            one.
+
     Attributes:
-        door: the socket that each init inherits to hand its listener over.
+        door: the socket that each init inherits to hand over its listener.
     """
 
     def __init__(self, home_of: Callable[[int], str]) -> None:
-        """`home_of`: the scratch directory of the init with this process id, "" if none has it."""
         self._home_of = home_of
         self._here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.door = there
@@ -60,7 +63,7 @@ class ModeKeeper:
         self._own: dict[int, tuple[bytes, ...]] = {}  # listener -> its sandbox's directories
 
     def fileno(self) -> int:
-        """Readable when `turn` has something to do."""
+        """A descriptor that is readable when `turn` has something to do."""
         return self._epoll.fileno()
 
     @property
@@ -78,7 +81,7 @@ class ModeKeeper:
         self.door.close()
 
     def turn(self) -> None:
-        """Answers what waits, one call of each sandbox at most."""
+        """Answers what waits, at most one call of each sandbox."""
         for fd, what in self._epoll.poll(0, _TURN_MAX):
             if fd == self._here.fileno():
                 self._admit()
@@ -108,7 +111,7 @@ class ModeKeeper:
         notice = bytearray(_NOTICE.size)
         try:
             fcntl.ioctl(listener, _RECEIVE, notice)
-        except OSError:  # the caller was killed, or we were interrupted and are called again
+        except OSError:  # the caller was killed, or a signal came and we are called again
             return
         id_, tid, _, call, _, _, *args = _NOTICE.unpack(notice)
 
@@ -130,7 +133,7 @@ class ModeKeeper:
 
 def _carry_out(tid: int, call: int, args: list[int], own: tuple[bytes, ...],
                waits: Callable[[], bool]) -> None:
-    """Makes the call for its caller. Raises the OSError that the caller is to see."""
+    """Makes the call for its caller. Raises the OSError that the caller shall see."""
     numbers = {number(name, kernel.machine()): name for name in _CALLS}
     name = numbers[call]
     if name == "fchmod":
@@ -159,7 +162,7 @@ def _signed(argument: int) -> int:
 
 
 def _descriptor(tid: int, fd: int) -> int:
-    """The file behind a descriptor of the caller."""
+    """Opens the file behind a descriptor of the caller."""
     try:
         return os.open(f"/proc/{tid}/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -167,7 +170,7 @@ def _descriptor(tid: int, fd: int) -> int:
 
 
 def _named(tid: int, folder: int, address: int, flags: int) -> int:
-    """The file that the caller named by a path at `address` of its memory."""
+    """Opens the file that the caller named by a path at `address` in its memory."""
     path = _read_path(tid, address)
     if match := _A_DESCRIPTOR.fullmatch(path):
         # A /proc/PID/fd/N path always means the caller's own descriptor N, whichever PID it names:

@@ -1,9 +1,10 @@
-"""Owns: the door to `_plain.c`, which serves plain commands without Python - what it is told, and
-what comes back from it. Must not act on an order: what comes back is its init's.
+"""The Python side of the fast path (`_fast_path.c`), which serves plain commands without entering
+Python.
 
-Law: it is told an order's kind only after Python has served one, and forgets all when something
-that such orders take for granted has changed. Where it was not built, or describes itself
-otherwise, there is none, and nothing else changes.
+The library learns a kind of order only after Python has served one, and forgets all kinds when
+something has changed that they take for granted. It acts on no other order: what it hands back is
+the init's to serve. Where the library was not built, or describes itself otherwise than expected,
+there is no fast path and nothing else changes.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ import msgspec
 
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
-from ...protocol.hostwire import RECEIVE, Run
 from ...protocol.payload import ExecCall, encode
-from .wall import Wall
+from ...protocol.process_frames import RECEIVE, Run
+from .isolation_setup import SandboxIsolation
 
-PATIENCE_NS = 2_000_000  # a command that takes longer is Python's from then on
+PATIENCE_NS = 2_000_000  # Python takes over a command that takes longer
 _VERSION = 4
-_KNOWN = 16  # kinds of orders it remembers
+_KNOWN = 16  # kinds of orders that it remembers
 _OUTPUT = 1 << 14  # bytes of a stream
-_OWN = 8  # processes of a holder inside
-_MEASURED = 5  # an outcome's fields that it writes: exit_code to maxrss_kib
+_OWN = 8  # the pause process and its children inside
+_MEASURED = 5  # fields of an outcome that it writes: exit_code to maxrss_kib
 
 
 class _Bytes(ctypes.Structure):
@@ -43,8 +44,8 @@ class _Known(ctypes.Structure):
                 ("shared", ctypes.c_int32), ("processes", ctypes.c_int32)]
 
 
-class _Plain(ctypes.Structure):
-    """As `struct plain`."""
+class _Struct(ctypes.Structure):
+    """The same as `struct fast_path` in C."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in (
@@ -63,26 +64,26 @@ class _Plain(ctypes.Structure):
     ]  # fmt: skip
 
 
-class Back(IntEnum):
-    """Why it came back."""
+class ReturnCode(IntEnum):
+    """Why the library returned."""
 
-    LOOK = 0  # something else than an order is there
-    READ = 1  # `data` was read, and nobody has acted on it
+    LOOK = 0  # something else than an order has happened
+    READ = 1  # `data` was read, and nothing was done about it
     RUNNING = 2  # `data` is an order whose command runs, or has ended
-    GONE = 3  # nobody hears us any more
-    FELL = 4  # what holds the sandbox has ended
+    GONE = 3  # the worker is gone
+    FELL = 4  # the pause process has ended
 
 
 def _load() -> ctypes.CDLL | None:
     folder = os.path.dirname(__file__)
     for suffix in EXTENSION_SUFFIXES:
-        path = f"{folder}/_plain{suffix}"
+        path = f"{folder}/_fast_path{suffix}"
         if os.path.exists(path):
             try:
                 library = ctypes.CDLL(path)
-                library.plain_size.restype = ctypes.c_uint
-                same = library.plain_size() == ctypes.sizeof(_Plain)
-                return library if same and library.plain_version() == _VERSION else None
+                library.fast_path_size.restype = ctypes.c_uint
+                same = library.fast_path_size() == ctypes.sizeof(_Struct)
+                return library if same and library.fast_path_version() == _VERSION else None
             except (OSError, AttributeError):  # built for another machine, or from other code
                 return None
     return None
@@ -92,48 +93,60 @@ _library = _load()
 
 
 def built() -> bool:
-    """Whether it was built for this Python and machine."""
+    """Whether the library was built for this Python and machine."""
     return _library is not None
 
 
-def serves(wall: Wall) -> bool:
-    """Whether it can serve behind this wall."""
-    return _library is not None and len(wall.own) <= _OWN
+def serves(isolation: SandboxIsolation) -> bool:
+    """Whether the library can serve a sandbox with this isolation."""
+    return _library is not None and len(isolation.own) <= _OWN
 
 
-class Plain:
-    """One sandbox's.
+class FastPath:
+    """The fast path of one sandbox.
 
     Args:
-        doors: descriptors: its orders, a pipe with a byte for every signal, `UnitsFile`,
-            `host.open_oom_score`, /dev/null.
-        changed: the signals whose default a command gets back: ignored ones and our own.
-        wall: what stands around it.
-        output_max: bytes of a stream; more is cut, by Python.
+        doors: descriptors of the control socket, of a pipe with a byte for every signal, of the
+            `UnitsFile`, of `bootstrap.open_oom_score` and of /dev/null.
+        changed: signals that a command gets back with their default action.
+        isolation: of the sandbox.
+        output_max: bytes of a stream; Python serves a command that writes more.
+
+    Attributes:
+        stands: what the orders learned take for granted; None when none was learned.
     """
 
     def __init__(self, doors: tuple[int, int, int, int, int], changed: tuple[int, ...],
-                 wall: Wall, output_max: int) -> None:
+                 isolation: SandboxIsolation, output_max: int) -> None:
         assert _library is not None
-        self._serve = _library.plain_serve
-        head, failed, tail = _around(wall.isolation)
-        gone, outer = (wall.holder.gone_fd, wall.holder.outer) if wall.holder else (-1, 0)
+        self._serve = _library.fast_path_serve
+        head, failed, tail = _around(isolation.name)
+        pause = isolation.pause
+        gone, outer = (pause.gone_fd, pause.outer) if pause else (-1, 0)
         call_tail = encode(ExecCall())[-_rest(msgspec.structs.astuple(ExecCall())[2:]):]
         numbers = (ctypes.c_int32 * len(changed))(*changed)
-        self._kept = (head, failed, tail, call_tail, numbers)  # it points into them
-        self._struct = _Plain(
-            *doors, gone, outer, tuple(sorted(wall.own)), len(changed), 0,
+        self._kept = (head, failed, tail, call_tail, numbers)  # the struct points into them
+        self._struct = _Struct(
+            *doors, gone, outer, tuple(sorted(isolation.own)), len(changed), 0,
             numbers, PATIENCE_NS, min(output_max, _OUTPUT),
             _Bytes.of(call_tail), _Bytes.of(head), _Bytes.of(failed), _Bytes.of(tail))
         self._at = ctypes.byref(self._struct)
-        self._learned: list[tuple[bytes, object]] = []  # what `known` points into, place by place
+        self._learned: list[tuple[bytes, object]] = []  # what `known` points into, by slot
         self._next = 0
         self.stands: object = None
 
     def learn(self, run: Run, env: Mapping[str, str], shared: bool, processes: int, stands: object
               ) -> None:
-        """Such an order has been served: the next is plain, for as long as `stands` is so.
-        `shared`: its command goes before us when memory runs out; `processes`: its limit."""
+        """Notes that Python has served such an order. Similar ones are plain for as long as
+        `stands` is the same.
+
+        Args:
+            run: the order.
+            env: the environment of its command.
+            shared: whether the kernel shall kill the command before its init when memory runs out.
+            processes: the limit of processes; 0 for none.
+            stands: what such orders take for granted.
+        """
         if stands != self.stands:
             self.forget()
             self.stands = stands
@@ -148,34 +161,36 @@ class Plain:
         self._struct.known_count = len(self._learned)
 
     def forget(self) -> None:
-        """No order is plain."""
+        """Forgets all orders that were learned."""
         self._struct.known_count = self._next = 0
         self._learned.clear()
         self.stands = None
 
-    def serve(self) -> Back:
-        """Serves plain orders until there is something else."""
-        return Back(self._serve(self._at))
+    def serve(self) -> ReturnCode:
+        """Serves plain orders until something else happens."""
+        return ReturnCode(self._serve(self._at))
 
     @property
     def data(self) -> bytes:
-        """After READ or RUNNING. Empty after READ: nobody is there any more."""
+        """The bytes read, after READ or RUNNING. Empty after READ: the worker is gone."""
         return ctypes.string_at(self._struct.data, self._struct.size)
 
     @property
-    def command(self) -> _Plain:
-        """After RUNNING: its pid, pipes, `started_ns` and what was seen of it."""
+    def command(self) -> _Struct:
+        """The running command, after RUNNING: its process id, pipes, start and what was measured.
+        """
         return self._struct
 
 
 def _rest(values: tuple) -> int:
-    """How many bytes these take at the end of a list."""
+    """The encoded size of these values at the end of a list."""
     return len(msgspec.msgpack.encode(values)) - 1
 
 
 def _around(isolation: str) -> tuple[bytes, bytes, bytes]:
-    """What stands before an outcome's measured fields, if it completed and if it failed; and after
-    them."""
+    """The encoded bytes before an outcome's measured fields, for COMPLETED and for FAILED, and the
+    bytes after them.
+    """
     heads = []
     for state in (ActionState.COMPLETED, ActionState.FAILED):
         outcome = Outcome(state, isolation=isolation)

@@ -1,6 +1,8 @@
-"""Owns: running users' functions in this process, one at a time, and telling how they ended. The
-only place besides the client that unpickles. Must not be believed: what a function does to this
-process its worker survives.
+"""Runs users' functions in this process, one at a time, and reports how they ended.
+
+Besides the client this is the only place that unpickles. Users' code can do anything to this
+process, so its worker trusts it with nothing but the calls that it gave it. How calls are given
+ahead and taken back is told in `protocol/process_frames.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ import msgspec
 from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST, Outcome
 from ...domain.service import pushed_by
 from ...domain.states import ActionState
-from ...protocol.hostwire import (
+from ...protocol.payload import ErrorReturn, FunctionCall, ValueReturn, decode, encode
+from ...protocol.process_frames import (
     FRAME_MAX,
     OUTPUT,
     RECEIVE,
@@ -37,33 +40,42 @@ from ...protocol.hostwire import (
     Drop,
     Ended,
     Gone,
-    HostInbox,
     Load,
+    ProcessInbox,
     Run,
     Setup,
     frame,
 )
-from ...protocol.payload import ErrorReturn, FunctionCall, ValueReturn, decode, encode
 from ...protocol.value import encode_value
 from ...resources import tree
 from ...resources.cpu import cgroupfs
 from .. import environ
 from ..files import scratch
-from .host import open_of_self
+from .bootstrap import open_of_self
 
 # A function's children are killed and waited for. After this many seconds the result is sent
 # without them, and its CPU time is a lower bound.
 _END_S = 1.0
 _MUCH_KIB = 1024
-_BATCH_NS = 1_000_000  # a result waits at most so long for the next one's
+_BATCH_NS = 1_000_000  # a result waits at most so long for further ones
 
 
 class Untrusted(Exception):
-    """The result can only travel as a pickle, which the caller did not allow."""
+    """The result can travel only as a pickle, which the caller has not allowed."""
 
 
 class Runner:
-    """Serves function calls until its worker closes it."""
+    """Serves calls of functions until its worker closes it.
+
+    Attributes:
+        _functions: by digest, the pickle of each function, or the function once it was called.
+        _calls: calls that were received and not begun.
+        _told: the CPUs and GPUs that the environment names.
+        _silent: whether results were sent since `_bell` was last written to, at `_rung_ns`.
+        _tokens: the counter of calls that may begin.
+        _room: polls the control socket for room.
+        _output: the file that holds what a function prints.
+    """
 
     def __init__(self, control: socket.socket, home: str) -> None:
         self._control = control
@@ -75,13 +87,13 @@ class Runner:
         faulthandler.enable()
         sys.modules["__main__"] = types.ModuleType("__main__")
         os.environ["TMPDIR"] = scratch.tmp(home)
-        self._inbox = HostInbox()
+        self._inbox = ProcessInbox()
         self._functions: dict[str, bytes | Callable[..., Any]] = {}
         self._calls: deque[Run] = deque()
-        self._told: tuple[int, str] | None = None  # units and GPUs in the environment
+        self._told: tuple[int, str] | None = None  # CPUs and GPUs
         self._enforcement = ""
         self._peak = OwnPeak()
-        self._silent = False  # results were sent of which the worker does not know yet
+        self._silent = False
         self._rung_ns = 0
         self._room = select.poll()
         self._room.register(control.fileno(), select.POLLOUT)
@@ -92,7 +104,7 @@ class Runner:
         self._closed = not self._take(data)
 
     def serve(self) -> None:
-        """Runs until closed."""
+        """Serves until the worker closes it or goes away."""
         calls = self._calls
         while not self._closed:
             if calls and self._may_begin():
@@ -105,7 +117,7 @@ class Runner:
                 self._closed = not self._take(self._control.recv(RECEIVE))
 
     def _take(self, data: bytes) -> bool:
-        """Takes orders in; False when it is over."""
+        """Takes in orders; returns False when it is over."""
         for order in self._inbox.feed(data):
             if isinstance(order, Run):
                 self._calls.append(order)
@@ -130,7 +142,7 @@ class Runner:
         return True
 
     def _look(self) -> None:
-        """Reads what the worker has said by now."""
+        """Reads what the worker has sent by now."""
         with contextlib.suppress(BlockingIOError):
             while not self._closed:
                 self._closed = not self._take(self._control.recv(RECEIVE, socket.MSG_DONTWAIT))
@@ -143,7 +155,7 @@ class Runner:
                 os.write(self._bell, b"!")
 
     def _send(self, message: Ended | Gone) -> None:
-        """What is sent is safe whatever the next call does to this process."""
+        """Sends a message at once: whatever the next call does to this process, it is out."""
         data: bytes | memoryview = frame(message)
         while data:
             try:
@@ -243,7 +255,7 @@ def _flush_streams() -> None:
 
 
 def _tellable(text: str) -> str:
-    """What can go into a message: the name of a file, for one, need not be UTF-8."""
+    """Makes text valid for a message. A file name, for example, need not be UTF-8."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -260,7 +272,7 @@ def _pack(result: Any, pickled: bool) -> ValueReturn:
 
 
 def _trace(error: BaseException) -> str:
-    """The trace from the user's code on."""
+    """The traceback from the user's code on."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
@@ -268,7 +280,7 @@ def _trace(error: BaseException) -> str:
 
 
 class Used:
-    """What this process and its children that were waited for have used until now."""
+    """What this process, and those of its children that were waited for, have used so far."""
 
     __slots__ = ("_below_ns", "_below_peak_kib", "cpu_ns", "own_peak_kib")
 
@@ -281,27 +293,28 @@ class Used:
         self.own_peak_kib = own.ru_maxrss
 
     def peak_kib(self, before: Used) -> int:
-        """The largest of this process and its children since then. The kernel keeps one figure for
-        all children ever, so that of smaller ones than an earlier one is not known."""
+        """The largest memory of this process and of its children since `before`. The kernel keeps
+        one figure for all children ever, so children smaller than an earlier one stay unknown.
+        """
         below = self._below_peak_kib if self._below_peak_kib > before._below_peak_kib else 0
         return max(self.own_peak_kib, below)
 
     def hidden(self, before: Used) -> int:
-        """RSS_AT_LEAST when a child may have been larger than `peak_kib` says."""
+        """RSS_AT_LEAST when a child may have been larger than `peak_kib` says, else 0."""
         ran = self._below_ns > before._below_ns
         unknown = ran and self.own_peak_kib < self._below_peak_kib <= before._below_peak_kib
         return RSS_AT_LEAST if unknown else 0
 
 
 class OwnPeak:
-    """The most memory that this process had, which a call must not inherit from the one before."""
+    """Resets this process's peak memory, so that a call does not inherit that of an earlier one."""
 
     def __init__(self) -> None:
         self._reset_fd = open_of_self("clear_refs")
         self._usual_kib = Used().own_peak_kib
 
     def forget(self, used: Used) -> None:
-        """Begins anew after a call that took much more than usual."""
+        """Resets the peak after a call that used much more than usual."""
         if used.own_peak_kib > self._usual_kib + _MUCH_KIB:
             with contextlib.suppress(OSError):
                 os.pwrite(self._reset_fd, b"5", 0)  # of proc(5): the peak is what is held now
@@ -309,7 +322,7 @@ class OwnPeak:
 
 
 def _children_left() -> bool:
-    """Whether processes of the function are left; those that have ended are waited for."""
+    """Whether processes of the function are left. Those that have ended are waited for."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -319,7 +332,7 @@ def _children_left() -> bool:
 
 
 def _end_children(seconds: float) -> bool:
-    """Ends and waits for all beneath; whether none is left after so long."""
+    """Kills and waits for all descendants; returns whether none is left after so many seconds."""
     until = time.monotonic() + seconds
     while _children_left():
         if time.monotonic() > until:
@@ -330,7 +343,7 @@ def _end_children(seconds: float) -> bool:
 
 
 def serve(control: socket.socket, home: str) -> None:
-    """Becomes a runner; returns when closed, with nothing beneath."""
+    """Becomes a runner; returns when it is closed and has no descendants."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError, msgspec.DecodeError):

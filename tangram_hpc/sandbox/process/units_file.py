@@ -1,9 +1,8 @@
-"""Owns: the small file in which a running command finds how many CPUs it has now.
+"""The small file that tells a running command how many CPUs it has now.
 
-Law: it is opened once and its first line written in place, in one call, so that it can be shown
-read-only inside a sandbox whose init can open nothing outside any more; its time of modification is
-when the number began to hold, to the nanosecond. It lies beside the directories that
-are its sandbox's own.
+The file is opened once, and its first line is written in place by one call. So it can be shown
+read-only in a sandbox whose init can no longer open anything outside. Its modification time is when
+the number began to hold, in ns. It lies beside the directories that belong to the sandbox.
 """
 
 from __future__ import annotations
@@ -13,13 +12,18 @@ import time
 
 
 def path_of(home: str) -> str:
-    """Where the file of a sandbox's directory lies."""
+    """The path of the file that belongs to a scratch directory."""
     return f"{home}/cpus"
 
 
 class UnitsFile:
-    """One sandbox's. A command's environment names it as `TANGRAM_CPUS_FILE`: the whole number of
-    CPUs that it has now, in its first line; 0 while it is suspended."""
+    """The file of one sandbox. A command finds its path in `TANGRAM_CPUS_FILE`; the first line is
+    the whole number of CPUs that it has now, or 0 while it is suspended.
+
+    Attributes:
+        fd: the open file.
+        now: the number that was written last; -1 before.
+    """
 
     __slots__ = ("fd", "now")
 
@@ -29,13 +33,15 @@ class UnitsFile:
         self.now = -1
 
     def write(self, units: int) -> None:
-        """From now on it is so many. A disk that is full is no reason to fail an action."""
+        """Writes the number of CPUs from now on. A full disk is no reason to fail an action, so
+        errors are ignored.
+        """
         now = time.time_ns()
         try:
             if units != self.now:
                 text = f"{units}\n".encode()
                 os.pwrite(self.fd, text, 0)
-                os.ftruncate(self.fd, len(text))  # until then a rest may follow the first line
+                os.ftruncate(self.fd, len(text))  # before, the old number's rest may follow
                 self.now = units
             os.utime(self.fd, ns=(now, now))
         except OSError:

@@ -216,7 +216,7 @@ class ProcessBackend:
 def _environment(place: ServicePlace) -> dict[str, str]:
     """A runner's environment: what a runner of functions gets, what concerns GPUs, and its place's
     own. Caches go to its scratch; the network is never asked."""
-    kept = environ.for_hosts(os.environ)
+    kept = environ.for_child_processes(os.environ)
     kept |= {n: v for n, v in os.environ.items() if n.startswith(_PREFIXES)}
     package = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
     paths = [p for p in kept.get("PYTHONPATH", "").split(os.pathsep) if p]

@@ -1,9 +1,10 @@
-"""Owns: a session's files as one piece, for its next home - packing and unpacking them through the
-store. Must not be called while anything runs in the directory.
+"""Packs a session's files into one archive in the store, and unpacks them on the session's next
+node.
 
-A piece is a tar of what a scratch directory holds for its user (names, contents, modes, times,
-links), made and opened by the system's tar, which follows no link out of the directory that it
-reads and makes those that point elsewhere only when all else is written.
+An archive is a tar of what a scratch directory holds for its user: names, contents, modes, times
+and links. The system's tar makes and opens it. That tar follows no link out of the directory that
+it reads, and it makes links that point elsewhere only after everything else. Nothing may run in the
+directory meanwhile.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from typing import IO
 from ...ports import Store
 from . import scratch
 
-PARCEL_MAX = 1 << 30  # bytes; a session with more does not move
+ARCHIVE_MAX = 1 << 30  # bytes; a session with more does not move
 _PIECE = 1 << 20
 _NAMES = (os.path.basename(scratch.home("/")), os.path.basename(scratch.tmp("/")))
 _PACK = ("tar", "--create", "--format=posix", "--sparse", "--file=-")
 _UNPACK = ("tar", "--extract", "--preserve-permissions", "--no-same-owner", "--file=-")
 
-Stopped = Callable[[], bool]  # whether the worker ends and nobody needs the piece
+Stopped = Callable[[], bool]  # whether the worker ends, so that nobody needs the archive
 
 
-class Unmoved(Exception):
+class ArchiveError(Exception):
     """A session's files could not be packed or unpacked; the text is one line that says why."""
 
 
 def pack(folder: str, store: Store, stopped: Stopped, owner: str = "") -> str:
-    """Stores what a scratch directory holds; returns its name in the store. Needs as much space
-    again beside it while it lasts. Blocks.
+    """Stores what a scratch directory holds; returns the archive's digest. Blocks, and needs as
+    much space again on the same disk meanwhile.
 
     Raises:
-        Unmoved: it is too much, or something cannot be read.
-        OSError: there is no room, or no tar.
+        ArchiveError: the files are too large, or one cannot be read.
+        OSError: the disk is full, or there is no tar.
         InvalidInput: the store cannot be written.
     """
     with _scrap(folder) as file, _scrap(folder) as said:
@@ -46,8 +47,8 @@ def pack(folder: str, store: Store, stopped: Stopped, owner: str = "") -> str:
             why, size = "", 0
             while piece := tar.stdout.read(_PIECE):
                 size += len(piece)
-                if size > PARCEL_MAX or stopped():
-                    why = f"its files are more than {PARCEL_MAX >> 20} MiB"
+                if size > ARCHIVE_MAX or stopped():
+                    why = f"its files are more than {ARCHIVE_MAX >> 20} MiB"
                     tar.kill()
                     break
                 _write(file, piece)
@@ -57,12 +58,12 @@ def pack(folder: str, store: Store, stopped: Stopped, owner: str = "") -> str:
 
 
 def unpack(digest: str, folder: str, store: Store, stopped: Stopped) -> None:
-    """Makes a scratch directory that holds what was packed. Blocks.
+    """Makes a scratch directory from an archive. Blocks.
 
     Raises:
-        Unmoved: not all could be written.
+        ArchiveError: not everything could be written.
         OSError: the directory cannot be made, or there is no tar.
-        InvalidInput: the store does not have it.
+        InvalidInput: the store does not have the archive.
     """
     whole = memoryview(store.get(digest))
     scratch.make(folder)
@@ -75,18 +76,21 @@ def unpack(digest: str, folder: str, store: Store, stopped: Stopped) -> None:
                         tar.kill()
                     _write(tar.stdin, whole[at : at + _PIECE])
             except BrokenPipeError:
-                pass  # it says why
+                pass  # tar says why
         _judge(tar, said, "")
 
 
 def _scrap(folder: str) -> IO[bytes]:
-    """A file without a name on the disk of a scratch directory: gone with us, whatever happens."""
+    """A file without a name on the disk of a scratch directory. It goes with this process in any
+    case.
+    """
     return tempfile.TemporaryFile(dir=folder, buffering=0)
 
 
 def _tar(command: Sequence[str], said: IO[bytes], *, into: int = subprocess.DEVNULL,
          out: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}  # no options of its user's
+    # the user's TAR_OPTIONS must not reach tar
+    env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
     return subprocess.Popen(command, 0, env=env, stdin=into, stdout=out, stderr=said)
 
 
@@ -97,8 +101,10 @@ def _write(file: IO[bytes], piece: bytes | memoryview) -> None:
 
 
 def _judge(tar: subprocess.Popen[bytes], said: IO[bytes], why: str) -> None:
-    """Of a tar that has ended. What it says without failing (a socket was left out) is no harm."""
+    """Raises ArchiveError when a tar that has ended failed. Warnings of a tar that succeeded, such
+    as a socket left out, are ignored.
+    """
     if tar.returncode or why:
         said.seek(0)
         lines = said.read(400).decode(errors="replace").strip().splitlines()
-        raise Unmoved(f"move: {why or (lines[0] if lines else 'tar failed')}")
+        raise ArchiveError(f"move: {why or (lines[0] if lines else 'tar failed')}")

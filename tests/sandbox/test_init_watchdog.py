@@ -13,9 +13,9 @@ from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol.message import Start
 from tangram_hpc.protocol.payload import ExecCall
-from tangram_hpc.sandbox.manager import overdue
-from tangram_hpc.sandbox.manager.jobs import Job
-from tangram_hpc.sandbox.manager.pressure import LOOK_S
+from tangram_hpc.sandbox.manager import init_watchdog
+from tangram_hpc.sandbox.manager.memory_pressure import LOOK_S
+from tangram_hpc.sandbox.manager.node_attempts import NodeAttempt
 
 # It holds a file in such a way that whoever starts it waits for the holder: the program's init.
 HOLDER = """
@@ -42,7 +42,7 @@ def test_who_can_only_be_ended_with_its_init(how: str, tmp_path: Path,
     longest = float(_LEASE_S.read_text()) if _LEASE_S.exists() else 0.0
     if longest < 30:
         pytest.skip("here the kernel lets nobody wait for long for the holder of a file")
-    monkeypatch.setattr(overdue, "ANSWER_S", 0.2)
+    monkeypatch.setattr(init_watchdog, "ANSWER_S", 0.2)
     rig = Rig(tmp_path)
     rig.open(background="share")
     hold = f"{sys.executable} -c '{HOLDER}' >/dev/null 2>&1 & while [ ! -h told ]; do :; done"
@@ -70,41 +70,42 @@ def test_who_can_only_be_ended_with_its_init(how: str, tmp_path: Path,
 def test_who_is_slow_to_say_goodbye_is_left_to_its_init(tmp_path: Path,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     """What it was given to end in is not taken from it, and its init stays."""
-    monkeypatch.setattr(overdue, "ANSWER_S", 0.0)
+    monkeypatch.setattr(init_watchdog, "ANSWER_S", 0.0)
     rig = Rig(tmp_path, kill_wait_s=3.0)
     rig.open()
     session = rig.executor._sessions.get(1)
-    assert session is not None and session.host is not None
-    init = session.host.pid
+    assert session is not None and session.process is not None
+    init = session.process.pid
     slow = "trap 'sleep 0.7; exit 7' TERM; while :; do sleep 0.02; done"
     outcome, _ = rig.shell(slow, session=1, timeout_ns=200_000_000)
     assert (outcome.state, outcome.exit_code) == (ActionState.TIMEOUT, 7), outcome
-    assert session.host.pid == init
+    assert session.process.pid == init
     rig.close()
 
 
 def test_looks_are_counted_and_not_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that was suspended for an hour finds all late when it goes on, and its inits too."""
-    monkeypatch.setattr(overdue, "ANSWER_S", 4 * LOOK_S)
+    monkeypatch.setattr(init_watchdog, "ANSWER_S", 4 * LOOK_S)
     ended: list[int] = []
 
-    class Host:
+    class ExecutionProcess:
         def kill(self) -> None:
             ended.append(1)
 
-    job = Job(Start(1, Action(1, "a", session=1, timeout_ns=5_000_000_000), (0,)))
-    job.host, job.started_ns = Host(), time.monotonic_ns() - 3_600_000_000_000  # type: ignore
-    watch = overdue.Overdue(2.0)
+    attempt = NodeAttempt(Start(1, Action(1, "a", session=1, timeout_ns=5_000_000_000), (0,)))
+    attempt.process = ExecutionProcess()  # type: ignore[assignment]
+    attempt.started_ns = time.monotonic_ns() - 3_600_000_000_000
+    watch = init_watchdog.InitWatchdog(2.0)
     for _ in range(4):
-        watch.look([(job, 0)])
+        watch.look([(attempt, 0)])
     assert not ended
     watch.look([])  # its lease was gone for a moment: another beginning
     for _ in range(4):
-        watch.look([(job, 0)])
-    assert not ended and job.stop is None
-    watch.look([(job, 0)])
-    assert ended and job.stop == (ActionState.TIMEOUT, "it ran longer than its limit of 5 s")
-    job.stop, job.started_ns = None, time.monotonic_ns() - 6_900_000_000
+        watch.look([(attempt, 0)])
+    assert not ended and attempt.stop is None
+    watch.look([(attempt, 0)])
+    assert ended and attempt.stop == (ActionState.TIMEOUT, "it ran longer than its limit of 5 s")
+    attempt.stop, attempt.started_ns = None, time.monotonic_ns() - 6_900_000_000
     for _ in range(20):  # still within what it may take to say goodbye
-        watch.look([(job, 0)])
-    assert len(ended) == 1 and job.stop is None
+        watch.look([(attempt, 0)])
+    assert len(ended) == 1 and attempt.stop is None

@@ -1,9 +1,9 @@
-"""Owns: one holder, the program that keeps a sandbox's namespaces alive: starting it, finding its
-first process, ending it. Must not know which runtime it is, nor join the sandbox itself.
+"""Starts, finds and ends a pause process: the program that keeps a sandbox's namespaces alive.
 
-The holder's first process reads from a pipe that its host keeps, and says each line back. So a
-sandbox ends when its host ends, however that ends. It reaps the orphans: the kernel does it
-(SIGCHLD ignored), or a shell's `wait` where a runtime does not hand that down.
+A container runtime starts it. It reads from a pipe that the sandbox's init keeps, and echoes each
+line. So the sandbox ends when its init ends, however that happens. Orphans in the sandbox are
+reaped by the kernel (SIGCHLD is ignored), or by a shell's `wait` where a runtime does not pass that
+on. The runtimes are known elsewhere, and the sandbox is entered elsewhere.
 """
 
 from __future__ import annotations
@@ -25,18 +25,24 @@ _HELLO = b"ready\n"
 _SAID_MAX = 1 << 14
 
 
-class Unholdable(Exception):
-    """The sandbox could not be built; the text is the reason, one line."""
+class PauseFailed(Exception):
+    """The sandbox could not be built; the text is one line that says why."""
 
 
 class Holder:
-    """A sandbox that stands until `end`, or until this process ends."""
+    """A sandbox that lives until `end`, or until this process ends.
+
+    Attributes:
+        outer: the process id of the program that was started.
+        inside: the process id of the sandbox's first process, as seen from outside.
+        gone_fd: a descriptor that is readable once the sandbox is gone.
+    """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], seconds: float) -> None:
-        """Starts it and waits until it stands, for so many seconds at most.
+        """Starts the sandbox and waits until it is ready, at most so many seconds.
 
         Raises:
-            Unholdable: it does not stand; nothing is left of it beneath this process.
+            PauseFailed: it is not ready; nothing of it is left beneath this process.
         """
         until = time.monotonic() + seconds
         self._direct = tuple(argv[-1:]) == CAT  # a program that is silent unless it fails
@@ -47,12 +53,14 @@ class Holder:
             self._await_hello(until)
             self.inside = _first_inside(self.outer)
             self.gone_fd = self._gone_fd()
-        except Unholdable:
+        except PauseFailed:
             self.end()
             raise
 
     def _spawn(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """A program ignores what its parent ignores when it starts: here its children's ends."""
+        """Starts the program. It inherits which signals its parent ignores: here SIGCHLD, so that
+        the kernel reaps orphans.
+        """
         ends = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
         theirs = (ends[0][0], ends[1][1], ends[2][1])
         actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs)]
@@ -63,7 +71,7 @@ class Holder:
         except OSError as error:
             for fd in (ends[0][1], ends[1][0], ends[2][0]):
                 os.close(fd)
-            raise Unholdable(f"{argv[0]}: {error.strerror}") from None
+            raise PauseFailed(f"{argv[0]}: {error.strerror}") from None
         finally:
             signal.signal(signal.SIGCHLD, before)
             for fd in theirs:
@@ -78,15 +86,16 @@ class Holder:
             watched = [self._said_fd, *([self._wailed_fd] if self._direct else [])]
             ready = select.select(watched, [], [], max(0.0, wait))[0]
             if not ready:
-                raise Unholdable(f"it did not stand in time{self._last_words()}")
+                raise PauseFailed(f"it was not ready in time{self._last_words()}")
             piece = os.read(self._said_fd, 4096) if self._said_fd in ready else b""
             if not piece or len(said) > _SAID_MAX:
-                raise Unholdable(self._last_words().removeprefix(": ") or "it ended at once")
+                raise PauseFailed(self._last_words().removeprefix(": ") or "it ended at once")
             said += piece
 
     def _gone_fd(self) -> int:
-        """A descriptor that is readable once the sandbox is gone. Kernels before 5.3 have only the
-        pipe, which bwrap's outer process holds open as well."""
+        """Opens `gone_fd`. Kernels before 5.3 have only the pipe, which bwrap's outer process holds
+        open as well.
+        """
         try:
             return os.pidfd_open(self.inside)
         except OSError:
@@ -104,9 +113,10 @@ class Holder:
         return f": {last[0][:300]}" if last else ""
 
     def end(self) -> None:
-        """Ends it, with all that runs in it: pid 1 of a pid namespace takes the others along. Its
-        processes outside (conmon) are left to `tree.end_beneath`. Call it before a `join`, or when
-        nothing inside is needed any more."""
+        """Ends the sandbox with everything in it: the first process of a pid namespace takes the
+        others along. Its processes outside, such as conmon, are left to `tree.end_beneath`. Call it
+        before this process enters the sandbox, or when nothing inside is needed any more.
+        """
         for fd in {self._stdin, self._said_fd, self._wailed_fd, self.gone_fd}:
             os.close(fd)
         with suppress(OSError):
@@ -116,12 +126,13 @@ class Holder:
 
 
 def _first_inside(outer: int) -> int:
-    """The sandbox's process with the lowest number of its own: the holder's shell or cat."""
+    """The sandbox's process with the lowest number inside: the shell or cat of the pause process.
+    """
     depth = len(_numbers(os.getpid()))
     found = [(numbers[-1], pid) for pid in tree.descendants(os.getpid())
              if len(numbers := _numbers(pid)) > depth]
     if not found:
-        raise Unholdable(f"no process of it (pid {outer}) is in a pid namespace of its own")
+        raise PauseFailed(f"no process of it (pid {outer}) is in a pid namespace of its own")
     return min(found)[1]
 
 

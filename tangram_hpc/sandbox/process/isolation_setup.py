@@ -1,5 +1,9 @@
-"""Owns: putting a host behind the isolation that its box asks for, once, before anything else runs
-in it, and how its sandbox looks from within. Must not start a command.
+"""Isolates an execution process as its box asks, once, before anything else runs in it.
+
+A `process` sandbox confines itself by Landlock and a system call filter. With another backend a
+container runtime starts a pause process, and this process enters its namespaces. There is no way
+back from either. What the sandbox looks like from within is told to its init. No command is started
+here.
 """
 
 from __future__ import annotations
@@ -8,19 +12,19 @@ import errno
 import os
 from dataclasses import dataclass
 
-from ...protocol.hostwire import Setup
+from ...protocol.process_frames import Setup
 from ...resources import tree
 from ...resources.cpu import cgroupfs
 from ..files import modes, scratch
-from ..isolation import etc, join, landlock, seccomp, view
-from ..isolation.holder import Holder, Unholdable
-from ..isolation.holders import RUNTIMES, SESSION, UNITS, Box, container_name, tmp_of
-from .host import MODES
+from ..isolation import etc, join, landlock, seccomp, visible_paths
+from ..isolation.container_runtimes import RUNTIMES, SESSION, UNITS, Box, container_name, tmp_of
+from ..isolation.pause_process import Holder, PauseFailed
+from .bootstrap import MODES
+from .sandbox_processes import DescendantProcesses, NamespaceProcesses, SandboxProcesses
 from .units_file import path_of
-from .ward import Beneath, Inside, Ward
 
 _END_S = 2.0
-_READY_S = 60.0  # an image may have to be unpacked
+_READY_S = 60.0  # the runtime may have to unpack an image
 
 
 _NO_LISTENER = ("backend: process cannot build a sandbox here: a system call filter with a "
@@ -33,34 +37,35 @@ class Unbuildable(Exception):
 
 
 @dataclass(frozen=True)
-class Wall:
-    """What stands around a sandbox.
+class SandboxIsolation:
+    """The isolation of a sandbox.
 
     Attributes:
-        isolation: what it really is, for records.
-        ward: reaches its processes.
+        name: what it really is, for records.
+        processes: reaches its processes.
         home: the session's directory, as its commands name it.
-        tmp: where they may put what is temporary.
-        units: where they find how many CPUs they have.
-        own_root: whether they see another root than this host's.
-        holder: what holds the sandbox up, where something does; `own`: its processes inside.
+        tmp: the directory for temporary files, as its commands name it.
+        units: the file that tells a command how many CPUs it has.
+        own_root: whether commands see another root than the node's.
+        pause: the pause process, where there is one.
+        own: the numbers of the processes of `pause` inside.
     """
 
-    isolation: str
-    ward: Ward
+    name: str
+    processes: SandboxProcesses
     home: str
     tmp: str
     units: str
     own_root: bool = False
-    holder: Holder | None = None
+    pause: Holder | None = None
     own: frozenset[int] = frozenset()
 
 
-def build(setup: Setup, home: str) -> Wall:
-    """Goes behind the wall; there is no way back for this process.
+def build(setup: Setup, home: str) -> SandboxIsolation:
+    """Isolates this process for good.
 
     Raises:
-        Unbuildable: it cannot be done as promised.
+        Unbuildable: it cannot be isolated as promised.
     """
     box = setup.box
     try:
@@ -70,7 +75,7 @@ def build(setup: Setup, home: str) -> Wall:
         if box.backend == "process":
             return _process(setup, home)
         return _held(setup, home)
-    except Unholdable as error:
+    except PauseFailed as error:
         tree.end_beneath(_END_S)
         raise Unbuildable(f"backend: {box.backend} cannot build a sandbox here ({error})") from None
     except OSError as error:
@@ -82,11 +87,11 @@ def build(setup: Setup, home: str) -> Wall:
         raise Unbuildable(f"backend: {box.backend} cannot build a sandbox here ({what})") from None
 
 
-def _process(setup: Setup, home: str) -> Wall:
+def _process(setup: Setup, home: str) -> SandboxIsolation:
     isolation, box = "process", setup.box
     if not box.trusted:
-        read = [*setup.read, view.PROC, path_of(home)]
-        write = [scratch.home(home), scratch.tmp(home), *view.devices()]
+        read = [*setup.read, visible_paths.PROC, path_of(home)]
+        write = [scratch.home(home), scratch.tmp(home), *visible_paths.devices()]
         found = landlock.restrict(read, write, network=box.network)
         isolation += f"+landlock{found}"
         if seccomp.available():
@@ -94,21 +99,23 @@ def _process(setup: Setup, home: str) -> Wall:
                                         sampled=setup.watch)
             modes.hand_over(MODES, listener)
             isolation += "+seccomp"
-    return Wall(isolation, Beneath(), scratch.home(home), scratch.tmp(home), path_of(home))
+    return SandboxIsolation(isolation, DescendantProcesses(), scratch.home(home), scratch.tmp(home),
+                            path_of(home))
 
 
-def _held(setup: Setup, home: str) -> Wall:
+def _held(setup: Setup, home: str) -> SandboxIsolation:
     box, runtime = setup.box, RUNTIMES[setup.box.backend]
     files = [(path_of(home), UNITS)]
     if not box.image:
         files.insert(0, (setup.etc, "/etc"))
     what = Box(home, box.image, box.network, etc.others(setup.read), files,
                name=container_name(home))
-    holder = Holder(runtime.argv(what), runtime.env(os.environ), _READY_S)
-    join.enter(holder.inside, SESSION)
+    pause = Holder(runtime.argv(what), runtime.env(os.environ), _READY_S)
+    join.enter(pause.inside, SESSION)
     isolation = box.backend
     if not box.trusted and seccomp.available():
         seccomp.restrict(namespaced=True, network=box.network, sampled=setup.watch)
         isolation += "+seccomp"
     own = frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())
-    return Wall(isolation, Inside(own), SESSION, tmp_of(what), UNITS, bool(box.image), holder, own)
+    return SandboxIsolation(isolation, NamespaceProcesses(own), SESSION, tmp_of(what), UNITS,
+                            bool(box.image), pause, own)

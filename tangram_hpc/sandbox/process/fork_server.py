@@ -1,10 +1,14 @@
-"""Owns: the hosts of one worker - forking them, waiting for them, and that nothing of a dead one
-stays. Must not run anything of a user's, hold a thread, or import more than its hosts need: each
-host is a fork of it.
+"""The fork server of a worker: it forks execution processes, waits for them, and ends what they
+leave.
 
-Every process beneath is adopted by it when its host dies (it is a subreaper). A child that is not a
-host is therefore an orphan, and is ended. A host that is stopped is made to go on. When its worker
-ends, by its socket or its parent, all beneath ends and the scratch directory goes.
+The worker is large and has threads, so it does not fork itself. This process stays small: it runs
+no user's code, holds no thread, and imports only what execution processes need, since each of them
+is a fork of it. Here it also answers changes of file modes (`mode_keeper.py`).
+
+It is a subreaper, so it adopts all descendants of an execution process that dies. A child that is
+no execution process is therefore an orphan and is killed. An execution process that was stopped is
+continued. When the worker ends, which the socket and the parent's death tell, everything beneath is
+killed and the scratch directory removed.
 """
 
 from __future__ import annotations
@@ -22,45 +26,53 @@ from array import array
 from contextlib import suppress
 from types import FrameType
 
-from ...protocol.hostwire import (
+from ...protocol.process_frames import (
     INIT,
     OUTPUT,
     PACKET_MAX,
     TAIL,
-    Clean,
+    DescendantsEnded,
     Died,
     End,
     Fork,
     Forked,
-    Tidy,
+    RemoveDirectory,
     Unforked,
-    decode_to_nursery,
+    decode_to_fork_server,
     packet,
 )
 from ...resources import tree
 from ..files import scratch
 from ..isolation import seccomp
-from .host import become, guard
+from .bootstrap import become, guard
 from .init import Init
 from .mode_keeper import ModeKeeper
 
 _AGAIN_MS = 5
-_STOPS_MAX = 20  # of one host within a second
+_STOPS_MAX = 20  # of one process within a second
 _END_S = 8.0
 
 
-class Nursery:
-    """The parent of all hosts of a worker."""
+class ForkServer:
+    """The parent of all execution processes of a worker.
+
+    Attributes:
+        _processes: number by process id; `_pids` is the reverse.
+        _homes: directory name by number.
+        _brooms: children that remove a large directory.
+        _lingering: numbers of dead processes whose descendants may still live.
+        _stops: by process id, a time and how often the process was stopped since.
+    """
 
     def __init__(self, worker: socket.socket, root: str) -> None:
         self._worker = worker
         self._root = root
-        self._hosts: dict[int, int] = {}  # pid -> number
-        self._homes: dict[int, str] = {}  # number -> the name of its directory
+        self._processes: dict[int, int] = {}
+        self._homes: dict[int, str] = {}
         self._pids: dict[int, int] = {}
         self._brooms: set[int] = set()
-        self._unclean: list[int] = []
-        self._stops: dict[int, tuple[float, int]] = {}  # pid -> a time, and how often since
+        self._lingering: list[int] = []
+        self._stops: dict[int, tuple[float, int]] = {}
         self._ending = False
         self._modes = ModeKeeper(self._home_of)
         self._wake, self._into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -75,14 +87,14 @@ class Nursery:
         self._ending = True
 
     def serve(self) -> None:
-        """Serves until the worker goes; then ends everything."""
+        """Serves until the worker goes away; then ends everything."""
         poll = select.poll()
         poll.register(self._worker.fileno(), select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         poll.register(self._modes.fileno(), select.POLLIN)
         try:
             while not self._ending:
-                for fd, _ in poll.poll(_AGAIN_MS if self._unclean else None):
+                for fd, _ in poll.poll(_AGAIN_MS if self._lingering else None):
                     if fd == self._wake:
                         os.read(self._wake, 512)
                     elif fd == self._modes.fileno():
@@ -90,7 +102,7 @@ class Nursery:
                     else:
                         self._receive()
                 self._reap()
-                if self._unclean:
+                if self._lingering:
                     self._sweep()
         except (BrokenPipeError, ConnectionResetError):
             pass  # the worker is gone
@@ -102,24 +114,24 @@ class Nursery:
         if not data:
             self._ending = True
             return
-        order = decode_to_nursery(data)
+        order = decode_to_fork_server(data)
         if isinstance(order, Fork):
             try:
                 self._fork(order)
             except OSError as error:
-                text = f"cannot start a host ({error.strerror})"
+                text = f"cannot start an execution process ({error.strerror})"
                 self._worker.sendall(packet(Unforked(order.number, text)))
         elif isinstance(order, End):
             if order.number in self._pids:
                 os.kill(self._pids[order.number], signal.SIGKILL)
-        elif isinstance(order, Tidy):
-            self._tidy(order.home)
+        elif isinstance(order, RemoveDirectory):
+            self._remove_directory(order.home)
 
     def _home(self, name: str) -> str:
         return os.path.join(self._root, name)
 
     def _home_of(self, pid: int) -> str:
-        number = self._hosts.get(pid, -1)
+        number = self._processes.get(pid, -1)
         return self._home(self._homes[number]) if number >= 0 else ""
 
     def _fork(self, order: Fork) -> None:
@@ -138,9 +150,9 @@ class Nursery:
             raise
         if pid == 0:
             highest = max(self._modes.highest, here.fileno(), there.fileno())
-            _host(there, self._modes.door.fileno(), highest, home, order.kind, parent)
+            _live(there, self._modes.door.fileno(), highest, home, order.kind, parent)
         there.close()
-        self._hosts[pid] = order.number
+        self._processes[pid] = order.number
         self._pids[order.number] = pid
         self._homes[order.number] = order.home
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [here.fileno()]))]
@@ -162,15 +174,17 @@ class Nursery:
                 continue
             self._brooms.discard(pid)
             self._stops.pop(pid, None)
-            number = self._hosts.pop(pid, -1)
+            number = self._processes.pop(pid, -1)
             if number >= 0:
                 del self._pids[number]
                 self._died(number, status)
 
     def _stopped(self, pid: int) -> None:
-        """What a host runs may have stopped it, to be free of its limits: it goes on, as it does
-        when Slurm resumes a job that was suspended. Stopped again and again it ends."""
-        if pid in self._hosts:
+        """Continues an execution process that was stopped, as a program may have done that to
+        escape its limits. It does no harm after Slurm has resumed a suspended job. A process that
+        is stopped again and again is killed.
+        """
+        if pid in self._processes:
             now = time.monotonic()
             since, often = self._stops.get(pid, (now, 0))
             since, often = (since, often + 1) if now - since < 1.0 else (now, 1)
@@ -178,11 +192,11 @@ class Nursery:
             os.kill(pid, signal.SIGCONT if often <= _STOPS_MAX else signal.SIGKILL)
 
     def _died(self, number: int, status: int) -> None:
-        clean = not self._kill_orphans()
+        none_left = not self._kill_orphans()
         tail = self._tail(self._homes.pop(number))
-        self._worker.sendall(packet(Died(number, status, clean, tail)))
-        if not clean:
-            self._unclean.append(number)
+        self._worker.sendall(packet(Died(number, status, none_left, tail)))
+        if not none_left:
+            self._lingering.append(number)
 
     def _tail(self, home: str) -> str:
         try:
@@ -194,18 +208,19 @@ class Nursery:
             return ""
 
     def _kill_orphans(self) -> bool:
-        return tree.kill_beneath(os.getpid(), frozenset(self._hosts) | self._brooms)
+        return tree.kill_beneath(os.getpid(), frozenset(self._processes) | self._brooms)
 
     def _sweep(self) -> None:
         if self._kill_orphans():
             return
-        numbers, self._unclean = self._unclean, []
+        numbers, self._lingering = self._lingering, []
         for number in numbers:
-            self._worker.sendall(packet(Clean(number)))
+            self._worker.sendall(packet(DescendantsEnded(number)))
 
-    def _tidy(self, name: str) -> None:
-        """Removes what dead hosts left of a directory; a large one in a child, as we must not be
-        late for others."""
+    def _remove_directory(self, name: str) -> None:
+        """Removes the directory of a dead process. A child removes a large one, so that others do
+        not wait.
+        """
         home = self._home(name)
         if not scratch.remove_small(home):
             try:
@@ -223,13 +238,13 @@ class Nursery:
         tree.end_beneath(_END_S)
         if not scratch.remove(self._root):
             shutil.rmtree(self._root, ignore_errors=True)
-        with suppress(OSError):  # a worker that was killed does not come to it
+        with suppress(OSError):  # a worker that was killed cannot remove it
             os.rmdir(os.path.dirname(self._root))
 
 
-def _host(control: socket.socket, modes: int, highest: int, home: str, kind: str, parent: int
+def _live(control: socket.socket, modes: int, highest: int, home: str, kind: str, parent: int
           ) -> None:
-    """A host's whole life; never returns."""
+    """The whole life of an execution process; never returns."""
     status = 70
     try:
         control = become(control, modes, highest, home, kind, parent)
@@ -242,7 +257,7 @@ def _host(control: socket.socket, modes: int, highest: int, home: str, kind: str
         status = 0
     except SystemExit:
         status = 1
-    except BaseException:  # noqa: BLE001 - the outermost loop of a host: tell, and end
+    except BaseException:  # noqa: BLE001 - the outermost loop: tell, and end
         traceback.print_exc()
     finally:
         with suppress(Exception):
@@ -251,16 +266,17 @@ def _host(control: socket.socket, modes: int, highest: int, home: str, kind: str
 
 
 def main() -> None:
-    """`python -m tangram_hpc.sandbox.process.nursery FD`. Its worker says first where its root is:
-    an argument could be read by code in a sandbox."""
-    guard("tangram-nursery", signal.SIGTERM)
+    """Runs `python -m tangram_hpc.sandbox.process.fork_server FD`. The worker first sends the root
+    directory: code in a sandbox could read an argument.
+    """
+    guard("tangram-forksrv", signal.SIGTERM)
     worker = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(worker.fileno(), False)
     seccomp.prepare()
     gc.collect()
-    gc.freeze()  # so that a host's first collection does not copy all that it shares
+    gc.freeze()  # else each process's first collection would copy all shared pages
     if root := worker.recv(PACKET_MAX):
-        Nursery(worker, os.fsdecode(root)).serve()
+        ForkServer(worker, os.fsdecode(root)).serve()
 
 
 if __name__ == "__main__":

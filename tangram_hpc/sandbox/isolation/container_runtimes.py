@@ -1,9 +1,10 @@
-"""Pure but for a look at which paths exist. How each runtime is asked for the one view that every
-sandbox has:
+"""How each container runtime is asked for the same sandbox. Pure, except that it looks which paths
+exist.
 
-`/session` the session's directory, read and write; `/tmp` its `tmp`; `/dev/shm` and `/proc` of its
-own; a few devices; all else read-only and nothing of the host but what is listed; host name
-`sandbox`; no network but a loopback, unless asked for. Must not start anything.
+Every sandbox sees this: `/session` is the session's directory, for reading and writing, and `/tmp`
+its `tmp`; `/dev/shm` and `/proc` are its own; there are a few devices; everything else is
+read-only, and nothing of the node is visible but what is listed. The host name is `sandbox`. There
+is no network but a loopback, unless it is asked for. Nothing is started here.
 
 bwrap and podman were run with the versions that Debian 12 has (0.8.0, 4.3.1). apptainer and enroot
 are written from their documentation and have not been run; the probe decides on each node.
@@ -19,22 +20,32 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..files import scratch
-from .holder import CAT, SHELL
+from .pause_process import CAT, SHELL
 
 SESSION, HOSTNAME = "/session", "sandbox"
-UNITS = "/session.cpus"  # where a command finds how many CPUs it has
+UNITS = "/session.cpus"  # the file that tells a command how many CPUs it has
 _TMP, _TMP_BESIDE = "/tmp", "/session.tmp"
-_OURS = frozenset({"proc", "dev", "sys", "tmp", "session"})  # an image's own are not shown
+_OURS = frozenset({"proc", "dev", "sys", "tmp", "session"})  # hidden where an image has them
 # One harmless capability in the sandbox's own user namespace. Commands have none, so they may not
-# trace the holder nor open its pipe through /proc/1 to outlive their host.
+# trace the pause process nor open its pipe through /proc/1 to outlive their init.
 _SHIELD = "CAP_WAKE_ALARM"
 
 
 @dataclass(frozen=True)
 class Box:
-    """What one sandbox shall be. `home`: a scratch directory; `image`: a directory,
-    or what the runtime calls an image ("" = the host's own programs, from `read`); `read`: host
-    paths shown read-only at the same place; `files`: (host path, inside path), read-only."""
+    """What a runtime shall build.
+
+    Attributes:
+        home: a scratch directory.
+        image: a root directory, or what the runtime calls an image; empty for the node's own
+            programs, which `read` lists.
+        network: whether the sandbox shares the node's network.
+        read: paths of the node that are visible read-only at the same place.
+        files: pairs of a path of the node and a path inside, read-only.
+        shm_bytes: size of /dev/shm.
+        name: unique on this machine, for runtimes that keep a list of containers.
+        pull: whether an image that is not on this machine may be fetched.
+    """
 
     home: str
     image: str = ""
@@ -42,27 +53,29 @@ class Box:
     read: Sequence[str] = ()
     files: Sequence[tuple[str, str]] = ()
     shm_bytes: int = 64 << 20
-    name: str = ""  # unique on this machine; for runtimes that keep a list of containers
-    pull: bool = False  # may fetch an image that is not on this machine
+    name: str = ""
+    pull: bool = False
 
 
 class Runtime(Protocol):
-    """One program that builds sandboxes."""
+    """A program that builds sandboxes."""
 
     name: str
     takes_images: bool
     needs_image: bool
 
     def argv(self, box: Box) -> list[str]:
-        """The holder's command line."""
+        """The command line of the pause process."""
         ...
 
     def env(self, base: Mapping[str, str]) -> dict[str, str]:
-        """The runtime's own environment, of the worker's."""
+        """The runtime's environment, taken from the worker's."""
         ...
 
     def clean_up(self, name: str) -> list[str]:
-        """A command line that removes what a killed host's sandbox left; [] when nothing can be."""
+        """A command line that removes what the sandbox of a killed init left; empty when nothing
+        can be left.
+        """
         ...
 
 
@@ -72,7 +85,7 @@ def _env(base: Mapping[str, str], *names: str) -> dict[str, str]:
 
 
 class Bwrap:
-    """bubblewrap, unprivileged: the host's programs, or a directory as the root."""
+    """bubblewrap, unprivileged, with the node's programs or a directory as the root."""
 
     name, takes_images, needs_image = "bwrap", True, False
 
@@ -94,16 +107,20 @@ class Bwrap:
         ]
 
     def env(self, base: Mapping[str, str]) -> dict[str, str]:
-        """See `Runtime`. It becomes the holder's, inside: so no more than this."""
+        """See `Runtime`. The pause process inherits it inside the sandbox, so it holds nothing
+        more.
+        """
         return {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 
     def clean_up(self, name: str) -> list[str]:
-        """Nothing: it lives in namespaces alone."""
+        """Nothing: the sandbox is nothing but namespaces."""
         return []
 
 
 def _of_host(read: Sequence[str]) -> list[str]:
-    """Binds, outer paths first. A link stays a link where its target is shown as well."""
+    """Mounts the node's paths, outer ones first. A link stays a link where its target is visible as
+    well.
+    """
     words: list[str] = []
     shown: list[str] = []
     for path in sorted({os.path.normpath(p) for p in read}, key=lambda p: (p.count("/"), p)):
@@ -131,7 +148,7 @@ def _of_image(box: Box) -> list[str]:
         else:
             words += ["--ro-bind", path, f"/{name}"]
     names = ("/etc/resolv.conf", "/etc/hosts") if box.network else ()
-    for name in names:  # only over what the image has: its directories are read-only
+    for name in names:  # only files that the image has: its folders are read-only
         if os.path.isfile(box.image + name) and os.path.isfile(name):
             words += ["--ro-bind", name, name]
     return words
@@ -139,13 +156,15 @@ def _of_image(box: Box) -> list[str]:
 
 class Podman:
     """podman, as root or rootless, without a daemon or systemd. Images are not fetched unless the
-    box says so: a pull in the middle of an open is slow, and a site may not want it."""
+    box allows it: to fetch one while a session opens is slow, and a site may not want it.
+    """
 
     name, takes_images, needs_image = "podman", True, True
 
     def argv(self, box: Box) -> list[str]:
         """See `Runtime`. As root the container gets a user namespace in which only root is mapped:
-        it owns its own files and has no power over the machine."""
+        it owns its own files and has no power over the machine.
+        """
         root = ["--uidmap", "0:0:1", "--gidmap", "0:0:1"] if os.geteuid() == 0 else []
         image = (["--rootfs", f"{box.image}:O"] if os.path.isdir(box.image)
                  else ["--pull", "missing" if box.pull else "never", box.image])
@@ -153,7 +172,8 @@ class Podman:
             "podman", "--cgroup-manager=cgroupfs", "--events-backend=none", "run",
             "--rm", "--interactive", "--name", box.name, *root,
             "--cgroups=disabled", "--log-driver=none",
-            # the holder's alone (commands have their host's); podman's own may be above ours
+            # of the pause process alone (commands have their init's); podman's defaults may
+            # exceed this worker's limits
             "--ulimit", _ulimit("nofile", resource.RLIMIT_NOFILE, 1024),
             "--ulimit", _ulimit("nproc", resource.RLIMIT_NPROC, 32768),
             "--pid", "private", "--ipc", "private", "--uts", "private",
@@ -174,7 +194,7 @@ class Podman:
                     "CONTAINERS_STORAGE_CONF", "TMPDIR")
 
     def clean_up(self, name: str) -> list[str]:
-        """It keeps a list of containers on disk."""
+        """podman keeps a list of containers on disk."""
         return ["podman", "--cgroup-manager=cgroupfs", "--events-backend=none", "rm", "--force",
                 "--ignore", "--time", "0", name]
 
@@ -187,13 +207,15 @@ def _ulimit(name: str, limit: int, most: int) -> str:
 
 class Apptainer:
     """apptainer with user namespaces (its set-user-ID mode makes namespaces that their user may not
-    join). NOT RUN by us: from its documentation."""
+    join). It has not been run: this is written from its documentation.
+    """
 
     name, takes_images, needs_image = "apptainer", True, True
 
     def argv(self, box: Box) -> list[str]:
-        """See `Runtime`. Its /dev/shm is a tmpfs whose size is the site's (`sessiondir max size`
-        in apptainer.conf); a bind to /session needs underlay or overlay enabled there."""
+        """See `Runtime`. Its /dev/shm is a tmpfs whose size is the site's (`sessiondir max size` in
+        apptainer.conf); mounting /session needs underlay or overlay enabled there.
+        """
         net = [] if box.network else ["--net", "--network", "none"]
         binds = [f"{scratch.home(box.home)}:{SESSION}", f"{scratch.tmp(box.home)}:/tmp"]
         binds += [f"{here}:{there}:ro" for here, there in box.files]
@@ -210,14 +232,16 @@ class Apptainer:
         return _env(base, "APPTAINER_CACHEDIR", "APPTAINER_TMPDIR")
 
     def clean_up(self, name: str) -> list[str]:
-        """Nothing: it keeps no list of what was started by `exec`."""
+        """Nothing: apptainer keeps no list of what `exec` started."""
         return []
 
 
 class Enroot:
     """enroot. It has no pid, ipc or network namespace of its own, so util-linux' `unshare` makes
-    them around it. NOT RUN by us: from its documentation. Its standard mounts show the host's /sys
-    read-only; a site that wants it gone takes it from enroot's mounts.d."""
+    them around it. It has not been run: this is written from its documentation. Its standard mounts
+    show the node's /sys read-only; a site that does not want that removes it from enroot's
+    mounts.d.
+    """
 
     name, takes_images, needs_image = "enroot", True, True
 
@@ -244,7 +268,9 @@ class Enroot:
         return _env(base, "ENROOT_DATA_PATH", "ENROOT_CACHE_PATH", "ENROOT_RUNTIME_PATH") | fixed
 
     def clean_up(self, name: str) -> list[str]:
-        """Nothing: a container started is not changed, and its mounts go with its namespaces."""
+        """Nothing: a container that is started is not changed, and its mounts go with its
+        namespaces.
+        """
         return []
 
 
@@ -252,17 +278,18 @@ RUNTIMES: Mapping[str, Runtime] = {r.name: r for r in (Bwrap(), Apptainer(), Pod
 
 
 def tmp_of(box: Box) -> str:
-    """Where a sandbox finds its temporary directory: not over a path of the host that it shows."""
+    """The path of a sandbox's temporary directory, which must not hide a visible path of the node.
+    """
     shown = not box.image and any(path.startswith(f"{_TMP}/") for path in box.read)
     return _TMP_BESIDE if shown else _TMP
 
 
 def container_name(home: str) -> str:
-    """What the container of a scratch directory is called, by runtimes that keep a list."""
+    """The name of the container of a scratch directory, for runtimes that keep a list."""
     folder, number = os.path.split(home)
     return f"tangram-{os.path.basename(folder)}-{number}"
 
 
 def missing(runtime: Runtime) -> str:
-    """"" when its program is on the PATH, else why not."""
+    """Empty when the runtime's program is in the PATH, else one line that says why not."""
     return "" if shutil.which(runtime.name) else f"{runtime.name} is not installed"

@@ -1,13 +1,13 @@
-/* Owns: the short way of a plain command through a sandbox's init - read its order, start it, wait
- * for it, tell its end - without entering Python.
+/* The fast path: serves plain commands of a sandbox's init without entering Python. It reads the
+ * order, starts the command, waits for it and reports its end.
  *
- * Law: it knows only what Python has told it. An order is plain when all but its lease and its argv
- * is, byte for byte, an order that Python has served before; anything else, and whatever is not
- * over at once, goes back to Python: bytes that nobody has acted on, or a running command that
- * Python takes over. It keeps nothing of one command for the next.
+ * It knows only what Python has told it. An order is plain when everything but its lease and its
+ * argv equals, byte for byte, an order that Python has served before. Anything else goes back to
+ * Python, and so does a command that is not over at once: either as bytes that nobody has acted on,
+ * or as a running command that Python takes over. Nothing of one command is kept for the next.
  *
- * Beside Python's way (`init.py`, `command.py`) this adds no feature and leaves out no check; where
- * it was not built there is only Python's.
+ * It has no feature and leaves out no check that Python's way (`init.py`, `command.py`) does not.
+ * Where it was not built, Python serves everything.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -26,9 +26,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PLAIN_VERSION 4     /* one more with every change of what Python tells or is told */
-#define BYTES (1 << 16)     /* of a read; what does not fit is Python's */
-#define OUTPUT (1 << 14)    /* of a stream, at most */
+#define FAST_PATH_VERSION 4     /* raise it when the struct or its meaning changes */
+#define BYTES (1 << 16)     /* of a read; Python serves an order that does not fit */
+#define OUTPUT (1 << 14)    /* bytes of one stream, at most */
 #define ARGS 256
 #define KNOWN 16
 #define OWN 8
@@ -36,7 +36,7 @@
 #define TAG_EXEC 2
 #define TAG_RETURN 10
 #define TAG_ENDED 20
-#define RSS_AT_LEAST 2      /* of an outcome's last field: its maxrss is a lower bound */
+#define RSS_AT_LEAST 2      /* bit of an outcome's last field: maxrss is a lower bound */
 #define PAGE_KIB 4          /* no program has less */
 
 /* Bytes that Python owns and keeps for as long as this process lives. */
@@ -49,33 +49,33 @@ struct bytes {
 struct known {
     struct bytes tail;
     char *const *envp;
-    int32_t shared;    /* it is taken before us when memory runs out */
-    int32_t processes; /* so many of it at once at most; 0: as many as there may be */
+    int32_t shared;    /* the kernel kills it before us when memory runs out */
+    int32_t processes; /* its limit of processes at once; 0: none of its own */
 };
 
-struct plain {
+struct fast_path {
     int32_t control, wake, cpus, score, devnull;
-    int32_t gone;     /* tells when what holds the sandbox has ended; -1: nothing holds it */
-    int32_t outer;    /* that, as our child */
-    int32_t own[OWN]; /* and inside, in /proc; 0: no more */
+    int32_t gone;     /* readable when the pause process has ended; -1: there is none */
+    int32_t outer;    /* our child that is, or started, the pause process */
+    int32_t own[OWN]; /* its processes in the sandbox's /proc; 0: no more */
     int32_t changed_count, known_count;
-    const int32_t *changed; /* signals whose default a command gets back */
-    int64_t patience_ns; /* a command that takes longer is Python's */
-    int64_t output_max;  /* and one that says more on a stream; at most OUTPUT */
-    struct bytes call_tail; /* of a call that has argv or shell and nothing else */
-    struct bytes completed, failed; /* an outcome up to its exit code */
+    const int32_t *changed; /* signals that a command gets back as default */
+    int64_t patience_ns; /* Python takes over a command that takes longer */
+    int64_t output_max;  /* or writes more to a stream; at most OUTPUT */
+    struct bytes call_tail; /* of a call that has only argv or shell */
+    struct bytes completed, failed; /* an outcome's bytes up to its exit code */
     /* the outcome's fields after maxrss; the last byte is the set of `at_least` bits */
     struct bytes outcome_tail;
     struct known known[KNOWN];
-    /* what goes back to Python */
+    /* results for Python */
     int32_t pid, out, err, status, ended, fell;
-    int32_t size; /* of data: an order, or bytes nobody acted on; 0: nobody is there any more */
+    int32_t size; /* of data: an order, or bytes not acted on; 0: the worker is gone */
     int64_t started_ns, cpu_ns, maxrss_kib;
-    int64_t hidden; /* its memory is not told: the kernel counts ours with it, which is more */
+    int64_t hidden; /* its memory is unknown: the kernel's figure includes ours, which is more */
     uint8_t data[BYTES];
 };
 
-enum { LOOK = 0, READ = 1, RUNNING = 2, GONE = 3, FELL = 4 }; /* what `plain_serve` returns */
+enum { LOOK = 0, READ = 1, RUNNING = 2, GONE = 3, FELL = 4 }; /* what `fast_path_serve` returns */
 
 /* ---- reading ---- */
 
@@ -144,7 +144,7 @@ static int list(struct reader *in, uint64_t *count)
     return head == 0xdc && take(in, 2, count);
 }
 
-/* What to start: argv, as strings that end with a zero, in `room`. */
+/* The program to start: argv, as strings that end with a zero, in `room`. */
 struct program {
     char *argv[ARGS + 3];
     char room[BYTES + ARGS];
@@ -164,8 +164,8 @@ static int argument(struct program *program, uint64_t index, char **at, struct r
     return 1;
 }
 
-/* Whether this is a call that has argv, of which the first names a path, or shell, and no more. */
-static int read_call(const struct plain *plain, struct reader in, struct program *program)
+/* Whether this call has only shell, or only an argv whose first word is a path. */
+static int read_call(const struct fast_path *path, struct reader in, struct program *program)
 {
     struct reader text;
     uint64_t count, i;
@@ -176,7 +176,7 @@ static int read_call(const struct plain *plain, struct reader in, struct program
         if (!sized(&in, 0xd9, 1, &text) || !argument(program, i, &at, text))
             return 0;
     program->argv[count] = NULL;
-    if (!sized(&in, 0xd9, 1, &text) || !rest_is(&in, &plain->call_tail))
+    if (!sized(&in, 0xd9, 1, &text) || !rest_is(&in, &path->call_tail))
         return 0;
     if (text.at == text.end)
         return count > 0 && strchr(program->argv[0], '/') != NULL;
@@ -188,9 +188,10 @@ static int read_call(const struct plain *plain, struct reader in, struct program
     return argument(program, 2, &at, text);
 }
 
-/* The one order that these bytes are, if it is plain; else NULL. */
-static const struct known *read_order(const struct plain *plain, const uint8_t *data, uint64_t size,
-                                      uint64_t *lease, struct program *program)
+/* Reads one order. Returns what it is like if it is plain and the bytes hold nothing else; NULL
+ * otherwise. */
+static const struct known *read_order(const struct fast_path *path, const uint8_t *data,
+                                      uint64_t size, uint64_t *lease, struct program *program)
 {
     struct reader in = {data + 4, data + size}, call;
     uint64_t said = 0;
@@ -202,9 +203,9 @@ static const struct known *read_order(const struct plain *plain, const uint8_t *
     if (!byte_is(&in, 0x9a) || !byte_is(&in, TAG_RUN) || !whole(&in, lease)
         || !sized(&in, 0xc4, 0, &call))
         return NULL;
-    for (i = 0; i < plain->known_count; i++)
-        if (rest_is(&in, &plain->known[i].tail))
-            return read_call(plain, call, program) ? &plain->known[i] : NULL;
+    for (i = 0; i < path->known_count; i++)
+        if (rest_is(&in, &path->known[i].tail))
+            return read_call(path, call, program) ? &path->known[i] : NULL;
     return NULL;
 }
 
@@ -224,7 +225,7 @@ static uint8_t *put_whole(uint8_t *to, uint8_t head, int bytes, uint64_t value)
     return to;
 }
 
-/* Bytes of so many that follow, as short as Python writes it: who counts them counts the same. */
+/* The head of a byte string, as short as Python writes it, so that frames have the same size. */
 static uint8_t *put_size(uint8_t *to, uint64_t size)
 {
     return size < 256 ? put_whole(to, 0xc4, 1, size) : put_whole(to, 0xc5, 2, size);
@@ -235,25 +236,25 @@ static uint64_t packed(uint64_t size)
     return (size < 256 ? 2 : 3) + size;
 }
 
-/* Tells the end of a command; 0 when nobody is there to hear it. */
-static int tell(const struct plain *plain, uint64_t lease, const uint8_t *output,
+/* Reports the end of a command; returns 0 when the worker is gone. */
+static int tell(const struct fast_path *path, uint64_t lease, const uint8_t *output,
                 const uint64_t sizes[2], int64_t exec_ns)
 {
     static uint8_t frame[2 * OUTPUT + 1024];
-    const struct bytes *head = plain->status ? &plain->failed : &plain->completed;
+    const struct bytes *head = path->status ? &path->failed : &path->completed;
     uint8_t *to = frame + 4, *sent = frame;
     uint64_t size;
     *to++ = 0x95;
     *to++ = TAG_ENDED;
     to = put_whole(to, 0xcf, 8, lease);
     to = put(to, head->at, head->size);
-    to = put_whole(to, 0xcc, 1, (uint64_t)WEXITSTATUS(plain->status));
+    to = put_whole(to, 0xcc, 1, (uint64_t)WEXITSTATUS(path->status));
     *to++ = 0; /* no signal */
     to = put_whole(to, 0xcf, 8, (uint64_t)exec_ns);
-    to = put_whole(to, 0xcf, 8, (uint64_t)plain->cpu_ns);
-    to = put_whole(to, 0xcf, 8, (uint64_t)plain->maxrss_kib);
-    to = put(to, plain->outcome_tail.at, plain->outcome_tail.size);
-    if (plain->hidden)
+    to = put_whole(to, 0xcf, 8, (uint64_t)path->cpu_ns);
+    to = put_whole(to, 0xcf, 8, (uint64_t)path->maxrss_kib);
+    to = put(to, path->outcome_tail.at, path->outcome_tail.size);
+    if (path->hidden)
         to[-1] = RSS_AT_LEAST;
     to = put_size(to, 2 + packed(sizes[0]) + packed(sizes[1]) + 3);
     *to++ = 0x94;
@@ -265,7 +266,7 @@ static int tell(const struct plain *plain, uint64_t lease, const uint8_t *output
     for (int i = 0; i < 4; i++)
         frame[i] = (uint8_t)(size >> 8 * i);
     while (sent < to) {
-        ssize_t n = send(plain->control, sent, (size_t)(to - sent), MSG_NOSIGNAL);
+        ssize_t n = send(path->control, sent, (size_t)(to - sent), MSG_NOSIGNAL);
         if (n < 0 && errno != EINTR)
             return 0;
         sent += n > 0 ? n : 0;
@@ -282,55 +283,57 @@ static int64_t now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static void say_score(const struct plain *plain, const struct known *known, const char *text)
+static void say_score(const struct fast_path *path, const struct known *known, const char *text)
 {
-    if (known->shared && pwrite(plain->score, text, strlen(text), 0) < 0)
-        return; /* as it was */
+    if (known->shared && pwrite(path->score, text, strlen(text), 0) < 0)
+        return; /* the score stays as it was */
 }
 
-/* Becomes the program, in our own memory until then: system calls, and nothing that is kept. */
-static void become(const struct plain *plain, const struct known *known,
+/* Becomes the program. Until then it runs in our memory, so it only makes system calls and keeps
+ * nothing. */
+static void become(const struct fast_path *path, const struct known *known,
                    const struct program *program, int out, int err)
 {
     const struct sigaction usual = {.sa_handler = SIG_DFL};
     const struct rlimit limit = {(rlim_t)known->processes, (rlim_t)known->processes};
     static const sigset_t none;
-    for (int i = 0; i < plain->changed_count; i++)
-        sigaction(plain->changed[i], &usual, NULL);
-    if (setsid() < 0 || dup2(plain->devnull, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0)
+    for (int i = 0; i < path->changed_count; i++)
+        sigaction(path->changed[i], &usual, NULL);
+    if (setsid() < 0 || dup2(path->devnull, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0)
         return;
     if (known->processes)
-        setrlimit(RLIMIT_NPROC, &limit); /* refused: its site's is lower, and stays */
-    sigprocmask(SIG_SETMASK, &none, NULL); /* no handler of ours can run any more */
+        setrlimit(RLIMIT_NPROC, &limit); /* refused: the site's limit is lower, and stays */
+    sigprocmask(SIG_SETMASK, &none, NULL); /* none of our handlers can run any more */
     execve(program->argv[0], program->argv, known->envp);
 }
 
-/* As posix_spawn, which asks for each of 64 signals and maps a stack: a fifth of what we cost. */
-static int spawn(struct plain *plain, const struct known *known, const struct program *program,
+/* Does what posix_spawn does, which asks for each of 64 signals and maps a stack: that would be a
+ * fifth of the cost of a command. */
+static int spawn(struct fast_path *path, const struct known *known, const struct program *program,
                  int out, int err)
 {
-    static volatile int failed; /* its child says so, in the same memory */
+    static volatile int failed; /* set by the child, in the same memory */
     sigset_t all, before;
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, &before);
     failed = 0;
-    say_score(plain, known, "500");
+    say_score(path, known, "500");
     const pid_t pid = vfork();
     if (pid == 0) {
-        become(plain, known, program, out, err);
+        become(path, known, program, out, err);
         failed = 1;
         _exit(127);
     }
-    say_score(plain, known, "0");
+    say_score(path, known, "0");
     if (pid > 0 && failed)
         waitpid(pid, NULL, 0);
     sigprocmask(SIG_SETMASK, &before, NULL);
-    plain->pid = pid;
+    path->pid = pid;
     return pid > 0 && !failed;
 }
 
-/* Starts it with pipes for its output. What cannot be started Python tries again, and tells. */
-static int start(struct plain *plain, const struct known *known, struct program *program)
+/* Starts the program with pipes for its output. If that fails, Python tries again and reports. */
+static int start(struct fast_path *path, const struct known *known, struct program *program)
 {
     int out[2], err[2], started;
     struct timespec times[2];
@@ -343,11 +346,11 @@ static int start(struct plain *plain, const struct known *known, struct program 
     }
     clock_gettime(CLOCK_REALTIME, &times[0]);
     times[1] = times[0];
-    futimens(plain->cpus, times); /* from now on it has so many, see units_file.py */
-    plain->started_ns = now_ns();
-    plain->status = plain->ended = 0;
-    plain->cpu_ns = plain->maxrss_kib = plain->hidden = 0;
-    started = spawn(plain, known, program, out[1], err[1]);
+    futimens(path->cpus, times); /* its CPUs hold from now on, see units_file.py */
+    path->started_ns = now_ns();
+    path->status = path->ended = 0;
+    path->cpu_ns = path->maxrss_kib = path->hidden = 0;
+    started = spawn(path, known, program, out[1], err[1]);
     close(out[1]);
     close(err[1]);
     if (!started) {
@@ -355,24 +358,24 @@ static int start(struct plain *plain, const struct known *known, struct program 
         close(err[0]);
         return 0;
     }
-    plain->out = out[0];
-    plain->err = err[0];
+    path->out = out[0];
+    path->err = err[0];
     return 1;
 }
 
-/* Whether in our /proc there is nobody but what holds the sandbox. */
-static int alone_inside(const struct plain *plain)
+/* Whether the sandbox's /proc shows only the pause process and its children. */
+static int alone_inside(const struct fast_path *path)
 {
     static _Alignas(uint64_t) char entries[BYTES / 8];
     const uint64_t length = 2 * sizeof(uint64_t), name = length + sizeof(uint16_t) + 1;
     int alone = 1, proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     long got = -1;
     while (alone && proc >= 0 && (got = syscall(SYS_getdents64, proc, entries, sizeof entries)) > 0)
-        for (long at = 0; at < got && alone;) { /* as `struct linux_dirent64` says */
+        for (long at = 0; at < got && alone;) { /* see struct linux_dirent64 */
             int i, pid = atoi(entries + at + name); /* 0: no process */
             uint16_t size;
             memcpy(&size, entries + at + length, sizeof size);
-            for (i = 0; i < OWN && plain->own[i] != pid; i++)
+            for (i = 0; i < OWN && path->own[i] != pid; i++)
                 ;
             alone = pid == 0 || i < OWN;
             at += size;
@@ -382,8 +385,8 @@ static int alone_inside(const struct plain *plain)
     return alone && got == 0;
 }
 
-/* Whether a command's memory is not above what it was started with, which is ours: until it began
- * its program it shared our memory. Ours only grows, so what was once enough needs no look. */
+/* Whether a command's peak memory says nothing: until it began its program it shared our memory, so
+ * a peak not above ours is ours. Ours only grows, so a lookup is needed only for a larger peak. */
 static int hides(long maxrss_kib)
 {
     static long ours_kib;
@@ -393,55 +396,56 @@ static int hides(long maxrss_kib)
     return maxrss_kib <= ours_kib;
 }
 
-/* Waits for all that has ended; whether nothing is left beneath. */
-static int reap(struct plain *plain)
+/* Waits for all processes that have ended; returns whether none is left. */
+static int reap(struct fast_path *path)
 {
     struct rusage used;
     int status;
     for (;;) {
         pid_t pid = wait4(-1, &status, WNOHANG, &used);
         if (pid < 0)
-            return errno == ECHILD && plain->gone < 0;
+            return errno == ECHILD && path->gone < 0;
         if (pid == 0)
-            return plain->gone >= 0 && plain->ended && alone_inside(plain);
-        if (pid == plain->outer)
-            plain->fell = 1;
-        plain->cpu_ns += (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * INT64_C(1000000000)
+            return path->gone >= 0 && path->ended && alone_inside(path);
+        if (pid == path->outer)
+            path->fell = 1;
+        path->cpu_ns += (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * INT64_C(1000000000)
                          + (used.ru_utime.tv_usec + used.ru_stime.tv_usec) * INT64_C(1000);
-        if (pid == plain->pid && hides(used.ru_maxrss)) {
-            plain->hidden = 1;
+        if (pid == path->pid && hides(used.ru_maxrss)) {
+            path->hidden = 1;
             used.ru_maxrss = PAGE_KIB;
         }
-        if (used.ru_maxrss > plain->maxrss_kib)
-            plain->maxrss_kib = used.ru_maxrss;
-        if (pid == plain->pid) {
-            plain->status = status;
-            plain->ended = 1;
+        if (used.ru_maxrss > path->maxrss_kib)
+            path->maxrss_kib = used.ru_maxrss;
+        if (pid == path->pid) {
+            path->status = status;
+            path->ended = 1;
         }
     }
 }
 
-/* Waits until it has ended and nothing of it is left; 0: it is Python's from now on. For SIGCHLD
- * alone, which is blocked: a handler that writes into a pipe that we poll costs six calls more.
- * What else comes - another order, a fall, our end - is seen after, so at most our patience later. */
-static int wait_for(struct plain *plain)
+/* Waits until the command has ended and none of its processes is left; 0: Python takes it over.
+ * Only SIGCHLD, which is blocked, is waited for: a handler that writes to a polled pipe would cost
+ * six more system calls. Anything else, such as another order or the end of the pause process, is
+ * noticed afterwards, so at most `patience_ns` later. */
+static int wait_for(struct fast_path *path)
 {
     sigset_t child;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     for (;;) {
-        int64_t left = plain->started_ns + plain->patience_ns - now_ns();
+        int64_t left = path->started_ns + path->patience_ns - now_ns();
         struct timespec wait = {0, left > 0 ? (long)left : 0};
         if (sigtimedwait(&child, NULL, &wait) < 0)
-            return 0; /* it takes longer, or Python's handler has noted another signal */
-        if (reap(plain))
-            return plain->ended && !plain->fell;
-        if (plain->ended || plain->fell || left <= 0)
-            return 0; /* it left something behind; or takes longer, however often it wakes us */
+            return 0; /* it takes longer, or another signal came */
+        if (reap(path))
+            return path->ended && !path->fell;
+        if (path->ended || path->fell || left <= 0)
+            return 0; /* it left processes, or takes longer, however often we wake */
     }
 }
 
-/* Never waits: a command can make its pipe give less at a time, or hand it to one who reads too. */
+/* Never waits: a command can shrink its pipe, or hand it to another process that reads as well. */
 static uint64_t contents(int fd, uint8_t *to, uint64_t size)
 {
     uint64_t done = 0;
@@ -452,12 +456,12 @@ static uint64_t contents(int fd, uint8_t *to, uint64_t size)
     return done;
 }
 
-/* What the pipes hold: all of it is there, as nobody is left who could write. */
-static int drain(const struct plain *plain, uint8_t *output, uint64_t sizes[2])
+/* Reads the pipes. All output is in them, as no process is left that could write. */
+static int drain(const struct fast_path *path, uint8_t *output, uint64_t sizes[2])
 {
-    int fds[2] = {plain->out, plain->err}, held[2];
+    int fds[2] = {path->out, path->err}, held[2];
     for (int i = 0; i < 2; i++)
-        if (ioctl(fds[i], FIONREAD, &held[i]) < 0 || held[i] < 0 || held[i] > plain->output_max)
+        if (ioctl(fds[i], FIONREAD, &held[i]) < 0 || held[i] < 0 || held[i] > path->output_max)
             return 0;
     for (int i = 0; i < 2; i++) {
         sizes[i] = held[i] ? contents(fds[i], output, (uint64_t)held[i]) : 0;
@@ -466,13 +470,13 @@ static int drain(const struct plain *plain, uint8_t *output, uint64_t sizes[2])
     return 1;
 }
 
-static int serve(struct plain *plain)
+static int serve(struct fast_path *path)
 {
     static struct program program;
     static uint8_t output[2 * OUTPUT];
     struct pollfd fds[3] = {
-        {plain->wake, POLLIN, 0}, {plain->control, POLLIN, 0}, {plain->gone, POLLIN, 0}};
-    plain->fell = 0;
+        {path->wake, POLLIN, 0}, {path->control, POLLIN, 0}, {path->gone, POLLIN, 0}};
+    path->fell = 0;
     for (;;) {
         const struct known *known;
         uint64_t lease, sizes[2];
@@ -481,46 +485,46 @@ static int serve(struct plain *plain)
             return LOOK;
         if (!fds[1].revents)
             continue;
-        got = recv(plain->control, plain->data, BYTES, 0);
+        got = recv(path->control, path->data, BYTES, 0);
         if (got < 0)
             return LOOK;
-        plain->size = (int32_t)got;
-        known = read_order(plain, plain->data, (uint64_t)got, &lease, &program);
-        if (known == NULL || !start(plain, known, &program))
+        path->size = (int32_t)got;
+        known = read_order(path, path->data, (uint64_t)got, &lease, &program);
+        if (known == NULL || !start(path, known, &program))
             return READ;
-        if (!wait_for(plain) || WIFSIGNALED(plain->status)
-            || !drain(plain, output, sizes))
-            return plain->fell ? FELL : RUNNING;
-        close(plain->out);
-        close(plain->err);
-        if (!tell(plain, lease, output, sizes, now_ns() - plain->started_ns))
+        if (!wait_for(path) || WIFSIGNALED(path->status)
+            || !drain(path, output, sizes))
+            return path->fell ? FELL : RUNNING;
+        close(path->out);
+        close(path->err);
+        if (!tell(path, lease, output, sizes, now_ns() - path->started_ns))
             return GONE;
     }
 }
 
-/* Serves plain orders for as long as there are only such.
+/* Serves plain orders until something else happens.
  *
- * Returns LOOK: Python must look at its descriptors; READ: `data` has been read and nobody acted on
- * it; RUNNING: `data` is an order whose command runs, or has ended with `status` if `ended`; GONE:
- * nobody hears us any more; FELL: what holds the sandbox has ended. */
-int plain_serve(struct plain *plain)
+ * Returns LOOK: Python must look at its descriptors; READ: `data` has been read and not acted on;
+ * RUNNING: `data` is an order whose command runs, or has ended with `status` if `ended`; GONE: the
+ * worker is gone; FELL: the pause process has ended. */
+int fast_path_serve(struct fast_path *path)
 {
     sigset_t child, before;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     sigprocmask(SIG_BLOCK, &child, &before);
-    int back = serve(plain);
-    sigprocmask(SIG_SETMASK, &before, NULL); /* what came late reaches Python's handler now */
+    int back = serve(path);
+    sigprocmask(SIG_SETMASK, &before, NULL); /* later signals reach Python's handler now */
     return back;
 }
 
-/* So that Python sees whether this was built from what it describes. */
-int plain_version(void)
+/* With the size below, tells Python whether this library was built from the code it expects. */
+int fast_path_version(void)
 {
-    return PLAIN_VERSION;
+    return FAST_PATH_VERSION;
 }
 
-unsigned plain_size(void)
+unsigned fast_path_size(void)
 {
-    return sizeof(struct plain);
+    return sizeof(struct fast_path);
 }

@@ -1,5 +1,5 @@
-"""Feeds `_plain.c` orders, whole and broken: `plain_fuzz.py LIBRARY SEED COUNT`, run by
-test_plain.py as a process of its own, since the library waits for every child there is.
+"""Feeds `_fast_path.c` orders, whole and broken: `fast_path_fuzz.py LIBRARY SEED COUNT`, run by
+test_fast_path.py as a process of its own, since the library waits for every child there is.
 
 Law: an order is served only if Python reads the very same one in it; what is not served comes back
 byte for byte. Prints how many of each there were.
@@ -19,20 +19,20 @@ import msgspec
 
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import ProtocolError
-from tangram_hpc.protocol.hostwire import (
-    Calm,
+from tangram_hpc.protocol.payload import ExecCall, decode, encode
+from tangram_hpc.protocol.process_frames import (
     Ended,
-    HostInbox,
+    FreezeBackground,
     Limits,
+    ProcessInbox,
     Run,
     WorkerInbox,
     frame,
 )
-from tangram_hpc.protocol.payload import ExecCall, decode, encode
 from tangram_hpc.sandbox.process import plain
 from tangram_hpc.sandbox.process.command import changed_signals
-from tangram_hpc.sandbox.process.wall import Wall
-from tangram_hpc.sandbox.process.ward import Beneath
+from tangram_hpc.sandbox.process.isolation_setup import SandboxIsolation
+from tangram_hpc.sandbox.process.sandbox_processes import DescendantProcesses
 
 ENV = {"PATH": "/usr/bin:/bin", "MARK": "42"}
 WORDS = ("", "a", "ü", "x" * 40, "y" * 300, "%", "\n")
@@ -50,7 +50,7 @@ KNOWN = msgspec.structs.astuple(order(ExecCall()))[2:]
 def is_plain(data: bytes) -> Run | None:
     """What Python reads in it, if that is one order that the library may serve."""
     try:
-        orders = list(HostInbox().feed(data))
+        orders = list(ProcessInbox().feed(data))
         call = decode(orders[0].payload) if len(orders) == 1 and isinstance(orders[0], Run) else 0
     except (ProtocolError, msgspec.DecodeError, UnicodeDecodeError):
         return None
@@ -91,25 +91,26 @@ class Bench:
 
     def __init__(self, library: str) -> None:
         plain._library = ctypes.CDLL(library)
-        assert plain._library.plain_size() == ctypes.sizeof(plain._Plain)
-        assert plain._library.plain_version() == plain._VERSION
+        assert plain._library.fast_path_size() == ctypes.sizeof(plain._Struct)
+        assert plain._library.fast_path_version() == plain._VERSION
         self.ours, theirs = socket.socketpair()
         self.theirs = theirs
         self.wake, self.into = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self.into, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, where: None)
         doors = [os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in ("cpus", os.devnull)]
-        self.served = plain.Plain((theirs.fileno(), self.wake, doors[0], -1, doors[1]),
-                                  changed_signals(), Wall("process", Beneath(), ".", ".", "cpus"),
-                                  1000)
+        self.served = plain.FastPath((theirs.fileno(), self.wake, doors[0], -1, doors[1]),
+                                  changed_signals(),
+                                  SandboxIsolation("process", DescendantProcesses(), ".", ".",
+                                                   "cpus"), 1000)
         self.served.learn(order(ExecCall()), ENV, False, 0, STANDS)
         self.served.command.patience_ns = PATIENCE_NS
         self.inbox = WorkerInbox()
 
-    def play(self, data: bytes) -> tuple[plain.Back, list[Ended]]:
+    def play(self, data: bytes) -> tuple[plain.ReturnCode, list[Ended]]:
         """What becomes of these bytes: they are told ended, or come back."""
         ends: list[Ended] = []
-        back: list[plain.Back] = []
+        back: list[plain.ReturnCode] = []
 
         def peer() -> None:
             self.ours.sendall(data)
@@ -119,12 +120,12 @@ class Bench:
                     ends.extend(self.inbox.feed(self.ours.recv(1 << 16)))
                 except TimeoutError:
                     continue
-                self.ours.sendall(frame(Calm()))  # it would wait for ever for the next one
+                self.ours.sendall(frame(FreezeBackground()))  # else it waits for ever
                 return
 
         other = threading.Thread(target=peer)
         other.start()
-        while (what := self.served.serve()) is plain.Back.LOOK:
+        while (what := self.served.serve()) is plain.ReturnCode.LOOK:
             try:
                 os.read(self.wake, 64)
             except BlockingIOError:
@@ -164,14 +165,14 @@ def main() -> None:
                 want = (b"out\n", b"err\n") if failed else (
                     (" ".join(call.argv[1:]) + "\n").encode(), b"")
                 assert (back.stdout, back.stderr) == want, back  # type: ignore[union-attr]
-            assert (what, bench.served.data) == (plain.Back.READ, frame(Calm()))
+            assert (what, bench.served.data) == (plain.ReturnCode.READ, frame(FreezeBackground()))
             seen["served"] += 1
-        elif what is plain.Back.RUNNING:
+        elif what is plain.ReturnCode.RUNNING:
             assert read is not None and bench.served.data == data
             bench.take_over()
             seen["taken over"] += 1
         else:
-            assert what is plain.Back.READ and bench.served.data == data, (what, data)
+            assert what is plain.ReturnCode.READ and bench.served.data == data, (what, data)
             seen["sent back"] += 1
     print(msgspec.json.encode(seen).decode())
 

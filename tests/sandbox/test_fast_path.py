@@ -1,5 +1,5 @@
-"""Plain commands: what `_plain.c` serves comes to the same as what Python serves, it serves nothing
-else, and broken orders break nothing.
+"""Plain commands: what `_fast_path.c` serves comes to the same as what Python serves, it serves
+nothing else, and broken orders break nothing.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from test_executor_ends import other_users_python
 
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.protocol.hostwire import WorkerInbox
 from tangram_hpc.protocol.payload import ExecCall, FileCall
+from tangram_hpc.protocol.process_frames import WorkerInbox
 from tangram_hpc.resources import tree
 from tangram_hpc.sandbox.process import plain
 
-SOURCE = Path(plain.__file__).with_name("_plain.c")
+SOURCE = Path(plain.__file__).with_name("_fast_path.c")
 HERE = Path(__file__).parent.parent
 COMPILER = shutil.which("cc") or shutil.which("gcc")
-BUILT = pytest.mark.skipif(not plain.built(), reason="_plain.c was not built: no C compiler here")
+BUILT = pytest.mark.skipif(not plain.built(),
+                           reason="_fast_path.c was not built: no C compiler here")
 
 
 Both = tuple[tuple[Rig, int], ...]
@@ -90,15 +91,15 @@ def both(pair: tuple[Rig, Rig]) -> Iterator[tuple[tuple[Rig, int], ...]]:
 def test_it_is_built_where_there_is_a_compiler() -> None:
     if COMPILER is None:
         pytest.skip("no C compiler here")
-    assert plain.built(), "install again: _plain.c is not built, or from other code"
+    assert plain.built(), "install again: _fast_path.c is not built, or from other code"
 
 
 def test_another_shape_has_another_version() -> None:
     """What was built before may be of the same size: only its version tells them apart."""
     shape = SOURCE.read_text().partition("struct bytes {")[2].partition("enum {")[0]
     words = "".join(re.sub(r"/\*.*?\*/", "", shape, flags=re.DOTALL).split())
-    assert (plain._VERSION, zlib.crc32(words.encode())) == (4, 0x2A579FAE), (
-        "PLAIN_VERSION and _VERSION: one more; then their number and the new crc32 here")
+    assert (plain._VERSION, zlib.crc32(words.encode())) == (4, 0xB87C9A17), (
+        "FAST_PATH_VERSION and _VERSION: one more; then their number and the new crc32 here")
 
 
 SAME: list[tuple[ExecCall, bool]] = [  # and whether its end may be told by the library
@@ -134,9 +135,9 @@ SAME: list[tuple[ExecCall, bool]] = [  # and whether its end may be told by the 
 
 def without_place(text: bytes, rig: Rig, session: int) -> bytes:
     """A text without the name of the session's folder, which is another for each sandbox."""
-    host = rig.executor._sessions.get(session).host  # type: ignore[union-attr]
-    assert host is not None
-    folder = host.folder.encode()
+    process = rig.executor._sessions.get(session).process  # type: ignore[union-attr]
+    assert process is not None
+    folder = process.folder.encode()
     return text.replace(folder, b"HERE").replace(os.path.basename(folder), b"NAME")
 
 
@@ -182,8 +183,8 @@ from test_executor_ends import other_users_python
 rig = Rig(Path(tempfile.mkdtemp()), isolation="bwrap", compiled=False, session_pids=40)
 rig.open()
 rig.shell("for i in $(seq 30); do sleep 60 >/dev/null 2>&1 & done", session=1)
-lodging = rig.executor._lodging
-lodging._settings = dataclasses.replace(lodging._settings, session_pids=20)
+supervisor = rig.executor._supervisor
+supervisor._settings = dataclasses.replace(supervisor._settings, session_pids=20)
 outcome, back = rig.exec("/bin/echo", "begun", session=1)
 assert back is not None and back.stdout == b"begun\\n", outcome
 outcome, back = rig.shell("sleep 0.1; (true); echo forked", session=1)
@@ -234,7 +235,7 @@ LOWER = """
 import resource, sys
 from pathlib import Path
 import pytest
-from test_plain import Rig, Served
+from test_fast_path import Rig, Served
 soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
 few = 4000 if hard < 0 else min(4000, hard)
 resource.setrlimit(resource.RLIMIT_NPROC, (few, few))
@@ -354,7 +355,7 @@ def test_one_limit_after_another(tmp_path: Path) -> None:
 
 @BUILT
 @pytest.mark.parametrize(("backend", "victim"), [
-    ("process", "init"), ("bwrap", "init"), ("bwrap", "holder")])
+    ("process", "init"), ("bwrap", "init"), ("bwrap", "pause process")])
 def test_an_init_that_ends_in_the_library(backend: str, victim: str, tmp_path: Path) -> None:
     """SIGTERM, or its sandbox's end, reaches it there; its session goes on with another."""
     if backend == "bwrap" and shutil.which("bwrap") is None:
@@ -366,13 +367,14 @@ def test_an_init_that_ends_in_the_library(backend: str, victim: str, tmp_path: P
     pids = set[int]()
     for _ in range(2):
         assert rig.exec("/bin/true", session=1)[0].state is ActionState.COMPLETED
-        assert session.host is not None and session.host.pid not in pids
-        pids.add(session.host.pid)
+        assert session.process is not None and session.process.pid not in pids
+        pids.add(session.process.pid)
         if victim == "init":
-            os.kill(session.host.pid, signal.SIGTERM)
+            os.kill(session.process.pid, signal.SIGTERM)
         else:
-            os.kill(tree.children(session.host.pid)[0], signal.SIGKILL)
-        rig.until(lambda: session.up and session.host is not None and session.host.pid not in pids)
+            os.kill(tree.children(session.process.pid)[0], signal.SIGKILL)
+        rig.until(lambda: session.up and session.process is not None
+                  and session.process.pid not in pids)
     assert rig.exec("/bin/true", session=1)[0].state is ActionState.COMPLETED
     rig.close()
 
@@ -413,7 +415,7 @@ def test_what_was_built_from_other_code_is_not_used(tmp_path: Path,
         (folder := tmp_path / str(number)).mkdir()  # a path once loaded stays so
         monkeypatch.setattr(plain, "__file__", str(folder / "plain.py"))
         assert plain._load() is None
-        library = folder / f"_plain{EXTENSION_SUFFIXES[0]}"
+        library = folder / f"_fast_path{EXTENSION_SUFFIXES[0]}"
         if text is None:
             library.write_text("for another machine")
         else:
@@ -423,7 +425,7 @@ def test_what_was_built_from_other_code_is_not_used(tmp_path: Path,
 
 
 def test_broken_orders(tmp_path: Path) -> None:
-    seen = bench("plain_fuzz.py", compiled(tmp_path, "-O2"), tmp_path, 1, 600)
+    seen = bench("fast_path_fuzz.py", compiled(tmp_path, "-O2"), tmp_path, 1, 600)
     assert seen["served"] > 60 and seen["sent back"] > 200, seen
 
 
@@ -435,12 +437,12 @@ def test_broken_orders_under_sanitizers(tmp_path: Path) -> None:
                              text=True, check=True).stdout.strip()
     if not os.path.isabs(preload):
         pytest.skip("this compiler has another library for its sanitizers")
-    seen = bench("plain_fuzz.py", library, tmp_path, 2, 400, ASAN_OPTIONS="detect_leaks=0",
+    seen = bench("fast_path_fuzz.py", library, tmp_path, 2, 400, ASAN_OPTIONS="detect_leaks=0",
                  LD_PRELOAD=os.path.realpath(preload))
     assert seen["sent back"] > 100, seen
 
 
 def test_odd_commands(tmp_path: Path) -> None:
-    seen = bench("plain_alone.py", compiled(tmp_path, "-O2"), tmp_path)
+    seen = bench("fast_path_alone.py", compiled(tmp_path, "-O2"), tmp_path)
     assert seen["packets"] == ["READ", 1, "one two three"], seen
     assert seen["flood"] == ["RUNNING", 0, None], "its deadline and limits are Python's to watch"

@@ -1,5 +1,5 @@
-"""What a node does when its memory runs out, and how it knows. Hosts are real processes with real
-memory; only how much the node has left is told."""
+"""What a node does when its memory runs out, and how it knows. Processes are real processes with
+real memory; only how much the node has left is told."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from executor_rig import Rig
 
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.protocol.hostwire import INIT, RUNNER, Calm
 from tangram_hpc.protocol.payload import ExecCall
+from tangram_hpc.protocol.process_frames import INIT, RUNNER, FreezeBackground
 from tangram_hpc.resources import memory, tree
-from tangram_hpc.sandbox.manager.pressure import Pressure
-from tangram_hpc.sandbox.process.ward import memory_kib
+from tangram_hpc.sandbox.manager.memory_pressure import MemoryPressure
+from tangram_hpc.sandbox.process.sandbox_processes import memory_kib
 
 MIB = 1 << 20
 EATER = "import sys; x = bytearray(int(sys.argv[1]) << 20); print(flush=True); sys.stdin.read()"
 
 
-class Hosts:
-    """Processes that hold so much memory, as hosts under leases."""
+class Processes:
+    """Processes that hold so much memory, as processes under leases."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, Any]] = []
         self.running: list[subprocess.Popen[bytes]] = []
 
-    def job(self, lease: int, mib: int, kind: str = INIT) -> Any:
+    def attempt(self, lease: int, mib: int, kind: str = INIT) -> Any:
         run = subprocess.Popen([sys.executable, "-c", EATER, str(mib)], stdin=subprocess.PIPE,
                                stdout=subprocess.PIPE)
         assert run.stdout is not None
         run.stdout.readline()
         self.running.append(run)
-        host = SimpleNamespace(pid=run.pid, kind=kind,
+        process = SimpleNamespace(pid=run.pid, kind=kind,
                                send=lambda message: self.sent.append((lease, message)))
-        return SimpleNamespace(host=host, live=True, order=SimpleNamespace(lease=lease))
+        return SimpleNamespace(process=process, live=True, order=SimpleNamespace(lease=lease))
 
     def end(self) -> None:
         for run in self.running:
@@ -48,8 +48,8 @@ class Hosts:
 
 
 @pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    one = Hosts()
+def processes() -> Iterator[Processes]:
+    one = Processes()
     yield one
     one.end()
 
@@ -62,8 +62,8 @@ def ended() -> Told:
     return []
 
 
-def pressure(ended: Told, watches: bool = False) -> Pressure:
-    return Pressure(watches, lambda *what: ended.append(what))
+def pressure(ended: Told, watches: bool = False) -> MemoryPressure:
+    return MemoryPressure(watches, lambda *what: ended.append(what))
 
 
 @pytest.fixture
@@ -75,51 +75,53 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 PLENTY, NONE = 1 << 20, 0
 
 
-def test_nobody_is_ended_while_there_is_memory(hosts: Hosts, ended: Told,
+def test_nobody_is_ended_while_there_is_memory(processes: Processes, ended: Told,
                                               left: Callable[[int], None]) -> None:
     left(PLENTY)
-    pressure(ended).look([(hosts.job(1, 40), 1)], list)
-    assert ended == [] and hosts.sent == []
+    pressure(ended).look([(processes.attempt(1, 40), 1)], list)
+    assert ended == [] and processes.sent == []
 
 
 def test_who_idles_gives_way_first_then_who_holds_most_beyond_what_it_asked_for(
-        hosts: Hosts, ended: Told, left: Callable[[int], None]) -> None:
-    within, little, most = hosts.job(1, 90), hosts.job(2, 40), hosts.job(3, 60)
-    jobs = [(within, 300), (little, 30), (most, 20)]
-    idle = [hosts.job(9, 1).host]
+        processes: Processes, ended: Told, left: Callable[[int], None]) -> None:
+    within, little = processes.attempt(1, 90), processes.attempt(2, 40)
+    most = processes.attempt(3, 60)
+    attempts = [(within, 300), (little, 30), (most, 20)]
+    idle = [processes.attempt(9, 1).process]
     one = pressure(ended)
     left(NONE)
-    one.look(jobs, lambda: idle)
-    assert hosts.sent == [(9, Calm())] and ended == []
-    one.look(jobs, lambda: idle)
-    assert [lease for lease, _, _ in ended] == [3] and len(hosts.sent) == 1
+    one.look(attempts, lambda: idle)
+    assert processes.sent == [(9, FreezeBackground())] and ended == []
+    one.look(attempts, lambda: idle)
+    assert [lease for lease, _, _ in ended] == [3] and len(processes.sent) == 1
     assert ended[0][1] is ActionState.OUT_OF_MEMORY
-    assert ended[0][2].startswith("mem: the node ran out of it; ") and "20 MiB asked" in ended[0][2]
+    assert ended[0][2].startswith("mem: the node ran out of memory; ")
+    assert "20 MiB asked" in ended[0][2]
     most.live = False
-    one.look(jobs, lambda: idle)
+    one.look(attempts, lambda: idle)
     assert [lease for lease, _, _ in ended] == [3, 2], "one a look"
     little.live = False
-    one.look(jobs, lambda: idle)
+    one.look(attempts, lambda: idle)
     assert len(ended) == 2, "who stays within what it asked for is never ended"
 
 
 def test_when_memory_is_back_the_idle_are_asked_first_again(
-        hosts: Hosts, ended: Told, left: Callable[[int], None]) -> None:
-    over, idle = (hosts.job(1, 40), 5), [hosts.job(9, 1).host]
+        processes: Processes, ended: Told, left: Callable[[int], None]) -> None:
+    over, idle = (processes.attempt(1, 40), 5), [processes.attempt(9, 1).process]
     one = pressure(ended)
     for mib in (NONE, PLENTY, NONE):
         left(mib)
         one.look([over], lambda: idle)
-    assert hosts.sent == [(9, Calm())] * 2 and ended == []
+    assert processes.sent == [(9, FreezeBackground())] * 2 and ended == []
 
 
 @pytest.mark.parametrize("watches", [True, False])
 def test_functions_are_held_to_what_they_asked_for_where_nobody_else_does(
-        watches: bool, hosts: Hosts, ended: Told, left: Callable[[int], None]) -> None:
+        watches: bool, processes: Processes, ended: Told, left: Callable[[int], None]) -> None:
     left(PLENTY)
-    jobs = [(hosts.job(1, 80, RUNNER), 40), (hosts.job(2, 5, RUNNER), 200),
-            (hosts.job(3, 80, RUNNER), 0), (hosts.job(4, 80, INIT), 40)]
-    pressure(ended, watches).look(jobs, list)
+    attempts = [(processes.attempt(1, 80, RUNNER), 40), (processes.attempt(2, 5, RUNNER), 200),
+            (processes.attempt(3, 80, RUNNER), 0), (processes.attempt(4, 80, INIT), 40)]
+    pressure(ended, watches).look(attempts, list)
     assert [lease for lease, _, _ in ended] == ([1] if watches else [])
     assert all(state is ActionState.OUT_OF_MEMORY for _, state, _ in ended)
 
@@ -134,8 +136,8 @@ def test_an_action_that_asked_for_nothing_is_ended_when_the_node_runs_out(
         eat = f"import time; x = bytearray({64 * MIB}); time.sleep(600)"
         call = ExecCall(argv=(sys.executable, "-c", eat))
         calm, greedy = (rig.begin(call, Kind.EXEC, session=session) for session in (1, 2))
-        hosts = [rig.executor._sessions._open[session].host for session in (1, 2)]
-        rig.until(lambda: all(memory_kib(tree.descendants(h.pid), 0) > 64 << 10 for h in hosts))
+        processes = [rig.executor._sessions._open[session].process for session in (1, 2)]
+        rig.until(lambda: all(memory_kib(tree.descendants(h.pid), 0) > 64 << 10 for h in processes))
         monkeypatch.setattr(memory, "left_mib", lambda: 0)
         outcome, _, _ = rig.end(greedy)
         assert outcome.state is ActionState.OUT_OF_MEMORY and "the node ran out" in outcome.reason

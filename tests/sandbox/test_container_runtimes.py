@@ -13,26 +13,26 @@ from pathlib import Path
 import pytest
 
 from tangram_hpc.sandbox.files import scratch
-from tangram_hpc.sandbox.isolation import holders
+from tangram_hpc.sandbox.isolation import container_runtimes
 from tangram_hpc.sandbox.manager import probe
 
 READ = ["/usr", "/bin", "/lib", "/lib64", "/sbin"]
-BWRAP = holders.RUNTIMES["bwrap"]
+BWRAP = container_runtimes.RUNTIMES["bwrap"]
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bwrap is not installed")
 
 HOST = """
 import os, sys
-from tangram_hpc.sandbox.process import host; from tangram_hpc.sandbox.isolation import join
-from tangram_hpc.sandbox.isolation.holder import Holder
-from tangram_hpc.sandbox.isolation.holders import RUNTIMES, Box
-host.guard("host", 9)
+from tangram_hpc.sandbox.process import bootstrap; from tangram_hpc.sandbox.isolation import join
+from tangram_hpc.sandbox.isolation.pause_process import Holder
+from tangram_hpc.sandbox.isolation.container_runtimes import RUNTIMES, Box
+bootstrap.guard("execution", 9)
 box = Box(sys.argv[1], read=sys.argv[3:])
 runtime = RUNTIMES["bwrap"]
-holder = Holder(runtime.argv(box), runtime.env(os.environ), 20)
-join.enter(holder.inside, "/session")
+pause = Holder(runtime.argv(box), runtime.env(os.environ), 20)
+join.enter(pause.inside, "/session")
 pid = os.posix_spawn("/bin/sh", ["sh", "-c", sys.argv[2]], {"PATH": "/usr/bin:/bin"})
 os.waitpid(pid, 0)
-print("host lives", join.capabilities(), holder.inside, flush=True)
+print("execution process lives", join.capabilities(), pause.inside, flush=True)
 sys.stdin.read()
 """
 
@@ -45,9 +45,9 @@ def start(home: Path, script: str) -> subprocess.Popen[str]:
 
 
 def run(home: Path, script: str) -> str:
-    host = start(home, script)
-    out, _ = host.communicate(timeout=60)
-    assert "host lives 0" in out
+    process = start(home, script)
+    out, _ = process.communicate(timeout=60)
+    assert "execution process lives 0" in out
     return out
 
 
@@ -69,16 +69,16 @@ def test_killing_all_inside_reaches_neither_host_nor_holder(tmp_path: Path) -> N
 
 
 def test_nothing_is_left_when_the_host_is_killed(tmp_path: Path) -> None:
-    host = start(tmp_path, "setsid sleep 1000 >/dev/null 2>&1 & echo started")
-    assert host.stdout
+    process = start(tmp_path, "setsid sleep 1000 >/dev/null 2>&1 & echo started")
+    assert process.stdout
     inside = 0
-    for line in host.stdout:
-        if line.startswith("host lives"):
+    for line in process.stdout:
+        if line.startswith("execution process lives"):
             inside = int(line.split()[-1])
             break
     assert os.path.exists(f"/proc/{inside}")
-    host.send_signal(signal.SIGKILL)
-    host.wait()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
     until = time.monotonic() + 20
     while os.path.exists(f"/proc/{inside}") and time.monotonic() < until:
         time.sleep(0.01)

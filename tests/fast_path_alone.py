@@ -1,5 +1,6 @@
-"""Single orders for `_plain.c`: `plain_alone.py LIBRARY`, run by test_plain.py as a process of its
-own (see plain_fuzz.py). Prints how each came back, whether it had ended, and what it said.
+"""Single orders for `_fast_path.c`: `fast_path_alone.py LIBRARY`, run by test_fast_path.py as a
+process of its own (see fast_path_fuzz.py). Prints how each came back, whether it had ended, and
+what it said.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from plain_fuzz import Bench, order
+from fast_path_fuzz import Bench, order
 
-from tangram_hpc.protocol.hostwire import frame
 from tangram_hpc.protocol.payload import ExecCall, decode
+from tangram_hpc.protocol.process_frames import frame
 
 PACKETS = """if 1:
     import fcntl, os

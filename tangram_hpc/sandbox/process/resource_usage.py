@@ -1,16 +1,15 @@
-"""Owns: what one command has used, CPU time and memory, and which of both figures are lower bounds.
-Must not end, stop or wait for a process.
+"""The CPU time and memory that one command has used, and which of the two figures are lower bounds.
 
-CPU time comes from the command's cgroup where there is one that counts it. Else it is the sum over
-all processes that were waited for, and over those that still lived when the command ended, as they
-stood in /proc just before they were stopped or killed. Two things are missed by that sum, and make
-it a lower bound: what a process used after it was looked at, and, in a pid namespace, processes
-whose parent ended before them, as the namespace's first process takes them over unseen.
+CPU time comes from the command's cgroup where one counts it. Otherwise it is a sum: over all
+processes that were waited for, and over those that still lived when the command ended, as /proc
+showed them just before they were stopped or killed. The sum misses two things and is then a lower
+bound: what a process used after it was looked at, and, in a pid namespace, processes whose parent
+ended before them, as the namespace's first process adopts them unseen.
 
 Memory: the kernel counts a process's memory from before it began its program, when it still shared
-all memory of the init that started it. So a figure as small as the init's own says nothing about
-the command. It is replaced by what /proc told of the command's processes while they ran, which is
-a lower bound.
+all memory of the init that started it. So a figure no larger than the init's own says nothing about
+the command. It is replaced by what /proc told of the command's processes while they ran, which is a
+lower bound.
 """
 
 from __future__ import annotations
@@ -23,27 +22,29 @@ from typing import Any
 from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST
 from ...resources import tree
 
-_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024  # no program has less
-_FIRST_LOOK_NS, _LAST_LOOK_NS = 4_000_000, 64_000_000_000  # each twice as late as the one before
+_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024  # no process has less
+_FIRST_LOOK_NS, _LAST_LOOK_NS = 4_000_000, 64_000_000_000  # each pause doubles
 
 
 def own_peak_kib() -> int:
-    """The most memory that this process ever had. What it starts by vfork begins with this."""
+    """The most memory that this process ever had. A process that it starts by vfork begins with
+    this figure.
+    """
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 class GroupCpu:
-    """The CPU time of the cgroup that this process is in, with all that it has started."""
+    """The CPU time of the cgroup that holds this process and everything that it has started."""
 
     def __init__(self, path: str) -> None:
-        """`path`: `enforce.Group.cpu_file`; "" or a file that is not there: nothing counts it."""
+        """Opens `path`, see `enforce.Group.cpu_file`. Without such a file nothing is counted."""
         self._fd = -1
         with suppress(OSError):
             if path:
                 self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def ns(self) -> int:
-        """So much so far, without this process's own; -1: nothing counts it."""
+        """The time in ns so far, without that of this process; -1 when nothing counts it."""
         if self._fd < 0:
             return -1
         try:
@@ -56,11 +57,16 @@ class GroupCpu:
         return max(0, used - round((own.ru_utime + own.ru_stime) * 1e9))
 
 
-class Spent:
+class ResourceUsage:
     """CPU time and memory of one command. Create it just before the command starts.
 
+    Args:
+        group: counts the CPU time of the cgroup; None without one.
+        unseen: whether processes of the command can end without this process seeing it.
+        others: processes that an earlier command has left.
+
     Attributes:
-        look_at: when `look` wants to be called (monotonic ns, 0: never).
+        look_at: when `look` must be called (monotonic ns); 0 for never.
     """
 
     __slots__ = ("_cpu_ns", "_group", "_group_began", "_hidden", "_main_ns", "_maxrss_kib",
@@ -68,8 +74,6 @@ class Spent:
 
     def __init__(self, group: GroupCpu | None = None, unseen: bool = False,
                  others: frozenset[int] = frozenset()) -> None:
-        """`unseen`: processes of it can end without being seen by us. `others`: processes that are
-        there already, and an earlier command's."""
         self._group, self._unseen, self._others = group, unseen, others
         self._stopped_ns = 0
         self._group_began = group.ns() if group is not None else -1
@@ -80,12 +84,12 @@ class Spent:
         self.look_at = 0
 
     def begin(self, now: int) -> None:
-        """It was started now, and runs."""
+        """Notes that the command has started."""
         self.look_at = now + self._pause_ns
 
     def reaped(self, pid: int, usage: Any, main: bool) -> None:
-        """A process ended; `main`: the one that was started, not what that has left."""
-        if pid in self._others:  # which of its time was in this command's is not known
+        """Adds a process that ended. `main`: it is the command's first process."""
+        if pid in self._others:  # its time during this command is unknown
             self._missed = True
             return
         used = round((usage.ru_utime + usage.ru_stime) * 1e9)
@@ -98,31 +102,36 @@ class Spent:
         self._maxrss_kib = max(self._maxrss_kib, usage.ru_maxrss)
 
     def counted(self, cpu_ns: int, maxrss_kib: int, hidden: bool) -> None:
-        """Takes over what the compiled loop measured before Python took charge of the command."""
+        """Takes over what the fast path has measured."""
         self._cpu_ns = self._main_ns = cpu_ns
         self._maxrss_kib, self._hidden = maxrss_kib, hidden
 
     def look(self, pids: list[int], now: int) -> None:
-        """Looks how large its processes are. Once one is larger than we are, the kernel's own
-        figure will be right."""
+        """Measures the memory of the processes. No further look is needed once one of them is
+        larger than this process, as the kernel's own figure will then be right.
+        """
         for pid in self._own(pids):
             self._maxrss_kib = max(self._maxrss_kib, tree.high_water_kib(pid))
         self._pause_ns = min(2 * self._pause_ns, _LAST_LOOK_NS)
         self.look_at = 0 if self._maxrss_kib > own_peak_kib() else now + self._pause_ns
 
     def stopping(self, pids: list[int]) -> None:
-        """It is about to be told to end, and these are its processes. Those that end unseen then
-        are counted as they stand now."""
+        """Notes the processes of a command that is about to be stopped: those that then end unseen
+        are counted as they are now.
+        """
         if self._unseen and self._group_began < 0:
             self._stopped_ns = sum(map(tree.cpu_ns, self._own(pids)))
 
     def missed(self) -> None:
-        """Processes of it go on after its end, and what they used is not told."""
+        """Notes that processes of the command go on after its end, so that their further use is not
+        counted.
+        """
         self._missed = True
 
     def left(self, pids: list[int]) -> None:
-        """It has ended, and these of its processes, which are stopped or about to be killed, have
-        not been waited for."""
+        """Adds processes that have not been waited for after the command's end. They are stopped,
+        or about to be killed.
+        """
         for pid in self._own(pids):
             self._cpu_ns += tree.cpu_ns(pid)
             self._maxrss_kib = max(self._maxrss_kib, tree.high_water_kib(pid))
@@ -132,7 +141,9 @@ class Spent:
         return [pid for pid in pids if pid not in self._others]
 
     def figures(self) -> tuple[int, int, int]:
-        """CPU time in ns, memory in KiB, and which are lower bounds (`Outcome.at_least`)."""
+        """CPU time in ns, memory in KiB, and which of the two are lower bounds
+        (`Outcome.at_least`).
+        """
         cpu_ns, bounds = max(self._cpu_ns, self._stopped_ns), CPU_AT_LEAST if self._missed else 0
         if self._group is not None and self._group_began >= 0:
             grown = self._group.ns() - self._group_began

@@ -1,13 +1,12 @@
-"""Owns: which of this machine's paths a sandbox may see, and how a site's own are checked. Must not
-confine anything, nor change a file.
+"""Which paths of this machine a sandbox may see, and how a site's own additions are checked.
 
-Law: what is not listed is not seen; nothing listed is, or holds, a home, /tmp, /run, /var, /etc,
-/dev or a secret as a whole.
+What is not listed is not visible. Nothing that is listed is, or contains, a home directory, /tmp,
+/run, /var, /etc, /dev or a secret as a whole. Nothing is confined or changed here.
 
-Links: a path is listed under the name it is known by, even if that is a link (/bin), and under its
-real name too unless that lies below another listed directory. So both uses work with one list:
-Landlock opens a path, which follows links, and a rule holds for what is opened; bwrap is to be
-given `--ro-bind PATH PATH` for each, which binds what a link leads to at the link's own name.
+Links: a path is listed under the name by which it is known, even if that is a link (/bin), and also
+under its real name unless that lies below another listed directory. So one list serves both uses.
+Landlock opens a path, which follows links, and a rule holds for what was opened. bwrap is given
+`--ro-bind PATH PATH` for each, which binds what a link leads to at the link's own name.
 """
 
 from __future__ import annotations
@@ -54,10 +53,11 @@ _SECRETS_OF_HOMES = (".ssh", ".tangram", ".gnupg", ".aws", ".kube", ".netrc", ".
 
 
 def readable(extra: Sequence[str] = ()) -> list[str]:
-    """Files and directories that may be read and run from: the system's, this Python's, `extra`.
+    """Files and directories that may be read and run: the system's, this Python's and `extra`.
 
     Raises:
-        ValueError: a path of `extra` is not absolute, is not there, or shows what none may.
+        ValueError: a path of `extra` is not absolute, does not exist, or shows what must not be
+            visible.
     """
     for path in extra:
         if why := refusal(path):
@@ -69,12 +69,12 @@ def readable(extra: Sequence[str] = ()) -> list[str]:
 
 
 def devices() -> list[str]:
-    """Devices that may be read and written. No terminal: there is none to be had."""
+    """Devices that may be read and written. There is no terminal."""
     return [path for path in _DEVICES if os.path.exists(path)]
 
 
 def refusal(path: str) -> str:
-    """Why a sandbox may not see this path, as a line with the remedy; "" when it may."""
+    """Why a sandbox may not see this path, as a line with the remedy; empty when it may."""
     if not os.path.isabs(path):
         return "not absolute; give it from / on"
     if not os.path.exists(path):
@@ -92,7 +92,7 @@ def refusal(path: str) -> str:
 
 
 def distinct(paths: Iterable[str]) -> list[str]:
-    """These paths, and where they really lead, without those below another of them."""
+    """These paths and their real names, without those below another of them."""
     names: dict[str, None] = {}
     for path in paths:
         names[os.path.normpath(path)] = None
@@ -103,7 +103,7 @@ def distinct(paths: Iterable[str]) -> list[str]:
 
 
 def _python() -> list[str]:
-    """Where this Python lives; only its parts where its prefix is a directory of other things."""
+    """The directories of this Python; only parts of them where its prefix contains other things."""
     prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)
     if not any(refusal(prefix) for prefix in prefixes):
         return list(dict.fromkeys(prefixes))
@@ -117,7 +117,7 @@ def _python() -> list[str]:
 
 
 def _homes() -> list[str]:
-    """This user's homes, by the environment and by the system's account."""
+    """This user's home directories, by the environment and by the system's account."""
     found = [os.path.expanduser("~")]
     with suppress(KeyError):  # a user without an account
         found.append(pwd.getpwuid(os.getuid()).pw_dir)

@@ -1,9 +1,8 @@
-"""Owns: reaching every process of one sandbox at once from its init - finding, stopping, going on,
-ending. Must not wait for one, nor know why.
+"""Reaches all processes of one sandbox at once from its init: to find, stop, continue or kill them.
 
-Two ways: without a pid namespace they are those beneath the init, which is their subreaper; with
-one they are all that its /proc shows but the holder, and `kill(-1)` from within reaches them in one
-step that none can outrun.
+There are two ways. Without a pid namespace they are the descendants of the init, which is their
+subreaper. With one they are everything in its /proc except the pause process, and `kill(-1)` from
+within reaches all of them in one step that no fork can outrun. Nothing here waits for a process.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from typing import Protocol
 
 from ...resources import tree
 
-_PASSES = 40  # what still forks after so many walks is stopped by the next one
+_PASSES = 40  # walks; what still forks then is stopped by the next call
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
-class Ward(Protocol):
-    """The processes of one sandbox, without its init and its holder."""
+class SandboxProcesses(Protocol):
+    """The processes of one sandbox, without its init and its pause process."""
 
     def pids(self) -> list[int]:
-        """As /proc numbers them here."""
+        """Their process ids as this process's /proc shows them."""
         ...
 
     def alone(self) -> bool:
@@ -31,36 +30,40 @@ class Ward(Protocol):
         ...
 
     def kill(self) -> None:
-        """SIGKILL to all; call again until `alone`."""
+        """Sends SIGKILL to all of them; repeat it until `alone`."""
         ...
 
     def stop(self) -> None:
-        """SIGSTOP to all."""
+        """Sends SIGSTOP to all of them."""
         ...
 
     def go_on(self) -> None:
-        """SIGCONT to all."""
+        """Sends SIGCONT to all of them."""
         ...
 
 
-class Beneath:
-    """Those beneath this process."""
+class DescendantProcesses:
+    """The descendants of this process."""
 
     def pids(self) -> list[int]:
-        """See `Ward`."""
+        """See `SandboxProcesses`."""
         return tree.descendants(os.getpid())
 
     def alone(self) -> bool:
-        """See `Ward`."""
+        """See `SandboxProcesses`."""
         return not tree.children(os.getpid())
 
     def kill(self) -> None:
-        """See `Ward`. Stopped first: what is stopped cannot fork away from the walk."""
+        """See `SandboxProcesses`. They are stopped first, as a stopped process cannot fork away
+        from the walk.
+        """
         self.stop()
         tree.kill_beneath(os.getpid())
 
     def stop(self) -> None:
-        """See `Ward`. Walks until a walk finds all stopped: one may have woken another."""
+        """See `SandboxProcesses`. Walks until all are stopped at once, as one may have continued
+        another.
+        """
         for _ in range(_PASSES):
             awake = [pid for pid in self.pids() if tree.state(pid) not in "TtZX"]
             if not awake:
@@ -68,48 +71,49 @@ class Beneath:
             _signal(awake, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """See `Ward`."""
+        """See `SandboxProcesses`."""
         _signal(self.pids(), signal.SIGCONT)
 
 
-class Inside:
-    """Those of the pid namespace that this process starts its children in.
+class NamespaceProcesses:
+    """The processes of the pid namespace in which this process starts its children.
 
     Args:
-        own: the numbers of the holder's processes in there.
+        own: the numbers in there of the pause process and its children.
     """
 
     def __init__(self, own: frozenset[int]) -> None:
         self._own = own
 
     def pids(self) -> list[int]:
-        """See `Ward`."""
+        """See `SandboxProcesses`."""
         try:
             return [int(n) for n in os.listdir("/proc") if n.isdigit() and int(n) not in self._own]
         except OSError:
             return []
 
     def alone(self) -> bool:
-        """See `Ward`."""
+        """See `SandboxProcesses`."""
         return not self.pids()
 
     def kill(self) -> None:
-        """See `Ward`."""
+        """See `SandboxProcesses`."""
         self._to_all(signal.SIGKILL)
 
     def stop(self) -> None:
-        """See `Ward`."""
+        """See `SandboxProcesses`."""
         self._to_all(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """See `Ward`."""
+        """See `SandboxProcesses`."""
         self._to_all(signal.SIGCONT)
 
     def _to_all(self, number: signal.Signals) -> None:
-        """From a child, as only who is inside can reach all at once.
+        """Signals all from a child, as only a process inside reaches all at once.
 
         Raises:
-            OSError: no more processes fit in; only the end of the holder helps.
+            OSError: the namespace has no room for one more process; only ending the pause process
+                helps.
         """
         pid = os.fork()
         if pid == 0:
@@ -127,8 +131,9 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 
 
 def memory_kib(pids: list[int], enough_kib: int) -> int:
-    """What these processes hold. Shared pages are counted once each only when the plain sum, which
-    is quick, says more than `enough_kib`."""
+    """The memory of these processes in KiB. Shared pages are counted once only when the plain sum,
+    which is quick, exceeds `enough_kib`.
+    """
     total = 0
     for pid in pids:
         fields = tree.read(f"/proc/{pid}/statm")

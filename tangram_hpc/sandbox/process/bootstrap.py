@@ -1,5 +1,8 @@
-"""Owns: what every host is before it runs anything - its own process session, limits, descriptors -
-and the system calls for it. Must not know what a host is for.
+"""What each execution process does first: its own process session, limits and descriptors.
+
+A fork of the fork server inherits its descriptors and signal handlers. None of them may reach a
+command, and no program of the same user may trace or dump an execution process. What the process is
+for is not known here.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import resource
 import signal
 import socket
 
-from ...protocol.hostwire import INIT
+from ...protocol.process_frames import INIT
 from ..files import scratch
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -19,13 +22,14 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-CONTROL = 3  # the descriptor of a host's control socket
-MODES = 4  # and of the socket on which an init hands over the listener of its filter
+CONTROL = 3  # the descriptor of the control socket
+MODES = 4  # and of the socket on which an init hands over its filter's listener
 
 
 def guard(name: str, when_parent_ends: int) -> None:
-    """Makes this process a subreaper that cannot be traced or dumped by its own user's programs
-    and that gets a signal when its parent ends."""
+    """Makes this process a subreaper that programs of its user cannot trace or dump, and that gets
+    the signal `when_parent_ends` at its parent's end.
+    """
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     _libc.prctl(_PR_SET_PDEATHSIG, when_parent_ends, 0, 0, 0)
@@ -36,13 +40,22 @@ def guard(name: str, when_parent_ends: int) -> None:
 
 def become(control: socket.socket, modes: int, highest: int, home: str, kind: str, parent: int
            ) -> socket.socket:
-    """Turns a fresh fork of the nursery into a host and returns its control socket. Closes all
-    descriptors inherited from the nursery (`highest` is the largest), except the control socket
-    and, in an init, `modes`, which becomes descriptor MODES.
+    """Turns a fresh fork of the fork server into an execution process; returns its control socket.
+
+    Closes all inherited descriptors except the control socket and, in an init, `modes`, which
+    becomes descriptor MODES.
+
+    Args:
+        control: its end of the control socket.
+        modes: the socket on which an init hands over the listener of its filter.
+        highest: the largest descriptor in use.
+        home: its scratch directory.
+        kind: INIT or RUNNER.
+        parent: the process id of the fork server.
 
     Raises:
         OSError: its directory cannot be entered.
-        SystemExit: the nursery ended meanwhile.
+        SystemExit: the fork server ended meanwhile.
     """
     os.setsid()
     signal.set_wakeup_fd(-1)
@@ -64,13 +77,14 @@ def become(control: socket.socket, modes: int, highest: int, home: str, kind: st
 
 
 def open_oom_score() -> int:
-    """A descriptor of this process's oom_score_adj."""
+    """A descriptor of this process's `oom_score_adj`."""
     return open_of_self("oom_score_adj")
 
 
 def open_of_self(name: str) -> int:
-    """Opens a file of this process in /proc for writing. Root owns these files while the process is
-    not dumpable, so it is made dumpable for a moment. Call it before any user's code runs."""
+    """Opens a file of this process in /proc for writing. Root owns these files while a process is
+    not dumpable, so this one is made dumpable for a moment. Call it before any user's code runs.
+    """
     _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
     try:
         return os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)

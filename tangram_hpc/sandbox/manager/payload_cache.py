@@ -1,5 +1,7 @@
-"""Owns: what travels through the store instead of a frame - fetching and storing it in threads, so
-that the worker's loop never waits for a file system - and the functions that were fetched.
+"""Payloads and session archives that travel through the store instead of a frame.
+
+Threads read and write the store, so that the worker's loop never waits for a file system. Functions
+that were fetched stay in a small cache.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from ...errors import InvalidInput
 from ...ports import Store
 from ...protocol.message import INLINE_MAX
 from ...protocol.payload import Payload, Stored, decode, encode
-from ..files import parcel
+from ..files import session_archive
 
-FUNCTIONS_MAX = 64  # functions kept at once, here and in each runner
-_STORED = encode(Stored("", 0))[:2]  # how every reference begins
+FUNCTIONS_MAX = 64  # functions that are cached here, and in each runner
+_STORED = encode(Stored("", 0))[:2]  # the first bytes of every reference
 
-Then = Callable[[bytes, str], None]  # called with the bytes, or with why there are none
+Then = Callable[[bytes, str], None]  # gets the bytes and an empty string, or b"" and a reason
 
 
 def is_stored(payload: bytes | memoryview) -> bool:
@@ -25,8 +27,8 @@ def is_stored(payload: bytes | memoryview) -> bool:
     return bytes(payload[:2]) == _STORED
 
 
-class Vault:
-    """The store, asynchronously; all callbacks come on the loop's own thread."""
+class PayloadCache:
+    """The store, asynchronously. All callbacks run on the thread of the loop."""
 
     def __init__(self, store: Store) -> None:
         self._loop = asyncio.get_running_loop()
@@ -37,13 +39,13 @@ class Vault:
         self._closed = False
 
     def fetch(self, payload: bytes, then: Then) -> None:
-        """Follows a reference."""
+        """Fetches the payload that a reference names."""
         reference: Payload = decode(payload)
         assert isinstance(reference, Stored)
         self._go(self._store.get, reference.digest, then)
 
     def keep(self, payload: bytes, owner: str, then: Then) -> None:
-        """Stores a payload over the inline limit for an owner; `then` gets the reference."""
+        """Stores a payload above the inline limit for an owner; `then` gets the reference to it."""
         assert len(payload) > INLINE_MAX
 
         def put(data: bytes) -> bytes:
@@ -52,10 +54,10 @@ class Vault:
         self._go(put, payload, then)
 
     def function(self, digest: str, then: Then) -> None:
-        """The pickle of a function; at once when it is known."""
+        """Fetches the pickle of a function; calls `then` at once when it is cached."""
         known = self._functions.pop(digest, None)
         if known is not None:
-            self._functions[digest] = known  # the youngest again
+            self._functions[digest] = known  # moves it to the end, as the youngest
             then(known, "")
         elif digest in self._asked:
             self._asked[digest].append(then)
@@ -64,16 +66,17 @@ class Vault:
             self._go(self._store.get, digest, lambda blob, why: self._learned(digest, blob, why))
 
     def pack(self, folder: str, owner: str, then: Then) -> None:
-        """Stores what a scratch directory holds for an owner; `then` gets its name."""
+        """Stores the files of a scratch directory for an owner; `then` gets the archive's digest.
+        """
         def put(folder: str) -> bytes:
-            return parcel.pack(folder, self._store, lambda: self._closed, owner).encode()
+            return session_archive.pack(folder, self._store, lambda: self._closed, owner).encode()
 
         self._go(put, folder, then)
 
     def unpack(self, digest: str, folder: str, then: Then) -> None:
-        """Makes a scratch directory of what was packed; `then` gets nothing."""
+        """Makes a scratch directory from an archive; `then` gets no bytes."""
         def get(digest: str) -> bytes:
-            parcel.unpack(digest, folder, self._store, lambda: self._closed)
+            session_archive.unpack(digest, folder, self._store, lambda: self._closed)
             return b""
 
         self._go(get, digest, then)
@@ -91,7 +94,7 @@ class Vault:
             if future.cancelled():
                 return
             error = future.exception()
-            if isinstance(error, (InvalidInput, OSError, parcel.Unmoved)):
+            if isinstance(error, (InvalidInput, OSError, session_archive.ArchiveError)):
                 then(b"", str(error))
             elif error is not None:
                 raise error
@@ -101,6 +104,6 @@ class Vault:
         self._loop.run_in_executor(self._threads, call, argument).add_done_callback(finished)
 
     def close(self) -> None:
-        """Gives up what is under way."""
+        """Gives up all transfers that are under way."""
         self._closed = True
         self._threads.shutdown(wait=True, cancel_futures=True)

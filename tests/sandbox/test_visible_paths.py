@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tangram_hpc.sandbox.isolation import view
+from tangram_hpc.sandbox.isolation import visible_paths
 
 WHOLE = ["/", "/home", "/root", "/tmp", "/run", "/var", "/var/lib", "/etc", "/dev", "/proc", "/sys"]
 
@@ -21,7 +21,7 @@ def shown(path: str, paths: list[str]) -> bool:
 
 
 def test_what_programs_need_is_there() -> None:
-    paths = view.readable()
+    paths = visible_paths.readable()
     for needed in ("/bin/sh", "/usr/bin/env", "/etc/passwd", "/etc/nsswitch.conf", sys.executable,
                    os.path.realpath(sys.executable), os.__file__,
                    "/sys/devices/system/cpu/online"):
@@ -32,7 +32,7 @@ def test_what_programs_need_is_there() -> None:
 
 def test_nothing_is_shown_as_a_whole() -> None:
     home = os.path.expanduser("~")
-    paths = view.readable()
+    paths = visible_paths.readable()
     for path in paths:
         real = os.path.realpath(path)
         for whole in [*WHOLE, home, os.path.realpath(home)]:
@@ -41,29 +41,31 @@ def test_nothing_is_shown_as_a_whole() -> None:
                    "/etc/ssh/ssh_host_rsa_key", "/etc/ssl/private", "/run/munge/munge.socket.2",
                    f"{home}/.ssh/id_rsa", f"{home}/.tangram/key", "/dev/shm", "/proc/1/environ",
                    "/dev/kmsg", "/etc/sudoers", "/var/spool/slurmd"):
-        assert not shown(secret, [*paths, *view.devices()]), secret
+        assert not shown(secret, [*paths, *visible_paths.devices()]), secret
 
 
 def test_a_link_is_shown_by_its_name_and_its_target(tmp_path: Path) -> None:
     (tmp_path / "real" / "inner").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
     link, real = str(tmp_path / "link"), str(tmp_path / "real")
-    assert view.distinct([link]) == [link, real]
-    assert view.distinct([real, link]) == [real, link]
-    assert view.distinct([real, f"{real}/inner", f"{real}/"]) == [real]
-    assert view.distinct([link, f"{link}/inner"]) == [link, real], "what a bind of it shows too"
+    assert visible_paths.distinct([link]) == [link, real]
+    assert visible_paths.distinct([real, link]) == [real, link]
+    assert visible_paths.distinct([real, f"{real}/inner", f"{real}/"]) == [real]
+    assert visible_paths.distinct([link, f"{link}/inner"]) == [link, real], \
+        "what a bind of it shows too"
     other = tmp_path / "real-not"
     other.mkdir()
-    assert view.distinct([real, str(other)]) == [real, str(other)], "a longer name is another one"
+    assert visible_paths.distinct([real, str(other)]) == [real, str(other)], \
+        "a longer name is another one"
     if os.path.islink("/bin"):
-        assert view.distinct(["/usr", "/bin"]) == ["/usr", "/bin"]
+        assert visible_paths.distinct(["/usr", "/bin"]) == ["/usr", "/bin"]
 
 
 def test_a_sites_own_paths(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
-    assert shown(str(tools), view.readable([str(tools)]))
-    assert not shown(str(tools), view.readable())
+    assert shown(str(tools), visible_paths.readable([str(tools)]))
+    assert not shown(str(tools), visible_paths.readable())
 
 
 @pytest.mark.parametrize(("path", "told"), [
@@ -73,7 +75,7 @@ def test_what_a_site_may_not_show(path: str, told: str) -> None:
     if told == "shows" and not os.path.exists(path):
         pytest.skip(f"{path} is not there")
     with pytest.raises(ValueError, match=f"readable path '{path}'.*{told}"):
-        view.readable([path])
+        visible_paths.readable([path])
 
 
 def test_homes_and_their_secrets_are_not_shown(tmp_path: Path,
@@ -83,9 +85,9 @@ def test_homes_and_their_secrets_are_not_shown(tmp_path: Path,
     (tmp_path / "way").symlink_to("home")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for bad in ("home", "way", "home/.ssh", "home/.ssh/keys", "way/.ssh", "."):
-        assert "shows" in view.refusal(f"{tmp_path}/{bad}"), bad
-    assert view.refusal(f"{tmp_path}/home/tools") == ""
-    assert view.refusal(f"{tmp_path}/way/tools") == ""
+        assert "shows" in visible_paths.refusal(f"{tmp_path}/{bad}"), bad
+    assert visible_paths.refusal(f"{tmp_path}/home/tools") == ""
+    assert visible_paths.refusal(f"{tmp_path}/way/tools") == ""
 
 
 def test_a_python_that_lives_right_in_a_home_is_shown_in_parts(
@@ -93,15 +95,15 @@ def test_a_python_that_lives_right_in_a_home_is_shown_in_parts(
     if sys.base_prefix.startswith("/usr"):
         pytest.skip("this Python lives in /usr")
     monkeypatch.setenv("HOME", sys.base_prefix)
-    paths = view.readable()
+    paths = visible_paths.readable()
     assert not shown(f"{sys.base_prefix}/documents", paths)
     assert shown(os.__file__, paths) and shown(os.path.realpath(sys.executable), paths)
 
 
 def test_devices_work() -> None:
-    assert "/dev/null" in view.devices() and "/dev/urandom" in view.devices()
-    assert not {"/dev/tty", "/dev/shm", "/dev/mem"} & set(view.devices())
-    for device in view.devices():
+    assert "/dev/null" in visible_paths.devices() and "/dev/urandom" in visible_paths.devices()
+    assert not {"/dev/tty", "/dev/shm", "/dev/mem"} & set(visible_paths.devices())
+    for device in visible_paths.devices():
         with open(device, "rb") as file:
             file.read(1)
 
@@ -109,7 +111,7 @@ def test_devices_work() -> None:
 def test_a_program_sees_the_list_under_bwrap() -> None:
     """The list as it stands, each path bound at its own name."""
     argv = ["bwrap", "--unshare-all", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    for path in view.readable():
+    for path in visible_paths.readable():
         argv += ["--ro-bind", path, path]
     script = "import os; print(os.path.exists('/etc/passwd'), os.path.exists('/etc/shadow'))"
     try:

@@ -1,0 +1,78 @@
+"""Acts when a node runs out of memory although every session stays within its own limit.
+
+At the first check below the floor, background processes are frozen. At each later check the action
+is ended that is furthest above the memory it asked for, and its reason says so. Where no cgroup
+limits memory, functions, which no init watches, are held to their own request here too. Memory
+itself is measured in `resources`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ...domain.states import ActionState
+from ...protocol.process_frames import RUNNER, FreezeBackground
+from ...resources import memory, tree
+from ..process.sandbox_processes import memory_kib
+from .execution_processes import ExecutionProcess
+from .node_attempts import NodeAttempt
+
+LOOK_S = 0.25
+# below 1/32 of the node's memory, 512 MiB at most, the node is short of memory
+_FLOOR = 32
+_FLOOR_MIB = 512
+
+End = Callable[[int, ActionState, str], None]
+
+
+class MemoryPressure:
+    """The memory pressure of one worker's node. Call `look` every LOOK_S while anything runs.
+
+    Args:
+        watches: whether nothing else limits the memory of functions.
+        end: ends a lease with a state and a reason.
+    """
+
+    def __init__(self, watches: bool, end: End) -> None:
+        self._watches = watches
+        self._end = end
+        self._floor = min(_FLOOR_MIB, memory.total_mib() // _FLOOR)
+        self._frozen = False
+
+    def look(self, attempts: Iterable[tuple[NodeAttempt, int]],
+             idle: Callable[[], Iterable[ExecutionProcess]]) -> None:
+        """Checks once.
+
+        Args:
+            attempts: the running attempts, each with the memory in MiB that it asked for (0: none).
+            idle: returns the sandboxes in which no action runs.
+        """
+        running = [(attempt, attempt.process, asked) for attempt, asked in attempts
+                   if attempt.process is not None]
+        if self._watches:
+            for attempt, process, asked in running:
+                if process.kind == RUNNER and asked and (used := _used_mib(process, asked)) > asked:
+                    self._end(attempt.order.lease, ActionState.OUT_OF_MEMORY,
+                              f"mem: {used} MiB used, {asked} MiB asked for")
+        if memory.left_mib() >= self._floor:
+            self._frozen = False
+        elif not self._frozen:
+            self._frozen = True
+            for process in idle():
+                process.send(FreezeBackground())
+        else:
+            self._relieve(running)
+
+    def _relieve(self, running: list[tuple[NodeAttempt, ExecutionProcess, int]]) -> None:
+        """Ends the action that is furthest above the memory it asked for."""
+        over = [(_used_mib(process, asked) - asked, attempt, asked)
+                for attempt, process, asked in running if attempt.live]
+        beyond, attempt, asked = max(over, key=lambda one: one[0], default=(0, None, 0))
+        if attempt is not None and beyond > 0:
+            self._end(attempt.order.lease, ActionState.OUT_OF_MEMORY,
+                      f"mem: the node ran out of memory; {beyond + asked} MiB used, {asked} MiB "
+                      "asked for")
+
+
+def _used_mib(process: ExecutionProcess, asked: int) -> int:
+    return memory_kib([process.pid, *tree.descendants(process.pid)], asked * 1024) // 1024

@@ -1,0 +1,174 @@
+"""What the worker remembers of each attempt and each open session. This module does no I/O."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from asyncio import TimerHandle
+from collections import deque
+
+from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST, Outcome
+from ...domain.session import SessionSpec
+from ...domain.states import ActionState
+from ...protocol.message import Start
+from ...protocol.process_frames import RUNNER, Box
+from ...resources import tree
+from .execution_processes import ExecutionProcess
+
+
+class NodeAttempt:
+    """An attempt of an action on this worker.
+
+    Attributes:
+        order: the worker's order to start it.
+        cores: the CPUs that it holds now.
+        payload: its encoded call, until it is sent.
+        digest: of a function call, the function's digest; `blob` is its pickle until it is sent.
+        process: the execution process that runs it; None before.
+        live: true until its outcome is on its way to the broker.
+        storing: its return value is being written to the store.
+        gone: whether none of its processes is left.
+        held: whether its CPUs are enforced.
+        asked_mib: the memory that it may use, in MiB; 0 for no limit.
+        gpu_token: ends the measuring of its GPUs; 0 for none.
+        started_ns: when it started (monotonic).
+        stop: the state and reason to report when someone ended it, at `stopped_ns` (monotonic).
+        last_usage: CPU time in ns and peak memory in KiB of a function just before its runner was
+            killed.
+        timer: its time limit, if it is a function.
+    """
+
+    __slots__ = (
+        "asked_mib",
+        "blob",
+        "cores",
+        "digest",
+        "gone",
+        "gpu_token",
+        "held",
+        "last_usage",
+        "live",
+        "order",
+        "payload",
+        "process",
+        "started_ns",
+        "stop",
+        "stopped_ns",
+        "storing",
+        "timer",
+    )  # fmt: skip
+
+    def __init__(self, order: Start) -> None:
+        self.order = order
+        self.cores = order.cores
+        self.payload = b""
+        self.digest = ""
+        self.blob = b""
+        self.process: ExecutionProcess | None = None
+        self.live = True
+        self.storing = False
+        self.held = False
+        self.asked_mib = 0
+        self.gone = False
+        self.gpu_token = 0
+        self.started_ns = 0
+        self.stop: tuple[ActionState, str] | None = None
+        self.stopped_ns = 0
+        self.last_usage = 0, 0
+        self.timer: TimerHandle | None = None
+
+    def stop_as(self, state: ActionState, reason: str) -> None:
+        """Notes that someone ends it."""
+        self.stop, self.stopped_ns = (state, reason), time.monotonic_ns()
+
+    def look_before_kill(self, process: ExecutionProcess) -> None:
+        """Measures a call whose runner is about to be killed and cannot report its usage."""
+        pids = [process.pid, *tree.descendants(process.pid)]
+        used = sum(map(tree.cpu_ns, pids)) - process.process_cpu_ns
+        self.last_usage = max(0, used), max(map(tree.high_water_kib, pids))
+
+    def end_timer(self) -> None:
+        """Cancels its time limit."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def unstarted(self, state: ActionState, reason: str) -> Outcome:
+        """Its outcome when it never ran."""
+        return Outcome(state, reason=reason)
+
+    def orphaned(self, process: ExecutionProcess, status: int, reason: str) -> Outcome:
+        """Its outcome when its execution process died."""
+        state = self.stop[0] if self.stop else ActionState.FAILED
+        cpu_ns, maxrss_kib = self.last_usage
+        number = os.WTERMSIG(status) if status >= 0 and os.WIFSIGNALED(status) else 0
+        code = os.WEXITSTATUS(status) if status >= 0 and not number else 0
+        if process.kind != RUNNER and not self.stop:
+            number = code = 0  # that was the end of its init, not of the command
+        return Outcome(
+            state,
+            exit_code=code,
+            signal=number,
+            exec_ns=time.monotonic_ns() - self.started_ns,
+            cpu_ns=cpu_ns,
+            maxrss_kib=maxrss_kib,
+            reason=self.stop[1] if self.stop else reason,
+            at_least=CPU_AT_LEAST | RSS_AT_LEAST,
+        )
+
+
+class Session:
+    """A session that is open on this node.
+
+    Attributes:
+        process: its init, once one is being built.
+        up: whether that init accepts orders; `was_up`: whether one ever did.
+        closing: it is being closed.
+        packing: it moves to another node, and its files are or will be packed.
+        running: the lease of its running command; 0 for none.
+        deaths: how many of its inits have died.
+        copies: sessions that wait to begin with a copy of its files; `copying`: copies under way.
+        waiting: attempts that wait for it, in order.
+    """
+
+    __slots__ = (
+        "box",
+        "closing",
+        "copies",
+        "copying",
+        "deaths",
+        "id",
+        "packing",
+        "process",
+        "running",
+        "spec",
+        "up",
+        "waiting",
+        "was_up",
+    )
+
+    def __init__(self, spec: SessionSpec, box: Box) -> None:
+        self.id = spec.id
+        self.spec = spec
+        self.box = box
+        self.process: ExecutionProcess | None = None
+        self.up = self.was_up = self.closing = self.packing = False
+        self.running = 0
+        self.deaths = 0
+        self.copies: deque[Session] = deque()
+        self.copying: list[Session] = []
+        self.waiting: deque[NodeAttempt] = deque()
+
+
+def cause(status: int) -> str:
+    """Describes a wait status for people; -1 means unknown."""
+    if status < 0:
+        return "with its fork server"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return f"signal {number}, {signal.Signals(number).name}"
+        except ValueError:
+            return f"signal {number}"
+    return f"exit code {os.WEXITSTATUS(status)}"

@@ -1,0 +1,175 @@
+"""Keeps a worker's execution processes: its fork server, the warm pools, and each one's directory
+and limits.
+
+It knows neither leases nor sessions. All directories of one worker are below one of its own with a
+random name, which is removed at the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ...domain.action import Action, Kind
+from ...domain.session import SessionSpec
+from ...errors import InvalidInput
+from ...ports import SandboxSettings
+from ...protocol.process_frames import INIT, RUNNER, Box, Limits, RemoveDirectory, Setup
+from ...resources.cpu.enforce import Enforcer
+from ..files import scratch as folders
+from ..isolation import etc
+from .backends import Backends
+from .execution_processes import ExecutionProcess, ForkServerClient, Owner
+from .pools import Pool, StartLimiter
+
+_WARM_BOXES = 4  # pools that are warm at a time: of the boxes used last
+_SPARE = 4  # inits beyond the units: some actions hold no unit
+_RUNNER_BOX = Box()
+_FREE = Limits()
+
+
+class ProcessSupervisor:
+    """The execution processes of one executor.
+
+    Args:
+        owner: receives what they do and say.
+        scratch: a node-local directory, made when it is missing.
+        units: how many actions may run at a time.
+        settings: choices of the site and the user.
+        backends: the isolation backends that work here.
+        enforcer: enforces CPUs, memory and the number of processes.
+        pinned: whether actions are bound to their CPUs.
+
+    Raises:
+        InvalidInput: `scratch` cannot be used.
+    """
+
+    def __init__(self, owner: Owner, scratch: Path, units: int, settings: SandboxSettings,
+                 backends: Backends, enforcer: Enforcer, pinned: bool) -> None:
+        self.backends = backends
+        self.enforcer = enforcer
+        self._held = enforcer.name if pinned or "quota" in enforcer.limits else "counted"
+        self._owner = owner
+        self._settings = settings
+        self._folder = scratch
+        self._roots: list[str] = []  # folders of this fork server and of dead ones
+        self._numbers = itertools.count(1)
+        self._fork_server = self._make_fork_server()
+        self._warm = min(units, 4) if settings.warm < 0 else settings.warm
+        self._limit = max(units, self._warm) + _SPARE
+        self.start_limiter = StartLimiter(settings.starts_max or max(2, os.cpu_count() or 1))
+        self.runners = Pool(lambda: self._fork_server.fork(RUNNER, _RUNNER_BOX), self.start_limiter,
+                            units, 0)
+        self._pools: dict[Box, Pool] = {}
+        if backends.untrusted:
+            self.pool(backends.box(SessionSpec(0))).warm_up()
+
+    @property
+    def pid(self) -> int:
+        """The fork server's process id."""
+        return self._fork_server.pid
+
+    def pool(self, box: Box) -> Pool:
+        """The pool of a box. A pool stays warm from its first use until four others have been used
+        since.
+        """
+        pool = self._pools.pop(box, None)
+        if pool is None:
+            pool = Pool(lambda: self.fork(box), self.start_limiter, self._limit, 0)
+        self._pools[box] = pool  # keeps them in the order of use
+        if pool.warm != self._warm:
+            pool.warm = self._warm
+            for old in [p for p in self._pools.values() if p.warm][:-_WARM_BOXES]:
+                for process in old.cool():
+                    process.kill()
+        return pool
+
+    def pool_of(self, process: ExecutionProcess) -> Pool:
+        """The pool of a process that has no session."""
+        return self.runners if process.kind == RUNNER else self._pools[process.box]
+
+    def fork(self, box: Box, home: str = "") -> ExecutionProcess:
+        """Asks for an init in the directory named `home`, or in a fresh one."""
+        return self._fork_server.fork(INIT, box, home)
+
+    def new_directory(self) -> tuple[str, str]:
+        """A directory name that is not in use, and its path. The directory is not made."""
+        name = folders.new_name()
+        return name, os.path.join(self._fork_server.root, name)
+
+    def remove_directory(self, home: str) -> None:
+        """Removes the directory of this name, which nobody needs any more."""
+        self._fork_server.tell(RemoveDirectory(home))
+
+    def setup(self, process: ExecutionProcess) -> Setup:
+        """Makes the cgroup of a new process, if there are cgroups; returns its setup message.
+
+        Raises:
+            OSError: its limits cannot be enforced as they should.
+        """
+        process.group = self.enforcer.group(process.number, process.pid)
+        settings, watch = self._settings, not {"memory", "pids"} <= self.enforcer.limits
+        return Setup(round(settings.kill_wait_s * 1e9), settings.output_max, process.box,
+                     self.backends.read, self._etc, watch, process.origin, self._held,
+                     process.group.joins, settings.compiled, process.group.cpu_file)
+
+    def limits(self, action: Action, spec: SessionSpec | None) -> Limits:
+        """The limits of an action: its own memory is added to its session's. A function that asked
+        for no memory has no limit.
+        """
+        settings, mem = self._settings, action.mem_mib
+        if action.kind is Kind.FUNCTION:
+            return Limits(mem) if mem else _FREE
+        if spec is None:
+            return Limits(mem, settings.disk_mib, settings.session_pids)
+        return Limits(spec.mem_mib + mem, spec.disk_mib or settings.disk_mib,
+                      settings.session_pids)
+
+    def discard(self, process: ExecutionProcess, keep: bool) -> None:
+        """Removes what is left of a dead process whose descendants have ended; with `keep` its
+        directory stays.
+        """
+        if process.group is not None:
+            process.group.remove()
+            process.group = None
+        if not keep:
+            process.remove_directory()
+
+    def renew(self) -> None:
+        """Replaces a fork server that died."""
+        self._fork_server.close()
+        self._fork_server = self._make_fork_server()
+
+    def close(self, end_others: Callable[[], None]) -> None:
+        """Ends every process, calls `end_others` for what else writes here, and removes all
+        directories. Blocks until the last process is dead.
+        """
+        self._fork_server.close()
+        end_others()
+        self.enforcer.close()
+        for root in self._roots:
+            folders.remove(root)
+        with suppress(OSError):  # other workers may use it
+            self._folder.rmdir()
+
+    def _make_fork_server(self) -> ForkServerClient:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folders.own(self._folder)
+            folder = self._folder / f"worker-{folders.new_name()}"
+            folder.mkdir(mode=0o700)
+            # the folder inherits a set-gid bit of the one above
+            os.chmod(folder, 0o700)
+            # resolved: links inside a sandbox are followed by comparing with it
+            root = os.path.realpath(folder)
+        except OSError as error:
+            raise InvalidInput(
+                f"scratch: cannot use {self._folder} ({error.strerror}); "
+                "name a writable directory on a local disk"
+            ) from None
+        self._roots.append(root)
+        self._etc = etc.gather(self.backends.read, f"{root}/etc")
+        return ForkServerClient(self._owner, root, self._numbers)

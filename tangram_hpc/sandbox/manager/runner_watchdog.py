@@ -1,0 +1,40 @@
+"""Notices runners that take long for one call while other calls wait behind it.
+
+Those calls could run elsewhere, so they are given back; what is done about them is not decided
+here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ...ports import GIVE_BACK_S
+from .execution_processes import ExecutionProcess
+
+
+class RunnerWatchdog:
+    """Calls `free` with each watched runner that is at the same call for GIVE_BACK_S or longer."""
+
+    def __init__(self, free: Callable[[ExecutionProcess], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._free = free
+        # by number: the runner, and the lease that it was at when it was last looked at
+        self._at: dict[int, tuple[ExecutionProcess, int]] = {}
+
+    def watch(self, process: ExecutionProcess) -> None:
+        """Watches a runner, in which calls wait from now on, until none waits any more."""
+        if not self._at:
+            self._loop.call_later(GIVE_BACK_S, self._tick)
+        self._at.setdefault(process.number, (process, 0))
+
+    def _tick(self) -> None:
+        watched, self._at = self._at, {}
+        for number, (process, was) in watched.items():
+            first = next(iter(process.leases), 0)
+            if first and first == was:
+                self._free(process)
+            if len(process.leases) > 1:
+                self._at[number] = process, first
+        if self._at:
+            self._loop.call_later(GIVE_BACK_S, self._tick)
