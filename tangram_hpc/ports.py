@@ -367,12 +367,12 @@ MakeServiceBackend = Callable[[ServiceSpec, ServicePlace], ServiceBackend]
 # ---- Slurm -----------------------------------------------------------------------------------
 
 
-class SlurmNever(Exception):
+class SlurmRejected(Exception):
     """Slurm refuses this as it is asked (partition, QOS, a limit, a job that is somebody else's);
     its text is one line. Asking again is of no use before something is changed."""
 
 
-class SlurmNotNow(Exception):
+class SlurmTransient(Exception):
     """It was not carried out, or nobody knows whether: the controller is away or late, or the
     budget is used up; its text is one line.
 
@@ -387,7 +387,7 @@ class SlurmNotNow(Exception):
         self.again_ns, self.unsure = again_ns, unsure
 
 
-SlurmFailure = SlurmNever | SlurmNotNow
+SlurmFailure = SlurmRejected | SlurmTransient
 
 
 class Slurm(Protocol):
@@ -396,7 +396,7 @@ class Slurm(Protocol):
 
     One budget lies over all of it: one call at a time; queries at least 30 s apart, those asked
     for meanwhile become one; other calls are few (a short burst, then one in 30 s) and get
-    SlurmNotNow beyond; after a failure nobody calls for a while, which doubles each time.
+    SlurmTransient beyond; after a failure nobody calls for a while, which doubles each time.
     """
 
     def submit(self, order: JobOrder, then: Callable[[int | SlurmFailure], None]) -> None:
@@ -429,7 +429,7 @@ class Slurm(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends what is under way; what was not answered gets SlurmNotNow."""
+        """Ends what is under way; what was not answered gets SlurmTransient."""
         ...
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import InvalidInput, TangramError
-from ..ports import SlurmNever, SlurmNotNow
+from ..ports import SlurmRejected, SlurmTransient
 from ..slurm.commands import Commands
 from ..slurm.environ import slurm_place
 from ..storage.claim import SILENT_S, YIELD_S, Claim, Lock, holder_of, last_sign
@@ -90,8 +90,8 @@ async def _submitted(job: str, slurm: Commands) -> int:
     for pause_s in (*_PAUSES_S, None):
         try:
             return await slurm.submitted(job)
-        except (SlurmNever, SlurmNotNow) as failed:
-            if pause_s is None or isinstance(failed, SlurmNever):
+        except (SlurmRejected, SlurmTransient) as failed:
+            if pause_s is None or isinstance(failed, SlurmRejected):
                 print(f"tangram: broker: Slurm does not tell when job {job} was submitted: "
                       f"{failed}", file=sys.stderr)
                 return 0

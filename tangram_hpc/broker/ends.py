@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ..domain import event as ev
 from ..domain.slurm import JobView
-from ..ports import Clock, Slurm, SlurmNever, SlurmNotNow
+from ..ports import Clock, Slurm, SlurmRejected, SlurmTransient
 from ..scheduler.policy.ending import LOOK_AHEAD_NS, hold_until, next_look
 from ..scheduler.state.ledger import Ledger, NodeEntry
 
@@ -69,7 +69,7 @@ class Ends:
                 found[name] = node
         return found
 
-    def _answered(self, told: tuple[JobView, ...] | SlurmNever | SlurmNotNow) -> None:
+    def _answered(self, told: tuple[JobView, ...] | SlurmRejected | SlurmTransient) -> None:
         """Without an answer a drain that waits for one begins when its hold is over."""
         self._asking = False
         if not isinstance(told, tuple):

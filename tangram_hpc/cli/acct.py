@@ -134,7 +134,7 @@ def _comment(job: str, line: str) -> int:
     """As the broker does at the job's end; also afterwards, where there is accounting."""
     from ..config.settings import load_config
     from ..errors import InvalidInput, TangramError
-    from ..ports import SlurmNever, SlurmNotNow
+    from ..ports import SlurmRejected, SlurmTransient
     from ..slurm.choice import make_filling
 
     if not job.isdigit():
@@ -149,7 +149,7 @@ def _comment(job: str, line: str) -> int:
 
     try:
         asyncio.run(put())
-    except (SlurmNever, SlurmNotNow) as failed:
+    except (SlurmRejected, SlurmTransient) as failed:
         raise TangramError(f"job {job}: {failed}") from None
     print(line)
     return 0

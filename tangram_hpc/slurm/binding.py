@@ -15,7 +15,7 @@ from typing import Any
 
 from ..domain.slurm import JobOrder, JobRef, JobView, with_remark
 from ..errors import ProtocolError
-from ..ports import SlurmNever, SlurmNotNow
+from ..ports import SlurmRejected, SlurmTransient
 from .child import Child, ChildGone, ChildLate
 from .commands import DEADLINE_S, Commands
 from .environ import for_commands
@@ -38,7 +38,7 @@ _FLAGS = {"requeue": ("is_requeueable", True), "no-requeue": ("is_requeueable", 
 _FIELDS = ("state", "reason", "name", "partition", "comment")
 
 
-class PyslurmUnusable(SlurmNotNow):
+class PyslurmUnusable(SlurmTransient):
     """It has never answered: not installed, or built for another release, or it finds no
     configuration."""
 
@@ -101,7 +101,7 @@ class Pyslurm:
             try:
                 await self._ask({"do": "comment", "job": job, "text": with_remark(old, text)})
                 return
-            except SlurmNever as never:
+            except SlurmRejected as never:
                 if not says_over(never):
                     raise
         await self._commands.comment(job, text)
@@ -113,15 +113,15 @@ class Pyslurm:
 
     async def _ask(self, order: Mapping[str, Any]) -> Any:
         if self._conf and not os.path.exists(self._conf):  # it would try for a minute
-            raise SlurmNotNow(f"SLURM_CONF names {self._conf}, which is not there")
+            raise SlurmTransient(f"SLURM_CONF names {self._conf}, which is not there")
         try:
             told = await self._child.ask(order)
         except ChildLate as late:
-            raise SlurmNotNow(f"pyslurm: {late}", unsure=True) from None
+            raise SlurmTransient(f"pyslurm: {late}", unsure=True) from None
         except ChildGone as gone:
             if not self._answered:
                 raise PyslurmUnusable(f"pyslurm: {gone}") from None
-            raise SlurmNotNow(f"pyslurm: its process has ended: {gone}", unsure=True) from None
+            raise SlurmTransient(f"pyslurm: its process has ended: {gone}", unsure=True) from None
         self._answered = True
         if "error" in told:
             raise failure(f"pyslurm: {told['error']}")
@@ -167,7 +167,7 @@ def _view(row: Mapping[str, Any]) -> JobView:
     try:
         nodes = expand(str(row["nodes"] or ""))
     except ValueError as error:
-        raise SlurmNever(f"pyslurm: {error}") from None
+        raise SlurmRejected(f"pyslurm: {error}") from None
     return JobView(
         int(row["job"]), int(row["component"]), nodes=nodes,
         start_ns=int(row["start_s"] or 0) * 10**9, end_ns=int(row["end_s"] or 0) * 10**9,

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ..domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
-from ..ports import Clock, SlurmFailure, SlurmNever, SlurmNotNow
+from ..ports import Clock, SlurmFailure, SlurmRejected, SlurmTransient
 from .budget import Budget
 from .filling import Filling, wanted
 
@@ -89,11 +89,11 @@ class BudgetedSlurm:
         self._closed = True
         if self._task is not None:
             self._task.cancel()
-        late = SlurmNotNow("the broker ends", unsure=True)
+        late = SlurmTransient("the broker ends", unsure=True)
         for then in self._under_way:
             self._loop.call_soon(then, late)
         self._under_way = []
-        self._drop(SlurmNotNow("the broker ends"))
+        self._drop(SlurmTransient("the broker ends"))
 
     async def closed(self) -> None:
         """Returns when nothing of it is left; `close` is called where it was not."""
@@ -120,7 +120,7 @@ class BudgetedSlurm:
         why = ("the broker ends" if self._closed else f"no answer before: {self._calls.last_error}"
                if pause else "more calls of Slurm than a broker's budget has")
         self._count("held_back")
-        self._loop.call_soon(then, SlurmNotNow(why, until))
+        self._loop.call_soon(then, SlurmTransient(why, until))
         return True
 
     def _go(self) -> None:
@@ -168,10 +168,10 @@ class BudgetedSlurm:
         answer: Any
         try:
             answer = await make()
-        except SlurmNever as never:
+        except SlurmRejected as never:
             self._fail("refused", never)
             answer = never
-        except SlurmNotNow as late:
+        except SlurmTransient as late:
             self._fail("failed", late)
             self._budget.failed(self._clock.now_ns())
             late.again_ns = self._budget.closed_until
@@ -186,17 +186,17 @@ class BudgetedSlurm:
     def _fail(self, kind: str, failed: SlurmFailure) -> None:
         self._count(kind)
         self._calls = msgspec.structs.replace(self._calls, last_error=str(failed)[:_TEXT_MAX])
-        if isinstance(failed, SlurmNever):
+        if isinstance(failed, SlurmRejected):
             self._budget.answered()
 
-    def _drop(self, why: SlurmNotNow) -> None:
+    def _drop(self, why: SlurmTransient) -> None:
         """Who still waits for a call is told that it is not made."""
         waiting = [call.then for call in self._line] + [each.then for each in self._questions]
         self._line.clear()
         self._questions = []
         for then in waiting:
             self._count("held_back")
-            self._loop.call_soon(then, SlurmNotNow(str(why), why.again_ns))
+            self._loop.call_soon(then, SlurmTransient(str(why), why.again_ns))
 
     def _count(self, kind: str) -> None:
         more = {kind: getattr(self._calls, kind) + 1}

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ..domain.slurm import JobOrder, JobRef, JobView, with_remark
-from ..ports import SlurmNever, SlurmNotNow
+from ..ports import SlurmRejected, SlurmTransient
 from .environ import for_commands
 from .filling import checked_comment, comment_of, failure, says_over, says_unknown, wanted
 from .hostlist import expand
@@ -54,7 +54,7 @@ class Commands:
                                dict(order.environ))
         number = told.strip().rpartition("\n")[2].partition(";")[0]
         if not number.isdigit():
-            raise SlurmNotNow(f"sbatch: answered {told.strip()[:80]!r}, no job id", unsure=True)
+            raise SlurmTransient(f"sbatch: answered {told.strip()[:80]!r}, no job id", unsure=True)
         return int(number)
 
     async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
@@ -64,7 +64,7 @@ class Commands:
         try:
             told = await self._run(["squeue", "-h", "-a", "-t", "all", *which, "-O", _FORMAT], b"",
                                    {"SLURM_TIME_FORMAT": "standard", "TZ": "UTC0"})
-        except SlurmNever as never:
+        except SlurmRejected as never:
             if says_unknown(never):
                 return ()
             raise
@@ -86,7 +86,7 @@ class Commands:
                 await self._run(["scontrol", "update", f"jobid={job}",
                                  f"comment={with_remark(old, text)}"])
                 return
-            except SlurmNever as never:
+            except SlurmRejected as never:
                 if not says_over(never):
                     raise
         told = await self._run(["sacct", "-n", "-X", "-P", "-j", str(job), "-o", "Comment"])
@@ -94,7 +94,7 @@ class Commands:
         told = await self._run(["sacctmgr", "-i", "modify", "job", "where", f"jobid={job}", "set",
                                 f"comment={new}"])
         if "nothing modified" in told.lower():
-            raise SlurmNever(f"comment: accounting has no job {job}, or not yet")
+            raise SlurmRejected(f"comment: accounting has no job {job}, or not yet")
 
     async def submitted(self, job: str) -> int:
         """When a job of the queue was submitted, in epoch seconds; of one that was requeued, when
@@ -110,7 +110,7 @@ class Commands:
         try:
             told = await self._run(["sacct", "-n", "-X", "-P", "--duplicates", "-j", job, "-S",
                                     "1970-01-02", "-o", "JobIDRaw,Submit"], b"", _EPOCH)
-        except (SlurmNever, SlurmNotNow):
+        except (SlurmRejected, SlurmTransient):
             return []
         rows = [line.split("|") for line in told.splitlines()]
         return [_number(row[1]) for row in rows if len(row) == 2 and row[0] == job]
@@ -123,25 +123,25 @@ class Commands:
         """What a command prints.
 
         Raises:
-            SlurmNever, SlurmNotNow: it failed or was late.
+            SlurmRejected, SlurmTransient: it failed or was late.
         """
         conf = self._environ.get("SLURM_CONF", "")
         if conf and not os.path.exists(conf):  # the commands would try for a minute
-            raise SlurmNotNow(f"SLURM_CONF names {conf}, which is not there")
+            raise SlurmTransient(f"SLURM_CONF names {conf}, which is not there")
         try:
             child = await asyncio.create_subprocess_exec(
                 *argv, env={**self._environ, **(more or {})}, start_new_session=True,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE)
         except FileNotFoundError:
-            raise SlurmNever(f"{argv[0]} is not on the PATH: load the site's Slurm module"
+            raise SlurmRejected(f"{argv[0]} is not on the PATH: load the site's Slurm module"
                              ) from None
         except OSError as error:
-            raise SlurmNotNow(f"{argv[0]}: {error.strerror}") from None
+            raise SlurmTransient(f"{argv[0]}: {error.strerror}") from None
         try:
             out, err = await asyncio.wait_for(child.communicate(stdin), self._deadline_s)
         except asyncio.TimeoutError:
-            raise SlurmNotNow(f"{argv[0]}: no answer in {self._deadline_s:g} s", unsure=True
+            raise SlurmTransient(f"{argv[0]}: no answer in {self._deadline_s:g} s", unsure=True
                               ) from None
         finally:
             await _end(child)
@@ -175,7 +175,7 @@ def _view(words: Sequence[str]) -> JobView | None:
     """A row of squeue's; None for somebody else's job.
 
     Raises:
-        SlurmNever: it has not the fields that were asked for.
+        SlurmRejected: it has not the fields that were asked for.
     """
     told = dict(zip(_FIELDS, map(str.strip, words), strict=False))
     try:
@@ -189,7 +189,8 @@ def _view(words: Sequence[str]) -> JobView | None:
             _stamp(told["StartTime"]), _stamp(told["EndTime"]), _number(told["RestartCnt"]),
             _text(told["Comment"]))
     except (KeyError, ValueError) as error:
-        raise SlurmNever(f"squeue: a row that is not understood ({error}): {words[:3]}") from None
+        raise SlurmRejected(f"squeue: a row that is not understood ({error}): {words[:3]}"
+                            ) from None
 
 
 def _text(word: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..domain.slurm import COMMENT_MAX, JobOrder, JobRef, JobView
-from ..ports import SlurmFailure, SlurmNever, SlurmNotNow
+from ..ports import SlurmFailure, SlurmRejected, SlurmTransient
 
 # parts of Slurm's messages (lower case): the call has not been carried out, and may be later
 _AWAY = ("unable to contact slurm controller (connect failure)", "unable to contact slurm "
@@ -27,8 +27,8 @@ _OVER = ("already completing or completed", "already finished", "job/step alread
 
 
 class Filling(Protocol):
-    """One way to talk to Slurm; each call raises SlurmNever or SlurmNotNow (without `again_ns`) and
-    ends by itself within the filling's deadline. See `ports.Slurm` for what they do."""
+    """One way to talk to Slurm. Each call raises SlurmRejected or SlurmTransient (without
+    `again_ns`) and ends within the filling's deadline. See `ports.Slurm` for what they do."""
 
     @property
     def name(self) -> str:
@@ -61,20 +61,20 @@ def failure(text: str) -> SlurmFailure:
     is shown to a person, and a call is never repeated in vain."""
     low = text.lower()
     if any(part in low for part in _AWAY):
-        return SlurmNotNow(text)
+        return SlurmTransient(text)
     if any(part in low for part in _LATE):
-        return SlurmNotNow(text, unsure=True)
-    return SlurmNever(text)
+        return SlurmTransient(text, unsure=True)
+    return SlurmRejected(text)
 
 
 def says_unknown(failed: SlurmFailure) -> bool:
     """Whether Slurm said that there is no such job."""
-    return isinstance(failed, SlurmNever) and _any(failed, _UNKNOWN_JOB)
+    return isinstance(failed, SlurmRejected) and _any(failed, _UNKNOWN_JOB)
 
 
 def says_over(failed: SlurmFailure) -> bool:
     """Whether Slurm said that the job has ended."""
-    return isinstance(failed, SlurmNever) and _any(failed, _OVER)
+    return isinstance(failed, SlurmRejected) and _any(failed, _OVER)
 
 
 def _any(failed: SlurmFailure, parts: tuple[str, ...]) -> bool:
@@ -85,12 +85,12 @@ def checked_comment(text: str) -> str:
     """The text, if it can be our line of a Comment.
 
     Raises:
-        SlurmNever: it has control characters, or is too long.
+        SlurmRejected: it has control characters, or is too long.
     """
     if not text.isprintable():
-        raise SlurmNever("comment: only printable characters on one line")
+        raise SlurmRejected("comment: only printable characters on one line")
     if len(text) > COMMENT_MAX:
-        raise SlurmNever(f"comment: {len(text)} characters, at most {COMMENT_MAX}")
+        raise SlurmRejected(f"comment: {len(text)} characters, at most {COMMENT_MAX}")
     return text
 
 

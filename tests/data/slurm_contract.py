@@ -20,7 +20,7 @@ from typing import TypeVar
 import pytest
 
 from tangram_hpc.domain.slurm import JobOrder, JobRef, JobView
-from tangram_hpc.ports import SlurmNever, SlurmNotNow
+from tangram_hpc.ports import SlurmRejected, SlurmTransient
 from tangram_hpc.slurm.choice import make_filling
 from tangram_hpc.slurm.filling import Filling
 
@@ -162,7 +162,7 @@ def test_one_component_of_a_waiting_het_job_cannot_be_ended() -> None:
         "--partition=gpu", "--partition=gpu --hold")
     job = submit("hetheld", script)
     assert [v.component for v in query(job)] == [0, 1] and all(v.waits for v in query(job))
-    with pytest.raises(SlurmNever):
+    with pytest.raises(SlurmRejected):
         cancel(JobRef(job, 1))
     cancel(JobRef(job, 0))
     until(lambda: all(v.over for v in query(job)), "all of it to end")
@@ -185,7 +185,7 @@ def test_a_refusal_is_for_good(option: tuple[str, str], said: str) -> None:
     order = JobOrder(SLEEP, (("job-name", "refused"), ("partition", "cpu"), *more))
     if option[0] in ("qos", "account") and not os.environ.get("CONTRACT_ACCOUNTING"):
         pytest.skip("without accounting Slurm takes any")
-    with pytest.raises(SlurmNever) as refused:
+    with pytest.raises(SlurmRejected) as refused:
         with_filling(lambda filling: filling.submit(order))
     assert re.search(said, str(refused.value), re.IGNORECASE), str(refused.value)
     assert "\n" not in str(refused.value)
@@ -203,9 +203,9 @@ def test_what_is_over_or_unknown_counts_as_ended() -> None:
 @pytest.mark.skipif(not FOREIGN, reason="no job of another user")
 def test_a_job_of_another_user_is_not_ours() -> None:
     assert query(FOREIGN) == ()
-    with pytest.raises(SlurmNever):
+    with pytest.raises(SlurmRejected):
         cancel(JobRef(FOREIGN))
-    with pytest.raises(SlurmNever):
+    with pytest.raises(SlurmRejected):
         with_filling(lambda filling: filling.comment(FOREIGN, "mine"))
 
 
@@ -223,7 +223,7 @@ def test_a_comment() -> None:
             with_filling(lambda f, each=each, text=text: f.comment(each, text))
             assert query(each)[0].comment == f"{others}tangram: {text}"
     for bad in ("two\nlines", "x" * 251):
-        with pytest.raises(SlurmNever):
+        with pytest.raises(SlurmRejected):
             with_filling(lambda f, bad=bad: f.comment(plain, bad))
     assert query(plain)[0].comment == "tangram: " + "x" * 250
 
@@ -239,7 +239,7 @@ def test_a_comment_of_a_job_that_is_over() -> None:
     until(lambda: in_accounting().startswith(known), "accounting to have its end")
     with_filling(lambda filling: filling.comment(job, "actions=1 act_mean=2.5s"))
     until(lambda: in_accounting() == f"{known}grant 7; tangram: actions=1 act_mean=2.5s", "it")
-    with pytest.raises(SlurmNever):
+    with pytest.raises(SlurmRejected):
         with_filling(lambda filling: filling.comment(99_999_999, "nobody's"))
 
 
@@ -263,7 +263,7 @@ def test_a_controller_that_is_away_means_not_now(tmp_path: Path) -> None:
         closed.bind(("127.0.0.1", 0))
         environ = other_controller(tmp_path, closed.getsockname()[1])
         for call in (asked := calls()):
-            with pytest.raises(SlurmNotNow) as told:
+            with pytest.raises(SlurmTransient) as told:
                 with_filling(call, 60.0, environ)
             assert "\n" not in str(told.value)
             assert call is not asked[1] or not told.value.unsure, str(told.value)
@@ -275,7 +275,7 @@ def test_a_controller_that_is_silent_means_not_now_and_leaves_nothing(tmp_path: 
         silent.listen(64)
         environ = other_controller(tmp_path, silent.getsockname()[1])
         for call in calls():
-            with pytest.raises(SlurmNotNow) as told:
+            with pytest.raises(SlurmTransient) as told:
                 with_filling(call, 0.5, environ)
             assert told.value.unsure and "no answer in 0.5 s" in str(told.value), str(told.value)
     left = subprocess.run(["pgrep", "-f", f"{tmp_path}|{environ['SLURM_CONF']}|pyslurm_child"],
@@ -286,5 +286,5 @@ def test_a_controller_that_is_silent_means_not_now_and_leaves_nothing(tmp_path: 
 def test_a_configuration_that_is_gone_is_told_at_once(tmp_path: Path) -> None:
     environ = {**os.environ, "SLURM_CONF": str(tmp_path / "gone.conf")}
     for call in calls():
-        with pytest.raises(SlurmNotNow, match=r"gone\.conf"):
+        with pytest.raises(SlurmTransient, match=r"gone\.conf"):
             with_filling(call, 20.0, environ)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tangram_hpc.app.clock import SystemClock
 from tangram_hpc.domain.slurm import JobOrder, JobRef, JobView
-from tangram_hpc.ports import SlurmNever, SlurmNotNow
+from tangram_hpc.ports import SlurmRejected, SlurmTransient
 from tangram_hpc.slurm.budget import Budget, Limits
 from tangram_hpc.slurm.budgeted import BudgetedSlurm
 
@@ -192,7 +192,7 @@ def test_more_than_the_budget_is_not_now_and_says_when() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
         answers = await asyncio.gather(*(
             told(lambda then: slurm.submit(JobOrder("s"), then)) for _ in range(6)))
-        late = [a for a in answers if isinstance(a, SlurmNotNow)]
+        late = [a for a in answers if isinstance(a, SlurmTransient)]
         assert answers.count(7) == 4 and len(late) == 2 and len(fake.made) == 4
         now = SystemClock().now_ns()
         assert all(not a.unsure and now < a.again_ns <= now + 20 * S for a in late)
@@ -203,7 +203,8 @@ def test_more_than_the_budget_is_not_now_and_says_when() -> None:
 
 def test_after_a_failure_nobody_calls_for_a_while() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
-        fake.fails, first = SlurmNotNow("no answer", unsure=True), Limits(first_ns=10 * S).first_ns
+        fake.fails = SlurmTransient("no answer", unsure=True)
+        first = Limits(first_ns=10 * S).first_ns
         fake.gate.clear()
         asked = [asyncio.ensure_future(each) for each in (
             told(lambda then: slurm.submit(JobOrder("s"), then)),
@@ -212,23 +213,23 @@ def test_after_a_failure_nobody_calls_for_a_while() -> None:
         await asyncio.sleep(0.01)
         fake.gate.set()
         answers = await asyncio.gather(*asked)
-        assert [type(a) for a in answers] == [SlurmNotNow] * 3 and len(fake.made) == 1
+        assert [type(a) for a in answers] == [SlurmTransient] * 3 and len(fake.made) == 1
         assert [a.unsure for a in answers] == [True, False, False]
         again = {a.again_ns for a in answers}
         assert len(again) == 1 and again == {slurm.calls().closed_until_ns}
         assert 0 < again.pop() - SystemClock().now_ns() <= 1.25 * first
         more = await told(lambda then: slurm.query([1], then))
-        assert isinstance(more, SlurmNotNow) and "no answer" in str(more) and len(fake.made) == 1
+        assert isinstance(more, SlurmTransient) and "no answer" in str(more) and len(fake.made) == 1
         assert (slurm.calls().failed, slurm.calls().held_back) == (1, 3)
     play(scene, Limits(first_ns=10 * S))
 
 
 def test_it_comes_back_after_the_pause() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
-        fake.fails = SlurmNotNow("away")
-        assert isinstance(await told(lambda then: slurm.query([1], then)), SlurmNotNow)
+        fake.fails = SlurmTransient("away")
+        assert isinstance(await told(lambda then: slurm.query([1], then)), SlurmTransient)
         fake.fails = None
-        while isinstance(rows := await told(lambda then: slurm.query([1], then)), SlurmNotNow):
+        while isinstance(rows := await told(lambda then: slurm.query([1], then)), SlurmTransient):
             await asyncio.sleep(0.01)
         assert [r.job for r in rows] == [1] and slurm.calls().closed_until_ns == 0
         assert fake.made[-1][2] - fake.made[0][2] >= 0.75 * FAST.first_ns
@@ -237,9 +238,9 @@ def test_it_comes_back_after_the_pause() -> None:
 
 def test_a_refusal_begins_no_pause() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
-        fake.fails = SlurmNever("Invalid partition name specified")
+        fake.fails = SlurmRejected("Invalid partition name specified")
         never = await told(lambda then: slurm.submit(JobOrder("s"), then))
-        assert isinstance(never, SlurmNever)
+        assert isinstance(never, SlurmRejected)
         fake.fails = None
         assert await told(lambda then: slurm.submit(JobOrder("s"), then)) == 7
         assert (slurm.calls().refused, slurm.calls().failed) == (1, 0)
@@ -257,8 +258,8 @@ def test_at_the_end_all_are_answered() -> None:
         slurm.close()
         answers = await asyncio.gather(*asked)
         assert [(type(a), a.unsure) for a in answers] == [
-            (SlurmNotNow, True), (SlurmNotNow, False), (SlurmNotNow, False)]
-        assert isinstance(await told(lambda then: slurm.query([1], then)), SlurmNotNow)
+            (SlurmTransient, True), (SlurmTransient, False), (SlurmTransient, False)]
+        assert isinstance(await told(lambda then: slurm.query([1], then)), SlurmTransient)
     play(scene)
 
 

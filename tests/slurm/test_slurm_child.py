@@ -16,7 +16,7 @@ import pytest
 
 from tangram_hpc.domain.slurm import JobOrder, JobRef, JobView
 from tangram_hpc.errors import MissingExtra
-from tangram_hpc.ports import SlurmNever, SlurmNotNow
+from tangram_hpc.ports import SlurmRejected, SlurmTransient
 from tangram_hpc.slurm.binding import Pyslurm, PyslurmUnusable
 from tangram_hpc.slurm.choice import Auto, make_filling
 
@@ -61,7 +61,7 @@ def test_it_answers_in_the_ports_words(where: Path) -> None:
         await filling.cancel([JobRef(1), JobRef(5, 0), JobRef(5, 7)])
         assert (where / "cancelled").read_text() == "1 5 "
         assert filling.pid == pid and filling.version == "0.fake"
-        with pytest.raises(SlurmNever, match="individual component"):
+        with pytest.raises(SlurmRejected, match="individual component"):
             await filling.cancel([JobRef(5, 1), JobRef(1)])
         assert (where / "cancelled").read_text() == "1 5 1 "
     ask(work)
@@ -76,7 +76,7 @@ def test_a_job_is_submitted_with_its_options(where: Path) -> None:
         "partitions": "cpu", "ntasks": 2, "time_limit": 5, "is_requeueable": False}
     assert told["script"] == script and told["environment"]["A"] == "b c"
     assert "SLURM_JOB_ID" not in told["environment"]
-    with pytest.raises(SlurmNever, match="Invalid partition name"):
+    with pytest.raises(SlurmRejected, match="Invalid partition name"):
         ask(lambda filling: filling.submit(JobOrder(SCRIPT, (("partition", "nowhere"),))))
 
 
@@ -104,7 +104,7 @@ def test_one_that_hangs_or_crashes_is_ended_and_begun_anew(where: Path, role: st
     async def work(filling: Pyslurm) -> None:
         await filling.cancel([JobRef(1)])
         first, filling._child.deadline_s = filling.pid, 0.5 if role == "hang" else 60.0
-        with pytest.raises(SlurmNotNow, match=said) as told:
+        with pytest.raises(SlurmTransient, match=said) as told:
             await filling.query([1], [])
         assert told.value.unsure and not isinstance(told.value, PyslurmUnusable)
         assert filling.pid == 0 and not os.path.exists(f"/proc/{first}")
@@ -122,13 +122,13 @@ def test_the_loop_goes_on_while_it_hangs(where: Path) -> None:
         while not done.done():
             await asyncio.sleep(0.01)
             beats += 1
-        assert beats > 2 and isinstance(done.exception(), SlurmNotNow)
+        assert beats > 2 and isinstance(done.exception(), SlurmTransient)
     ask(work, "hang")
 
 
 def test_an_error_of_slurms_is_no_death(where: Path) -> None:
     async def work(filling: Pyslurm) -> None:
-        with pytest.raises(SlurmNotNow, match="Unable to contact"):
+        with pytest.raises(SlurmTransient, match="Unable to contact"):
             await filling.query([1], [])
         assert filling.pid
     ask(work, "away")
