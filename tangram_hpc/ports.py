@@ -1,7 +1,7 @@
-"""Holes: what the drivers need of the outside world. Protocols only, no behaviour.
+"""Ports: what the drivers need of the outside world. Protocols only, no behaviour.
 
-Law: a driver sees these and nothing of what fills them; only `app/` knows which filling goes into
-which hole. The simulator fills the same holes with models.
+Law: a driver sees these ports and none of their adapters; only `app/` knows which adapter serves
+which port. The simulator serves the same ports with models.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class SlurmCalls(msgspec.Struct, frozen=True):
     """What a broker has asked of Slurm so far, and what stands in the way of more.
 
     Attributes:
-        filling: who asks: `cli` or `pyslurm`; empty where there is no Slurm.
+        adapter: who asks: `cli` or `pyslurm`; empty where there is no Slurm.
         submits, queries, cancels, comments: calls that were made, by kind.
         failed: of all those, how many got no answer in time ("not now").
         refused: of all those, how many Slurm refused ("never").
@@ -110,7 +110,7 @@ class SlurmCalls(msgspec.Struct, frozen=True):
         last_error: the last failure in one line.
     """
 
-    filling: str = ""
+    adapter: str = ""
     submits: int = 0
     queries: int = 0
     cancels: int = 0

@@ -16,10 +16,10 @@ from typing import Any
 from ..domain.slurm import JobOrder, JobRef, JobView, with_remark
 from ..errors import ProtocolError
 from ..ports import SlurmRejected, SlurmTransient
+from .adapter import checked_comment, comment_of, failure, says_over, wanted
 from .child import Child, ChildGone, ChildLate
 from .commands import DEADLINE_S, Commands
 from .environ import for_commands
-from .filling import checked_comment, comment_of, failure, says_over, wanted
 from .hostlist import expand
 
 CHILD = "tangram_hpc.slurm.pyslurm_child"
@@ -44,7 +44,7 @@ class PyslurmUnusable(SlurmTransient):
 
 
 class Pyslurm:
-    """Fills `filling.Filling`. `argv`: how its child is started."""
+    """Fills `adapter.SlurmAdapter`. `argv`: how its child is started."""
 
     def __init__(self, environ: Mapping[str, str], deadline_s: float = DEADLINE_S,
                  argv: Sequence[str] = (sys.executable, "-m", CHILD)) -> None:
@@ -59,7 +59,7 @@ class Pyslurm:
 
     @property
     def name(self) -> str:
-        """See `filling.Filling.name`."""
+        """See `adapter.SlurmAdapter.name`."""
         return "pyslurm"
 
     @property
@@ -73,7 +73,7 @@ class Pyslurm:
         return self._child.pid
 
     async def submit(self, order: JobOrder) -> int:
-        """See `filling.Filling.submit`."""
+        """See `adapter.SlurmAdapter.submit`."""
         options = _translated(order)
         if options is None:
             return await self._commands.submit(order)
@@ -82,19 +82,19 @@ class Pyslurm:
         return int(told)
 
     async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
-        """See `filling.Filling.query`."""
+        """See `adapter.SlurmAdapter.query`."""
         told = await self._ask({"do": "query", "jobs": list(jobs), "names": list(names)})
         return wanted([_view(row) for row in told], jobs, names)
 
     async def cancel(self, jobs: Sequence[JobRef]) -> None:
-        """See `filling.Filling.cancel`."""
+        """See `adapter.SlurmAdapter.cancel`."""
         leaders = [each.job for each in jobs if each.component >= 0]
         ids = await self._ask({"do": "components", "leaders": leaders}) if leaders else {}
         numbers = [ids.get(each.show(), 0) if each.component >= 0 else each.job for each in jobs]
         await self._ask({"do": "cancel", "jobs": [number for number in numbers if number]})
 
     async def comment(self, job: int, text: str) -> None:
-        """See `filling.Filling.comment`."""
+        """See `adapter.SlurmAdapter.comment`."""
         checked_comment(text)
         old = comment_of(await self.query([job], ()))
         if old is not None:
@@ -107,7 +107,7 @@ class Pyslurm:
         await self._commands.comment(job, text)
 
     async def close(self) -> None:
-        """See `filling.Filling.close`."""
+        """See `adapter.SlurmAdapter.close`."""
         await self._child.kill()
         await self._commands.close()
 

@@ -1,4 +1,4 @@
-"""Fills `ports.Slurm`: a filling of calls beneath one broker's budget.
+"""Fills `ports.Slurm`: an adapter of calls beneath one broker's budget.
 
 Law: one call at a time, made by one task; queries that wait for their turn become one; nothing else
 waits longer than for the call in front of it. Whoever asks is always answered, on the loop, once.
@@ -16,8 +16,8 @@ import msgspec
 
 from ..domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
 from ..ports import Clock, SlurmFailure, SlurmRejected, SlurmTransient
+from .adapter import SlurmAdapter, wanted
 from .budget import Budget
-from .filling import Filling, wanted
 
 _TEXT_MAX = 200  # characters of a failure that are kept for people
 
@@ -39,8 +39,8 @@ class _Question:
 class BudgetedSlurm:
     """See `ports.Slurm`. For one thread, that of the running loop."""
 
-    def __init__(self, filling: Filling, budget: Budget, clock: Clock) -> None:
-        self._filling, self._budget, self._clock = filling, budget, clock
+    def __init__(self, adapter: SlurmAdapter, budget: Budget, clock: Clock) -> None:
+        self._adapter, self._budget, self._clock = adapter, budget, clock
         self._loop = asyncio.get_running_loop()
         self._line: deque[_Call] = deque()
         self._questions: list[_Question] = []
@@ -54,7 +54,7 @@ class BudgetedSlurm:
 
     def submit(self, order: JobOrder, then: Callable[[int | SlurmFailure], None]) -> None:
         """See `ports.Slurm.submit`."""
-        self._act(_Call("submits", lambda: self._filling.submit(order), then))
+        self._act(_Call("submits", lambda: self._adapter.submit(order), then))
 
     def cancel(self, jobs: Sequence[JobRef],
                then: Callable[[SlurmFailure | None], None]) -> None:
@@ -63,11 +63,11 @@ class BudgetedSlurm:
         if not asked:
             self._loop.call_soon(then, None)
             return
-        self._act(_Call("cancels", lambda: self._filling.cancel(asked), then))
+        self._act(_Call("cancels", lambda: self._adapter.cancel(asked), then))
 
     def comment(self, job: int, text: str, then: Callable[[SlurmFailure | None], None]) -> None:
         """See `ports.Slurm.comment`."""
-        self._act(_Call("comments", lambda: self._filling.comment(job, text), then))
+        self._act(_Call("comments", lambda: self._adapter.comment(job, text), then))
 
     def query(self, jobs: Sequence[int],
               then: Callable[[tuple[JobView, ...] | SlurmFailure], None],
@@ -81,7 +81,7 @@ class BudgetedSlurm:
 
     def calls(self) -> SlurmCalls:
         """See `ports.Slurm.calls`."""
-        return msgspec.structs.replace(self._calls, filling=self._filling.name,
+        return msgspec.structs.replace(self._calls, adapter=self._adapter.name,
                                        closed_until_ns=self._budget.closed_until)
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class BudgetedSlurm:
             self.close()
         if self._task is not None:
             await asyncio.wait([self._task])
-        await self._filling.close()
+        await self._adapter.close()
 
     # ---- one call at a time ------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class BudgetedSlurm:
         jobs = tuple(dict.fromkeys(job for each in asked for job in each.jobs))
         names = tuple(dict.fromkeys(name for each in asked for name in each.names))
         self._budget.queried(self._clock.now_ns())
-        await self._make("queries", lambda: self._filling.query(jobs, names),
+        await self._make("queries", lambda: self._adapter.query(jobs, names),
                          [_part(each) for each in asked])
 
     async def _make(self, kind: str, make: Callable[[], Awaitable[Any]],

@@ -18,8 +18,8 @@ from contextlib import suppress
 
 from ..domain.slurm import JobOrder, JobRef, JobView, with_remark
 from ..ports import SlurmRejected, SlurmTransient
+from .adapter import checked_comment, comment_of, failure, says_over, says_unknown, wanted
 from .environ import for_commands
-from .filling import checked_comment, comment_of, failure, says_over, says_unknown, wanted
 from .hostlist import expand
 
 DEADLINE_S = 60.0  # Slurm's own MessageTimeout is 10 s by default, and sites raise it
@@ -32,7 +32,7 @@ _NOTHING = ("", "(null)", "None", "N/A", "Unknown", "NONE")
 
 
 class Commands:
-    """Fills `filling.Filling`.
+    """Fills `adapter.SlurmAdapter`.
 
     Args:
         environ: the caller's; where the commands and their configuration are found.
@@ -44,11 +44,11 @@ class Commands:
 
     @property
     def name(self) -> str:
-        """See `filling.Filling.name`."""
+        """See `adapter.SlurmAdapter.name`."""
         return "cli"
 
     async def submit(self, order: JobOrder) -> int:
-        """See `filling.Filling.submit`."""
+        """See `adapter.SlurmAdapter.submit`."""
         words = [f"--{name}={value}" if value else f"--{name}" for name, value in order.options]
         told = await self._run(["sbatch", "--parsable", *words], order.script.encode(),
                                dict(order.environ))
@@ -58,7 +58,7 @@ class Commands:
         return int(number)
 
     async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
-        """See `filling.Filling.query`. The controller sends one job, or those of this user."""
+        """See `adapter.SlurmAdapter.query`. The controller sends one job, or those of this user."""
         one = len(jobs) == 1 and not names
         which = ["-j", str(jobs[0])] if one else ["-u", str(os.geteuid())]
         try:
@@ -72,13 +72,13 @@ class Commands:
         return wanted([view for row in rows if (view := _view(row)) is not None], jobs, names)
 
     async def cancel(self, jobs: Sequence[JobRef]) -> None:
-        """See `filling.Filling.cancel`."""
+        """See `adapter.SlurmAdapter.cancel`."""
         if jobs:
             await self._run(["scancel", *(each.show() for each in jobs)])
 
     async def comment(self, job: int, text: str) -> None:
-        """See `filling.Filling.comment`. The controller keeps it while the job runs; afterwards
-        only accounting has a job."""
+        """See `adapter.SlurmAdapter.comment`. The controller keeps the Comment while the job runs;
+        afterwards only accounting has the job."""
         checked_comment(text)
         old = comment_of(await self.query([job], ()))
         if old is not None:
@@ -116,7 +116,7 @@ class Commands:
         return [_number(row[1]) for row in rows if len(row) == 2 and row[0] == job]
 
     async def close(self) -> None:
-        """See `filling.Filling.close`: whoever is cancelled has ended its command."""
+        """See `adapter.SlurmAdapter.close`: whoever is cancelled has ended its command."""
 
     async def _run(self, argv: list[str], stdin: bytes = b"",
                    more: Mapping[str, str] | None = None) -> str:

@@ -1,4 +1,4 @@
-"""How often a broker may ask Slurm, and who is told what; the filling here is a fake."""
+"""How often a broker may ask Slurm, and who is told what; the adapter here is a fake."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_pauses_double_up_to_a_limit_and_differ_between_brokers() -> None:
 # ---- who is told what ------------------------------------------------------------------------
 
 
-class FakeFilling:
+class FakeAdapter:
     """A Slurm that knows jobs 1 to 9, and answers when it is told to."""
 
     name = "fake"
@@ -129,7 +129,7 @@ async def told(ask: Callable[[Callable[[Any], None]], None]) -> Any:
 
 
 class WatchedBudget(Budget):
-    """Keeps when each query was counted: the filling hears of it whenever the machine has time."""
+    """Keeps when each query was counted: the adapter hears of it whenever the machine has time."""
 
     def __init__(self, seed: int, limits: Limits) -> None:
         super().__init__(seed, limits)
@@ -140,10 +140,10 @@ class WatchedBudget(Budget):
         super().queried(now)
 
 
-def play(scene: Callable[[BudgetedSlurm, FakeFilling], Any], limits: Limits = FAST,
+def play(scene: Callable[[BudgetedSlurm, FakeAdapter], Any], limits: Limits = FAST,
          budget: Budget | None = None) -> Any:
     async def go() -> Any:
-        fake = FakeFilling()
+        fake = FakeAdapter()
         slurm = BudgetedSlurm(fake, budget or Budget(3, limits), SystemClock())
         try:
             return await scene(slurm, fake)
@@ -154,7 +154,7 @@ def play(scene: Callable[[BudgetedSlurm, FakeFilling], Any], limits: Limits = FA
 
 
 def test_each_call_is_answered() -> None:
-    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         assert await told(lambda then: slurm.submit(JobOrder("s"), then)) == 7
         assert await told(lambda then: slurm.cancel([JobRef(1, 2)], then)) is None
         assert await told(lambda then: slurm.comment(1, "c", then)) is None
@@ -164,7 +164,7 @@ def test_each_call_is_answered() -> None:
         assert await told(lambda then: slurm.cancel([], then)) is None
         assert [what for what, _, _ in fake.made] == ["submit", "cancel", "comment", "query"]
         calls = slurm.calls()
-        assert (calls.filling, calls.submits, calls.queries, calls.cancels, calls.comments) == (
+        assert (calls.adapter, calls.submits, calls.queries, calls.cancels, calls.comments) == (
             "fake", 1, 1, 1, 1)
         assert calls.failed == calls.refused == calls.held_back == 0
     play(scene)
@@ -173,7 +173,7 @@ def test_each_call_is_answered() -> None:
 def test_ten_thousand_questions_are_a_few_calls() -> None:
     budget = WatchedBudget(3, FAST)
 
-    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         began, answers = time.monotonic_ns(), []
         for _ in range(5):
             asks = [told(lambda then, n=n: slurm.query([n % 9 + 1], then)) for n in range(2000)]
@@ -189,7 +189,7 @@ def test_ten_thousand_questions_are_a_few_calls() -> None:
 
 
 def test_more_than_the_budget_is_not_now_and_says_when() -> None:
-    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         answers = await asyncio.gather(*(
             told(lambda then: slurm.submit(JobOrder("s"), then)) for _ in range(6)))
         late = [a for a in answers if isinstance(a, SlurmTransient)]
@@ -202,7 +202,7 @@ def test_more_than_the_budget_is_not_now_and_says_when() -> None:
 
 
 def test_after_a_failure_nobody_calls_for_a_while() -> None:
-    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         fake.fails = SlurmTransient("no answer", unsure=True)
         first = Limits(first_ns=10 * S).first_ns
         fake.gate.clear()
@@ -225,7 +225,7 @@ def test_after_a_failure_nobody_calls_for_a_while() -> None:
 
 
 def test_it_comes_back_after_the_pause() -> None:
-    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         fake.fails = SlurmTransient("away")
         assert isinstance(await told(lambda then: slurm.query([1], then)), SlurmTransient)
         fake.fails = None
@@ -237,7 +237,7 @@ def test_it_comes_back_after_the_pause() -> None:
 
 
 def test_a_refusal_begins_no_pause() -> None:
-    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         fake.fails = SlurmRejected("Invalid partition name specified")
         never = await told(lambda then: slurm.submit(JobOrder("s"), then))
         assert isinstance(never, SlurmRejected)
@@ -249,7 +249,7 @@ def test_a_refusal_begins_no_pause() -> None:
 
 
 def test_at_the_end_all_are_answered() -> None:
-    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         fake.gate.clear()
         asked = [asyncio.ensure_future(told(ask)) for ask in (
             lambda then: slurm.submit(JobOrder("s"), then),
@@ -264,7 +264,7 @@ def test_at_the_end_all_are_answered() -> None:
 
 
 def test_a_broken_law_is_the_loops() -> None:
-    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         broken: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: broken.set_result(context["exception"]))

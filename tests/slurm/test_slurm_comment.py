@@ -14,8 +14,8 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.slurm import COMMENT_MAX, JobView, with_remark
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.ports import SlurmRejected, SlurmTransient
+from tangram_hpc.slurm.adapter import failure
 from tangram_hpc.slurm.environ import for_commands
-from tangram_hpc.slurm.filling import failure
 from tangram_hpc.slurm.hostlist import expand
 
 HOUR = 3600 * 10**9

@@ -1,6 +1,6 @@
 """Pure. The costs that a search asks for, and the analytic model's own answer to them.
 
-Law: `Costs` is the hole, `AnalyticCosts` one filling; another is a command
+Law: `Costs` is the port, `AnalyticCosts` one adapter; another is a command
 (`libra/live/plan_costs.py`). Prices are whole ns with the learned factors in them; `NEVER` is what
 cannot run. The same question has the same answer for as long as a plan is made.
 """

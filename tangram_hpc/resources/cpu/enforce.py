@@ -1,5 +1,5 @@
 """Owns: the port through which a worker holds its sandboxes to what they were lent, and the choice
-of its filling. Must not know how a filling does it.
+of its adapter. Must not know how an adapter does it.
 
 A worker makes a `Group` for each host when it is forked; the host joins it by itself, as its first
 deed. The worker binds it before each action and on each resize, and removes it when the host has

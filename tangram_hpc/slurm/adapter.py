@@ -1,7 +1,9 @@
-"""What a filling of the Slurm port is, and what Slurm's words mean for whoever asked.
+"""The interface of one way to talk to Slurm, and what Slurm's error messages mean for a caller.
 
-Law: a filling carries one call out and knows nothing of budgets (`budgeted` does). Slurm's messages
-are the same text in every filling, so one table says which of them may pass by themselves.
+There are two adapters: Slurm's own commands (`commands.py`) and pyslurm (`binding.py`). An adapter
+carries out one call and knows nothing of rate limits, which `budgeted.py` adds. Slurm's error
+messages are the same text whichever adapter receives them, so one table here decides which failures
+may pass by themselves (`SlurmTransient`) and which need a person (`SlurmRejected`).
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ _UNKNOWN_JOB = ("invalid job id",)
 _OVER = ("already completing or completed", "already finished", "job/step already")
 
 
-class Filling(Protocol):
+class SlurmAdapter(Protocol):
     """One way to talk to Slurm. Each call raises SlurmRejected or SlurmTransient (without
-    `again_ns`) and ends within the filling's deadline. See `ports.Slurm` for what they do."""
+    `again_ns`) and ends within the adapter's deadline. See `ports.Slurm` for what they do."""
 
     @property
     def name(self) -> str:
-        """Of the filling: `cli` or `pyslurm`."""
+        """Of the adapter: `cli` or `pyslurm`."""
         ...
 
     async def submit(self, order: JobOrder) -> int:
