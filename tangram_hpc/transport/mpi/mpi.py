@@ -39,7 +39,7 @@ from .mpi_crowd import crowded, shares_fate, waiting
 from .mpi_guard import bring_up
 from .mpi_launch import REMEDY, Launch, launch_of, launch_rank
 from .mpi_shm import forget_names
-from .naps import sharpen
+from .timer_slack import shorten_timer_slack
 
 _SLOT = 8192  # bytes of a rank's card in the meeting
 
@@ -105,7 +105,7 @@ class World:
             raise BrokerUnreachable(f"job {self.job}: the MPI gateway is lost ({self.dead})")
         if self._channel is not None and not self._channel.closed:
             raise BrokerUnreachable(f"job {self.job}: another client of this process uses MPI")
-        sharpen()  # the client's own thread dials
+        shorten_timer_slack()  # the client's own thread dials
         self._opened += 1
         spin_ns = self.spin_us(spin_us) * 1000
         self._channel = MpiChannel(self.wire, self.gateway, self._opened, spin_ns, self.lose)
