@@ -35,9 +35,9 @@ from ...protocol import relay
 from ...protocol.frame import Buffer
 from ...protocol.liveness import Patience
 from .mpi_channel import MpiChannel
-from .mpi_crowd import crowded, shares_fate, waiting
 from .mpi_guard import bring_up
 from .mpi_launch import REMEDY, Launch, launch_of, launch_rank
+from .mpi_oversubscription import oversubscribed, shares_fate, wait_environment
 from .mpi_shm import forget_names
 from .timer_slack import shorten_timer_slack
 
@@ -72,7 +72,7 @@ class World:
         shares_fate: whether the launcher ends all ranks when one exits without finalising MPI.
     """
 
-    def __init__(self, MPI: Any, cards: list[Card], own_finalize: bool, is_crowded: bool,
+    def __init__(self, MPI: Any, cards: list[Card], own_finalize: bool, is_shared: bool,
                  fate_is_shared: bool) -> None:
         world = MPI.COMM_WORLD
         roles = [card.role for card in cards]
@@ -89,7 +89,7 @@ class World:
         traffic.Set_errhandler(MPI.ERRORS_RETURN)
         self.wire = MpiWire(MPI, traffic)
         self.dead = ""  # why nothing may be sent to the gateway any more
-        self._crowded = is_crowded  # ranks of this node share its cores
+        self._oversubscribed = is_shared  # ranks of this node share its cores
         self._mpi, self._own_finalize = MPI, own_finalize
         self._opened, self._owner = 0, os.getpid()
         self._ending = False  # the handlers of this process's exit run, ours among them
@@ -118,7 +118,7 @@ class World:
 
     def spin_us(self, at_most: int) -> int:
         """How long a wait of ours spins before it sleeps: not at all where ranks share cores."""
-        return 0 if self._crowded else at_most
+        return 0 if self._oversubscribed else at_most
 
     def lose(self, why: str) -> None:
         """Nothing is sent to the gateway any more."""
@@ -328,8 +328,8 @@ def speaks(environ: Mapping[str, str]) -> bool:
 def _bring_together(environ: Mapping[str, str], card: Card) -> World:
     global _met
     launch = launch_of(environ)
-    is_crowded = crowded(environ, len(os.sched_getaffinity(0)), os.cpu_count() or 1)
-    os.environ.update(waiting(environ, is_crowded))  # MPI reads it when it starts
+    is_shared = oversubscribed(environ, len(os.sched_getaffinity(0)), os.cpu_count() or 1)
+    os.environ.update(wait_environment(environ, is_shared))  # MPI reads it when it starts
     with bring_up(os.getpid(), launch.rank, launch.timeout_s, REMEDY):
         MPI, own_finalize = _start()
         full = {**asdict(card), "size": launch.size, "source": launch.source,
@@ -338,7 +338,7 @@ def _bring_together(environ: Mapping[str, str], card: Card) -> World:
         forget_names()  # all ranks have told: all have left MPI_Init
         problem = complaint(cards)
         if problem is None:
-            _met = World(MPI, cards, own_finalize, is_crowded, shares_fate(environ))
+            _met = World(MPI, cards, own_finalize, is_shared, shares_fate(environ))
     if problem is not None:
         if own_finalize:
             MPI.Finalize()  # nobody is missing: all refuse alike, and the launcher sees order
