@@ -11,7 +11,7 @@ from ..config.settings import Config
 from ..errors import BrokerUnreachable, TangramError
 from ..gateway.driver import Gateway
 from ..gateway.watchdog import STUCK_S, watch
-from ..transport.mpi.mpi_guard import end_if_stopped
+from ..transport.mpi.mpi_watchdog import end_if_stopped
 from ..transport.mpi.timer_slack import shorten_timer_slack
 from ..transport.pipes import SocketPipes
 from ..transport.socket.dial import dial

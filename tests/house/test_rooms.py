@@ -57,7 +57,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "tomllib": ("config/settings.py",),
     "tomli": ("config/settings.py",),
     "msgspec": ("domain/", "protocol/", "client/", "resources/", "slurm/", "sandbox/", "storage/",
-                "transport/", "services/", "doctor/guard.py"),
+                "transport/", "services/", "doctor/deadline.py"),
     "numpy": ("scheduler/placement/", "slurm/budget.py", "libra/planner/", "libra/live/",
               "protocol/value.py", "services/torch/torch_methods.py", "demo/", "hooks/reference"),
     "scipy": ("scheduler/placement/", "libra/planner/"),
@@ -71,7 +71,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "safetensors": ("services/torch/", "hooks/reference"),
     "tokenizers": ("services/torch/", "hooks/reference"),
     "subprocess": ("slurm/", "sandbox/", "transport/mpi/", "services/processes/",
-                   "doctor/guard.py", "app/local.py", "libra/live/plan_costs.py", "demo/",
+                   "doctor/deadline.py", "app/local.py", "libra/live/plan_costs.py", "demo/",
                    "hooks/reference", "cli/"),
     "multiprocessing": (),
 }

@@ -35,10 +35,10 @@ from ...protocol import relay
 from ...protocol.frame import Buffer
 from ...protocol.liveness import Patience
 from .mpi_channel import MpiChannel
-from .mpi_guard import bring_up
 from .mpi_launch import REMEDY, Launch, launch_of, launch_rank
 from .mpi_oversubscription import oversubscribed, shares_fate, wait_environment
 from .mpi_shm import forget_names
+from .mpi_watchdog import start_watchdog
 from .timer_slack import shorten_timer_slack
 
 _SLOT = 8192  # bytes of a rank's card in the meeting
@@ -330,7 +330,7 @@ def _bring_together(environ: Mapping[str, str], card: Card) -> World:
     launch = launch_of(environ)
     is_shared = oversubscribed(environ, len(os.sched_getaffinity(0)), os.cpu_count() or 1)
     os.environ.update(wait_environment(environ, is_shared))  # MPI reads it when it starts
-    with bring_up(os.getpid(), launch.rank, launch.timeout_s, REMEDY):
+    with start_watchdog(os.getpid(), launch.rank, launch.timeout_s, REMEDY):
         MPI, own_finalize = _start()
         full = {**asdict(card), "size": launch.size, "source": launch.source,
                 "threads": MPI.Query_thread() == MPI.THREAD_MULTIPLE, "library": _library(MPI)}

@@ -56,7 +56,7 @@ _LATER_S = 2.0  # rank 0 speaks first; where it ends the world, nobody else need
 
 
 @contextlib.contextmanager
-def bring_up(pid: int, rank: int, timeout_s: float, remedy: str) -> Iterator[None]:
+def start_watchdog(pid: int, rank: int, timeout_s: float, remedy: str) -> Iterator[None]:
     """Guards the body: after `timeout_s` seconds this process ends with status 2 and one line; when
     it ends by itself in the body, rank 0's watcher says that."""
     hung = (f"tangram: the MPI world did not come up within {timeout_s:g} s (rank {rank} waits): "

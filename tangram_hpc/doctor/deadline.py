@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 _GONE_S = 1.0  # how long a killed process may take to go
 
 
-def guarded(act: Callable[[], T], kind: type[T], seconds: float) -> T | None:
+def with_deadline(act: Callable[[], T], kind: type[T], seconds: float) -> T | None:
     """What `act` returns, from a forked process; None when that takes longer, or when it breaks
     (its traceback is on stderr then). The process and its group end with the call, and the process
     when its parent is killed."""
@@ -103,7 +103,7 @@ class Told:
 _NO_COMPONENT = "No directives to start application on any available hetjob components"
 
 
-def tell(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Told:
+def run_command(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Told:
     """Runs a command without input. One that is late is asked to end, as `srun` then ends its step,
     and killed 2 s later."""
     began = time.monotonic()
@@ -126,11 +126,11 @@ def tell(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Tol
     return Told(124, "", f"no answer in {seconds:g} s", time.monotonic() - began)
 
 
-def tell_step(words: Sequence[str], environ: Mapping[str, str], seconds: float) -> Told:
+def run_step(words: Sequence[str], environ: Mapping[str, str], seconds: float) -> Told:
     """`srun` with these words, as a further step of our job. A step of a het job that was started
     from outside of it is told neither of components nor that there are some; without a component
     its own `srun` finds nothing to start. Then the step is the first component's."""
-    told = tell(["srun", *words], environ, seconds)
+    told = run_command(["srun", *words], environ, seconds)
     if _NO_COMPONENT in told.err:
-        told = tell(["srun", "--het-group=0", *words], environ, seconds)
+        told = run_command(["srun", "--het-group=0", *words], environ, seconds)
     return told
