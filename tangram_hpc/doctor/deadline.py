@@ -25,7 +25,7 @@ from ..protocol.reading import reader
 
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
-_GONE_S = 1.0  # how long a killed process may take to go
+_REAP_S = 1.0  # how long a killed process may take to go
 
 
 def with_deadline(act: Callable[[], T], kind: type[T], seconds: float) -> T | None:
@@ -74,7 +74,7 @@ def _read(fd: int, deadline: float) -> bytes:
 
 
 def _end(pid: int) -> None:
-    deadline = time.monotonic() + _GONE_S
+    deadline = time.monotonic() + _REAP_S
     if os.waitpid(pid, os.WNOHANG)[0] == 0:
         time.sleep(0.005)  # it is on its way out, as a rule
     with suppress(ProcessLookupError, PermissionError):
@@ -113,7 +113,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str], seconds: float)
                                  env=dict(environ))
     except OSError as error:
         return Told(127, "", f"{argv[0]}: {error.strerror}", 0.0)
-    for limit, end in ((seconds, child.terminate), (2.0, child.kill), (_GONE_S, None)):
+    for limit, end in ((seconds, child.terminate), (2.0, child.kill), (_REAP_S, None)):
         try:
             out, err = child.communicate(timeout=limit)
         except subprocess.TimeoutExpired:

@@ -17,7 +17,7 @@ CLOSE = 3  # the conversation ends
 LEAVE = 4  # the rank's program ends: b"" in order, b"!" by an error
 # gateway -> rank
 BEAT = 5  # the gateway lives
-GONE = 6  # the broker's side of the conversation ended; the bytes are the reason
+BROKER_CLOSED = 6  # the broker's side of the conversation ended; the bytes are the reason
 PART = 7  # all ranks leave in order: finalise MPI
 END = 8  # not all can: end without finalising
 

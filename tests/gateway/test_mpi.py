@@ -379,7 +379,8 @@ def test_the_brokers_end_reaches_only_its_rank() -> None:
         rig.hear(rank, relay.OPEN, b"\1\0\0\0")
     rig.pipes.come = [(0, b"", "closed")]
     rig.gateway.turn()
-    assert rig.ranks.said[-1] == (0, relay.GONE, b"closed") and relay.GONE not in rig.to(1)
+    assert rig.ranks.said[-1] == (0, relay.BROKER_CLOSED, b"closed")
+    assert relay.BROKER_CLOSED not in rig.to(1)
 
 
 def test_a_silent_rank_is_sent_nothing_and_may_come_back() -> None:
@@ -392,7 +393,7 @@ def test_a_silent_rank_is_sent_nothing_and_may_come_back() -> None:
     rig.later(3)
     assert len(rig.ranks.said) == said
     rig.hear(0, relay.DATA, b"?")
-    assert rig.ranks.said[-1][1] == relay.GONE
+    assert rig.ranks.said[-1][1] == relay.BROKER_CLOSED
 
 
 def test_a_gateway_that_was_stopped_blames_nobody() -> None:
@@ -437,11 +438,12 @@ def test_a_channel_drops_what_is_of_an_older_conversation() -> None:
     box.put(ms.Pong(7))
     frame = b"".join(box.take())
     channel = MpiChannel(ranks, 2, 5, 0, lambda why: None)
-    ranks.come += [(2, relay.DATA, bytearray(b"old rubbish")), (2, relay.GONE, bytearray(b"old")),
+    ranks.come += [(2, relay.DATA, bytearray(b"old rubbish")),
+                   (2, relay.BROKER_CLOSED, bytearray(b"old")),
                    (2, relay.OPEN, bytearray(b"\5\0\0\0")),
                    (2, relay.DATA, bytearray(frame[:5])), (2, relay.DATA, bytearray(frame[5:]))]
     assert [m for m, _ in channel.wait(1.0, True)] == [ms.Pong(7)]
-    ranks.come.append((2, relay.GONE, bytearray(b"why")))
+    ranks.come.append((2, relay.BROKER_CLOSED, bytearray(b"why")))
     with pytest.raises(ChannelLost, match="why"):
         list(channel.wait(1.0, True))
 

@@ -153,7 +153,7 @@ class MpiChannel:
             raise ChannelLost("the gateway ended")
         elif not self._begun:
             return  # of an older conversation
-        elif tag == relay.GONE:
+        elif tag == relay.BROKER_CLOSED:
             raise ChannelLost(data.decode(errors="replace"))
         elif tag == relay.DATA:
             self._pace.moved(time.monotonic_ns())

@@ -24,7 +24,7 @@ from ...protocol.frame import RECEIVE, Buffer, Inbox, Outbox, Parcel
 from ...protocol.message import Message
 
 HANDSHAKE_S = 5.0
-GONE_S = 30.0  # as long as the broker's own patience with a silent worker
+TCP_TIMEOUT_S = 30.0  # as long as the broker's own patience with a silent worker
 _NO_ROOM_S = 0.1  # until we look again, when there are no descriptors left
 # Messages of one link that are handed on before all other links have their turn: one read may hold
 # thousands of a client's, and whoever else speaks would wait until the last of them is dealt with.
@@ -259,13 +259,13 @@ def _check_same_user(peer: socket.socket) -> None:
 
 def tune(sock: socket.socket) -> None:
     """No delay for small frames on TCP. A host that is gone without a word (power, cable) ends the
-    conversation after `GONE_S`; by itself the kernel would try for a quarter of an hour."""
+    conversation after `TCP_TIMEOUT_S`; by itself the kernel would try for a quarter of an hour."""
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(GONE_S * 1000))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(TCP_TIMEOUT_S * 1000))
 
 
 def listen_unix(path: str) -> socket.socket:
