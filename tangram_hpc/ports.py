@@ -144,7 +144,7 @@ class Overflow(Protocol):
         ...
 
 
-class Trees(Protocol):
+class TreeStore(Protocol):
     """What rollout pools have learned, in folders that several jobs may share: each writes its own
     file, and all are read together."""
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..domain import event as ev
 from ..domain.rollouts import RolloutsSpec
 from ..errors import InvalidInput
-from ..ports import Timer, Trees
+from ..ports import Timer, TreeStore
 from ..protocol import message as ms
 from ..scheduler.handlers.quota_facts import declaration
 from ..scheduler.handlers.rollout_facts import declaration_of_rollouts
@@ -34,7 +34,7 @@ class Declaring:
     scheduler: Scheduler
     ended: bool
     _timer: Timer
-    _trees: Trees | None
+    _trees: TreeStore | None
     _saved: dict[str, int]  # of pools whose tree was read: trajectories learned when last saved
     _now: Callable[[], int]
     _happen: Callable[..., None]
