@@ -36,7 +36,7 @@ from ..storage.journal import FileJournal, journals, next_journal, read_journals
 from ..storage.overflow import FileOverflow
 from ..storage.rundir import make_scratch
 from ..storage.spool import FileSpool
-from ..storage.store import DRAFT_S, FolderStore
+from ..storage.store import TEMPORARY_S, FolderStore
 from ..transport.socket.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from ..version import VERSION
 from .clock import SystemClock
@@ -170,14 +170,14 @@ def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...
 
 def _sweeper(loop: asyncio.AbstractEventLoop, folder: str) -> Callable[[list[str]], None]:
     """Removes owners' entries of the job's store, in a thread: it may be on a slow file system.
-    Drafts that were left there go now, and every DRAFT_S."""
+    Temporary files that were left there go now, and every TEMPORARY_S."""
     store = FolderStore(folder)
 
-    def sweep_drafts() -> None:
-        loop.run_in_executor(None, store.sweep_drafts)
-        loop.call_later(DRAFT_S, sweep_drafts)
+    def sweep_temporary() -> None:
+        loop.run_in_executor(None, store.sweep_temporary)
+        loop.call_later(TEMPORARY_S, sweep_temporary)
 
-    sweep_drafts()
+    sweep_temporary()
 
     def sweep(owners: list[str]) -> None:
         loop.run_in_executor(None, store.sweep, owners)

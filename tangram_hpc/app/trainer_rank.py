@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..drafts import replace_file
+from ..atomic_file import replace_file
 from ..errors import BrokerUnreachable, InvalidInput, WrongWorld
 from ..slurm.environ import slurm_place
 from ..transport.mpi.mpi_launch import launch_of, launch_rank, managed

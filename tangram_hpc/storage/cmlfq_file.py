@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..drafts import replace_file
+from ..atomic_file import replace_file
 from ..errors import InvalidInput
 from ..scheduler.routing.cmlfq import CausalTree
 

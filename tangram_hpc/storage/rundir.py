@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ..drafts import replace_link
+from ..atomic_file import replace_link
 from ..errors import InvalidInput
 from ..sandbox.files import scratch
 from ..slurm.environ import slurm_place
