@@ -1,4 +1,4 @@
-"""`tangram doctor`: its page, its verdict, its deadlines, and what it says of this machine."""
+"""`tangram doctor`: its page, its severities, its deadlines, and its findings on this machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def where(tmp_path: Path, **environ: str) -> Where:
                  slurm_place(given))
 
 
-# ---- the page and the verdict --------------------------------------------------------------------
+# ---- the page and severity ---------------------------------------------------------------------
 
 
 def test_the_page_has_a_group_a_subject_and_fits() -> None:
@@ -69,7 +69,7 @@ def test_only_what_the_main_job_needs_stops_it() -> None:
     assert hindrances("job", [check(name, "warn") for name in NEEDS]) == []
 
 
-def test_what_the_verdict_names_is_on_the_list() -> None:
+def test_what_severity_names_is_on_the_list() -> None:
     names = [item.name for items in GROUPS.values() for item in items]
     assert len(names) == len(set(names))
     assert set(NEEDS) <= set(names)
