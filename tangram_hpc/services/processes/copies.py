@@ -44,7 +44,7 @@ class Copy:
         mib: host memory that the copy takes, as `backend.load` reported it, MiB.
         block: the GPUs on which the copy is resident; () while it is parked.
         dead: the copy has died or was closed, and is in no list any more.
-        claimed: a caller was given this copy while it was parked, and is about to wake it.
+        claimed: a caller was given this copy and is about to wake it.
         yield_due: the copy has been resident for its minimum residency and others wait for it, so
             the next caller that wants it on its block has to wait in line as well.
         since: when the copy became resident, monotonic ns; 0 before the first time.
