@@ -14,14 +14,14 @@ from typing import Protocol
 from ..domain.slurm import COMMENT_MAX, JobOrder, JobRef, JobView
 from ..ports import SlurmFailure, SlurmRejected, SlurmTransient
 
-# parts of Slurm's messages (lower case): the call has not been carried out, and may be later
+# parts of Slurm's messages, lower case: Slurm did not carry the call out, and may do so later
 _AWAY = ("unable to contact slurm controller (connect failure)", "unable to contact slurm "
          "controller (send failure)", "standby", "rate limit", "try again", "temporarily",
          "authentication", "munge", "connection refused", "communication connection failure",
          "connect to database", "database connection", "resource temporarily unavailable",
          "unable to establish configuration source", "failed to connect", "cannot allocate memory",
          "too many requests", "controller not responding")
-# nobody knows whether it has been carried out
+# nobody knows whether Slurm carried the call out
 _LATE = ("timed out", "timeout", "receive failure", "zero bytes", "shutdown failure",
          "unable to contact slurm controller", "unexpected message", "incomplete packet")
 _UNKNOWN_JOB = ("invalid job id",)
@@ -34,33 +34,39 @@ class SlurmAdapter(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the adapter: `cli` or `pyslurm`."""
+        """The adapter's name: `cli` or `pyslurm`."""
         ...
 
     async def submit(self, order: JobOrder) -> int:
-        """The new job's id."""
+        """Submits a batch job and returns its id."""
         ...
 
     async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
-        """Own jobs with these ids or names, by id and component."""
+        """Returns this user's jobs with these ids or names, ordered by id and component."""
         ...
 
     async def cancel(self, jobs: Sequence[JobRef]) -> None:
-        """Ends each of them; what is over or unknown is no failure. All are tried."""
+        """Cancels each job; one that has ended or is unknown is no failure. All are tried."""
         ...
 
     async def comment(self, job: int, text: str) -> None:
-        """Puts our line into an own job's Comment; two calls, as what is there must stay."""
+        """Puts our line into the Comment of one of this user's jobs.
+
+        This takes two calls of Slurm, as what others wrote into the Comment must stay.
+        """
         ...
 
     async def close(self) -> None:
-        """Leaves no process behind."""
+        """Ends every process that this adapter has started."""
         ...
 
 
 def failure(text: str) -> SlurmFailure:
-    """What a message of Slurm's means. What is not known to pass is taken for a refusal: a refusal
-    is shown to a person, and a call is never repeated in vain."""
+    """Returns the failure that an error message of Slurm stands for.
+
+    A message that is not in the tables counts as a rejection: a person sees a rejection, and a call
+    is never repeated in vain.
+    """
     low = text.lower()
     if any(part in low for part in _AWAY):
         return SlurmTransient(text)
@@ -70,12 +76,12 @@ def failure(text: str) -> SlurmFailure:
 
 
 def says_unknown(failed: SlurmFailure) -> bool:
-    """Whether Slurm said that there is no such job."""
+    """Returns whether Slurm said that there is no such job."""
     return isinstance(failed, SlurmRejected) and _any(failed, _UNKNOWN_JOB)
 
 
 def says_over(failed: SlurmFailure) -> bool:
-    """Whether Slurm said that the job has ended."""
+    """Returns whether Slurm said that the job has ended."""
     return isinstance(failed, SlurmRejected) and _any(failed, _OVER)
 
 
@@ -84,10 +90,10 @@ def _any(failed: SlurmFailure, parts: tuple[str, ...]) -> bool:
 
 
 def checked_comment(text: str) -> str:
-    """The text, if it can be our line of a Comment.
+    """Returns the text if it can be our line of a Comment.
 
     Raises:
-        SlurmRejected: it has control characters, or is too long.
+        SlurmRejected: the text has control characters, or more than `COMMENT_MAX` characters.
     """
     if not text.isprintable():
         raise SlurmRejected("comment: only printable characters on one line")
@@ -97,13 +103,13 @@ def checked_comment(text: str) -> str:
 
 
 def comment_of(rows: Sequence[JobView]) -> str | None:
-    """The Comment of a job, of a het job its leader's; None where there is no row of it."""
+    """Returns the Comment of a job (of a het job: its leader's), or None if there is no row."""
     return next((row.comment for row in rows if row.component <= 0), None)
 
 
 def wanted(rows: Sequence[JobView], jobs: Sequence[int], names: Sequence[str]
            ) -> tuple[JobView, ...]:
-    """Those that were asked for, by id and component."""
+    """Returns the rows with one of these ids or names, ordered by id and component."""
     ids, called = frozenset(jobs), frozenset(names)
     return tuple(sorted((row for row in rows if row.job in ids or row.name in called),
                         key=lambda row: (row.job, row.component)))

@@ -1,7 +1,9 @@
-"""Fills `ports.Slurm`: an adapter of calls beneath one broker's budget.
+"""The Slurm port: an adapter's calls under one broker's rate limit (serves `ports.Slurm`).
 
-Law: one call at a time, made by one task; queries that wait for their turn become one; nothing else
-waits longer than for the call in front of it. Whoever asks is always answered, on the loop, once.
+Invariants: one call of Slurm is made at a time, by one task. Queries that wait for their time are
+merged into one. Every other call waits only for the call in front of it; if the rate limit does not
+allow it, it is not made and its caller hears so at once. Each caller gets exactly one answer, on
+the loop.
 """
 
 from __future__ import annotations
@@ -19,33 +21,33 @@ from ..ports import Clock, SlurmFailure, SlurmRejected, SlurmTransient
 from .adapter import SlurmAdapter, wanted
 from .budget import Budget
 
-_TEXT_MAX = 200  # characters of a failure that are kept for people
+_TEXT_MAX = 200  # characters of the last failure that are kept for people
 
 
 @dataclass
 class _Call:
-    kind: str  # its counter
+    kind: str  # the counter of `SlurmCalls` that it adds to
     make: Callable[[], Awaitable[Any]]
     then: Callable[[Any], None]
 
 
 @dataclass
-class _Question:
+class _Query:
     jobs: tuple[int, ...]
     names: tuple[str, ...]
     then: Callable[[tuple[JobView, ...] | SlurmFailure], None]
 
 
 class BudgetedSlurm:
-    """See `ports.Slurm`. For one thread, that of the running loop."""
+    """See `ports.Slurm`. It is used by one thread, that of the running loop."""
 
     def __init__(self, adapter: SlurmAdapter, budget: Budget, clock: Clock) -> None:
         self._adapter, self._budget, self._clock = adapter, budget, clock
         self._loop = asyncio.get_running_loop()
-        self._line: deque[_Call] = deque()
-        self._questions: list[_Question] = []
-        self._under_way: list[Callable[[Any], None]] = []  # who waits for the call that is made
-        self._news = asyncio.Event()
+        self._waiting: deque[_Call] = deque()  # calls that are no queries, FCFS
+        self._queries: list[_Query] = []  # queries that will be merged into one
+        self._under_way: list[Callable[[Any], None]] = []  # callbacks of the call in progress
+        self._wake = asyncio.Event()  # set when a call or query joins
         self._task: asyncio.Task[None] | None = None
         self._calls = SlurmCalls()
         self._closed = False
@@ -76,7 +78,7 @@ class BudgetedSlurm:
         if not jobs and not names:
             self._loop.call_soon(then, ())
         elif not self._refused(then, self._budget.closed_until):
-            self._questions.append(_Question(tuple(jobs), tuple(names), then))
+            self._queries.append(_Query(tuple(jobs), tuple(names), then))
             self._go()
 
     def calls(self) -> SlurmCalls:
@@ -96,7 +98,7 @@ class BudgetedSlurm:
         self._drop(SlurmTransient("the broker ends"))
 
     async def closed(self) -> None:
-        """Returns when nothing of it is left; `close` is called where it was not."""
+        """Closes the port if nobody did, and returns when nothing of it is left."""
         if not self._closed:
             self.close()
         if self._task is not None:
@@ -109,11 +111,11 @@ class BudgetedSlurm:
         now = self._clock.now_ns()
         if not self._refused(call.then, self._budget.may_act_at(now)):
             self._budget.acted(now)
-            self._line.append(call)
+            self._waiting.append(call)
             self._go()
 
     def _refused(self, then: Callable[[Any], None], until: int) -> bool:
-        """Answers at once when no call may be made before `until`; says whether."""
+        """Answers at once if no call may be made before `until`; returns whether it did."""
         if not self._closed and until <= self._clock.now_ns():
             return False
         pause = self._budget.closed_until > self._clock.now_ns()
@@ -124,21 +126,21 @@ class BudgetedSlurm:
         return True
 
     def _go(self) -> None:
-        self._news.set()
+        self._wake.set()
         if self._task is None or self._task.done():
             self._task = self._loop.create_task(self._work())
-            self._task.add_done_callback(self._look)
+            self._task.add_done_callback(self._report_bug)
 
-    def _look(self, task: asyncio.Task[None]) -> None:
-        """A broken law is the loop's to judge, at once."""
+    def _report_bug(self, task: asyncio.Task[None]) -> None:
+        """Hands an exception that nobody expected to the loop's handler at once."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._loop.call_exception_handler({"message": "a call of Slurm", "exception": error})
 
     async def _work(self) -> None:
-        """Makes calls until none is left to make."""
-        while self._line or self._questions:
-            if self._line:
-                call = self._line.popleft()
+        """Makes calls until none is left; other calls go before queries."""
+        while self._waiting or self._queries:
+            if self._waiting:
+                call = self._waiting.popleft()
                 await self._make(call.kind, call.make, [call.then])
                 continue
             now = self._clock.now_ns()
@@ -146,15 +148,15 @@ class BudgetedSlurm:
             if wait_ns <= 0:
                 await self._ask()
                 continue
-            self._news.clear()
+            self._wake.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), wait_ns / 1e9)
+                await asyncio.wait_for(self._wake.wait(), wait_ns / 1e9)
             except asyncio.TimeoutError:
                 pass
 
     async def _ask(self) -> None:
-        """All questions that wait, as one."""
-        asked, self._questions = self._questions, []
+        """Makes one query for all that wait."""
+        asked, self._queries = self._queries, []
         jobs = tuple(dict.fromkeys(job for each in asked for job in each.jobs))
         names = tuple(dict.fromkeys(name for each in asked for name in each.names))
         self._budget.queried(self._clock.now_ns())
@@ -190,10 +192,10 @@ class BudgetedSlurm:
             self._budget.answered()
 
     def _drop(self, why: SlurmTransient) -> None:
-        """Who still waits for a call is told that it is not made."""
-        waiting = [call.then for call in self._line] + [each.then for each in self._questions]
-        self._line.clear()
-        self._questions = []
+        """Tells all waiting callers that their calls are not made."""
+        waiting = [call.then for call in self._waiting] + [each.then for each in self._queries]
+        self._waiting.clear()
+        self._queries = []
         for then in waiting:
             self._count("held_back")
             self._loop.call_soon(then, SlurmTransient(str(why), why.again_ns))
@@ -203,8 +205,8 @@ class BudgetedSlurm:
         self._calls = msgspec.structs.replace(self._calls, **more)
 
 
-def _part(asked: _Question) -> Callable[[Any], None]:
-    """Hands a question its part of the answer to all of them."""
+def _part(asked: _Query) -> Callable[[Any], None]:
+    """Returns a callback that takes one query's rows out of the merged answer."""
     def then(answer: tuple[JobView, ...] | SlurmFailure) -> None:
         mine = wanted(answer, asked.jobs, asked.names) if isinstance(answer, tuple) else answer
         asked.then(mine)

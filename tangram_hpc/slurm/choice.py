@@ -1,6 +1,8 @@
-"""Which adapter a broker uses: `cli`, `pyslurm`, or `auto`: pyslurm where it works, else commands.
+"""Chooses a broker's Slurm adapter: `cli`, `pyslurm`, or `auto`.
 
-Law: looks for pyslurm without importing it; whether it works is known when it first answers.
+`auto` uses pyslurm where it is installed and answers, and Slurm's commands otherwise. Whether
+pyslurm is installed is looked up without importing it; whether it works shows when it first
+answers.
 """
 
 from __future__ import annotations
@@ -24,7 +26,12 @@ _T = TypeVar("_T")
 
 def make_adapter(choice: str, environ: Mapping[str, str], deadline_s: float = DEADLINE_S
                  ) -> SlurmAdapter:
-    """The adapter of this name.
+    """Returns the adapter of this name.
+
+    Args:
+        choice: "cli", "pyslurm" or "auto".
+        environ: the caller's environment.
+        deadline_s: how long one call may take, seconds.
 
     Raises:
         MissingExtra: pyslurm was asked for and is not installed.
@@ -43,21 +50,32 @@ def make_adapter(choice: str, environ: Mapping[str, str], deadline_s: float = DE
 
 def make_slurm(choice: str, environ: Mapping[str, str], job: str, query_s: float, clock: Clock
                ) -> BudgetedSlurm:
-    """A broker's way to Slurm; `job` seeds the jitter of its pauses. Raises MissingExtra."""
+    """Returns a broker's Slurm port.
+
+    Args:
+        choice: as for `make_adapter`.
+        environ: the broker's environment.
+        job: the job's name, which seeds the jitter of pauses.
+        query_s: least time between two queries, seconds.
+        clock: the broker's clock.
+
+    Raises:
+        MissingExtra: pyslurm was asked for and is not installed.
+    """
     limits = Limits(query_ns=int(query_s * 1e9))
     return BudgetedSlurm(make_adapter(choice, environ), Budget(zlib.crc32(job.encode()), limits),
                          clock)
 
 
 class Auto:
-    """The first of two adapters until it turns out that it cannot be used here; then the second."""
+    """Uses the first of two adapters until that raises PyslurmUnusable, and then the second."""
 
     def __init__(self, first: SlurmAdapter, second: SlurmAdapter) -> None:
         self._now, self._second = first, second
 
     @property
     def name(self) -> str:
-        """Of the one that is used."""
+        """The name of the adapter in use."""
         return self._now.name
 
     async def submit(self, order: JobOrder) -> int:
