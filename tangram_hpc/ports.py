@@ -1,7 +1,7 @@
-"""Holes: what the drivers need of the outside world. Protocols only, no behaviour.
+"""Ports: what the drivers need of the outside world. Protocols only, no behaviour.
 
-Law: a driver sees these and nothing of what fills them; only `app/` knows which filling goes into
-which hole. The simulator fills the same holes with models.
+Law: a driver sees these ports and none of their adapters; only `app/` knows which adapter serves
+which port. The simulator serves the same ports with models.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class SpillFiles(Protocol):
         ...
 
 
-class Trees(Protocol):
+class TreeStore(Protocol):
     """What rollout pools have learned, in folders that several jobs may share: each writes its own
     file, and all are read together."""
 
@@ -376,12 +376,12 @@ MakeServiceBackend = Callable[[ServiceSpec, ServicePlace], ServiceBackend]
 # ---- Slurm -----------------------------------------------------------------------------------
 
 
-class SlurmNever(Exception):
+class SlurmRejected(Exception):
     """Slurm refuses this as it is asked (partition, QOS, a limit, a job that is somebody else's);
     its text is one line. Asking again is of no use before something is changed."""
 
 
-class SlurmNotNow(Exception):
+class SlurmTransient(Exception):
     """It was not carried out, or nobody knows whether: the controller is away or late, or the
     budget is used up; its text is one line.
 
@@ -396,7 +396,7 @@ class SlurmNotNow(Exception):
         self.again_ns, self.unsure = again_ns, unsure
 
 
-SlurmFailure = SlurmNever | SlurmNotNow
+SlurmFailure = SlurmRejected | SlurmTransient
 
 
 class Slurm(Protocol):
@@ -405,7 +405,7 @@ class Slurm(Protocol):
 
     One budget lies over all of it: one call at a time; queries at least 30 s apart, those asked
     for meanwhile become one; other calls are few (a short burst, then one in 30 s) and get
-    SlurmNotNow beyond; after a failure nobody calls for a while, which doubles each time.
+    SlurmTransient beyond; after a failure nobody calls for a while, which doubles each time.
     """
 
     def submit(self, order: JobOrder, then: Callable[[int | SlurmFailure], None]) -> None:
@@ -438,7 +438,7 @@ class Slurm(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends what is under way; what was not answered gets SlurmNotNow."""
+        """Ends what is under way; what was not answered gets SlurmTransient."""
         ...
 
 

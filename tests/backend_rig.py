@@ -1,6 +1,6 @@
-"""What fillings of `ServiceBackend` are held against, one `Filling` for each, and a watch on what
-they leave behind. Another filling joins the conformance suite by a class here and its place in
-`FILLINGS`.
+"""The adapters of `ServiceBackend` as the conformance suite uses them, one `BackendCase` for each,
+and a watch on what they leave behind. Another adapter joins the suite by a class here and its place
+in `ADAPTERS`.
 
 Law: a copy is made to fail from outside, as a node would; only a fake is told to.
 """
@@ -42,8 +42,8 @@ def value(reply: ServiceReply) -> Any:
     return decode_value(reply.value)
 
 
-class Filling(Protocol):
-    """One filling, and how its copies come to harm."""
+class BackendCase(Protocol):
+    """One adapter, and how its copies come to harm."""
 
     name: str
     good: list[ServiceRequest]
@@ -160,7 +160,7 @@ class Torch:
             await asyncio.sleep(0.002)
 
 
-FILLINGS: list[Any] = [
+ADAPTERS: list[Any] = [
     pytest.param(Fake(), id="fake"),
     pytest.param(Torch("causal"), id="torch-causal", marks=NEEDS_TORCH),
     pytest.param(Torch("classifier"), id="torch-classifier", marks=NEEDS_TORCH),

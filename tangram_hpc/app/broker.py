@@ -30,13 +30,13 @@ from ..slurm.budgeted import BudgetedSlurm
 from ..slurm.choice import make_slurm
 from ..slurm.environ import slurm_place
 from ..storage.access import Access, mark_ended, write_access
-from ..storage.claim import BEAT_S, Claim
 from ..storage.cmlfq_file import TreeFiles
+from ..storage.folder_lock import BEAT_S, FolderLock
 from ..storage.journal import FileJournal, journals, next_journal, read_journals
 from ..storage.rundir import make_scratch
 from ..storage.spill_files import FolderSpillFiles
 from ..storage.spool import FileSpool
-from ..storage.store import DRAFT_S, FolderStore
+from ..storage.store import TEMPORARY_S, FolderStore
 from ..transport.socket.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from ..version import VERSION
 from .clock import SystemClock
@@ -69,14 +69,14 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     endpoints = tuple(endpoint_spec(name, table) for name, table in config.endpoints.items())
     seldom_collect()
     die_on_broken_law(loop, "broker")
-    claim = await take_folder(environ, plan.job)
-    folder = claim.folder
+    folder_lock = await take_folder(environ, plan.job)
+    folder = folder_lock.folder
     scheduler = Scheduler(make_placer(config.placer), round(config.end_margin_s * 1e9))
     _apply_earlier(scheduler, folder)
     spool = FileSpool(folder / "once", config.once_mib << 20)
     ended = asyncio.Event()
     journal = FileJournal(next_journal(folder), config.sync, loop.call_soon_threadsafe, spool.sync,
-                          claim.superseded)
+                          folder_lock.superseded)
     settings = _settings(plan, folder, endpoints)
     place, clock = slurm_place(environ), SystemClock()
     held = place is not None and place.job == plan.job  # else it is a guest in somebody's job
@@ -97,21 +97,21 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
     access = folder / "access.json"
-    _check_place(claim, plan.job)
+    _check_place(folder_lock, plan.job)
     write_access(access, Access(plan.job, tuple(addresses), key, settings.store,
                                 socket.gethostname(), os.getpid()))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, broker.end, f"signal {number.name}",
                                 config.end_margin_s / 4)
     loop.add_signal_handler(signal.SIGUSR1, broker.drain, "the job is about to end")
-    _hold(LoopTimer(loop), claim, broker)
+    _hold(LoopTimer(loop), folder_lock, broker)
     if plan.lifeline >= 0:
         watch_lifeline(loop, plan.lifeline, lambda: broker.stop("its parent ended"))
     await ended.wait()
     for listener in listeners:
         listener.close()
     try:
-        _check_place(claim, plan.job)  # else nothing in the folder is ours any more
+        _check_place(folder_lock, plan.job)  # else nothing in the folder is ours any more
     except TangramError:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
@@ -121,7 +121,8 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     spill.close()
     spool.close(remove=broker.over)
     mark_ended(access, plan.job, time.strftime("%Y-%m-%dT%H:%M:%S"))
-    claim.lock.release()  # the next broker may begin, and nothing is written or removed any more
+    # from here on nothing is written to the folder or removed from it: the next broker may begin
+    folder_lock.file_lock.release()
     await asyncio.sleep(0.05)  # the last frames leave
     if slurm is not None:
         await _leave_slurm(slurm, broker, plan, folder)
@@ -140,19 +141,19 @@ async def _leave_slurm(slurm: BudgetedSlurm, broker: Broker, plan: BrokerPlan,
     await slurm.closed()
 
 
-def _check_place(claim: Claim, job: str) -> None:
+def _check_place(folder_lock: FolderLock, job: str) -> None:
     """Raises TangramError where another broker has taken this one's place; says who it is."""
-    if claim.superseded(now=True):
-        raise TangramError(f"job {job}: another broker serves it now ({claim.successor()}); this "
-                           "one has stopped and answers nobody")
+    if folder_lock.superseded(now=True):
+        raise TangramError(f"job {job}: another broker serves it now ({folder_lock.successor()}); "
+                           "this one has stopped and answers nobody")
 
 
-def _hold(timer: LoopTimer, claim: Claim, broker: Broker) -> None:
+def _hold(timer: LoopTimer, folder_lock: FolderLock, broker: Broker) -> None:
     """Shows every `BEAT_S` that this broker lives, and looks whether it has been superseded while
     it had nothing to commit."""
-    claim.beat()
+    folder_lock.beat()
     if not broker.superseded() and not broker.ended:
-        timer.after(BEAT_S, lambda: _hold(timer, claim, broker))
+        timer.after(BEAT_S, lambda: _hold(timer, folder_lock, broker))
 
 
 def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...]) -> Settings:
@@ -169,14 +170,14 @@ def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...
 
 def _sweeper(loop: asyncio.AbstractEventLoop, folder: str) -> Callable[[list[str]], None]:
     """Removes owners' entries of the job's store, in a thread: it may be on a slow file system.
-    Drafts that were left there go now, and every DRAFT_S."""
+    Temporary files that were left there go now, and every TEMPORARY_S."""
     store = FolderStore(folder)
 
-    def sweep_drafts() -> None:
-        loop.run_in_executor(None, store.sweep_drafts)
-        loop.call_later(DRAFT_S, sweep_drafts)
+    def sweep_temporary() -> None:
+        loop.run_in_executor(None, store.sweep_temporary)
+        loop.call_later(TEMPORARY_S, sweep_temporary)
 
-    sweep_drafts()
+    sweep_temporary()
 
     def sweep(owners: list[str]) -> None:
         loop.run_in_executor(None, store.sweep, owners)

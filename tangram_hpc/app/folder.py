@@ -1,7 +1,7 @@
 """A broker takes its job's folder: whose it is, who holds it, and what becomes of a stranger's.
 
 Law: nothing of the folder is read as ours before it is known to be ours (`storage.identity`) and
-held by nobody else (`storage.claim`). What is a stranger's is moved away whole, journal, kept
+held by nobody else (`storage.folder_lock`). What is a stranger's is moved away whole, journal, kept
 results and store, with one line that says where; nothing is deleted.
 """
 
@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import InvalidInput, TangramError
-from ..ports import SlurmNever, SlurmNotNow
+from ..ports import SlurmRejected, SlurmTransient
 from ..slurm.commands import Commands
 from ..slurm.environ import slurm_place
-from ..storage.claim import SILENT_S, YIELD_S, Claim, Lock, holder_of, last_sign
+from ..storage.folder_lock import SILENT_S, YIELD_S, FileLock, FolderLock, holder_of, last_sign
 from ..storage.identity import Start, read_starts, why_foreign, write_starts
 from ..storage.journal import journals
 from ..storage.rundir import link_last, make_job_dir, move_away
@@ -27,7 +27,7 @@ _ASK_S = 30.0  # for the one question to Slurm
 _PAUSES_S = (3.0,)  # before it is asked again, where the controller does not answer now
 
 
-async def take_folder(environ: Mapping[str, str], job: str) -> Claim:
+async def take_folder(environ: Mapping[str, str], job: str) -> FolderLock:
     """Takes the folder of a job for its broker; nobody else writes there from now on.
 
     A run that is named by hand is who its name says. A job of Slurm is asked for once: when it was
@@ -39,37 +39,37 @@ async def take_folder(environ: Mapping[str, str], job: str) -> Claim:
     """
     folder, slurm = make_job_dir(environ, job), Commands(environ, _ASK_S)
     now = await _start(environ, job, slurm)
-    lock, foreign = Lock(folder), ""
+    file_lock, foreign = FileLock(folder), ""
     starts = read_starts(folder)
     if now is not None and (starts or journals(folder)):
         foreign = await why_foreign(starts, now, lambda: slurm.accounted(job))
-    if not lock.held:
+    if not file_lock.held:
         await _refuse_if_alive(folder, job, None if foreign else now)
     try:
         if foreign:
             print(f"tangram: broker: job folder {folder} is not this job's: {foreign}; it is now "
                   f"{move_away(folder)}", file=sys.stderr)
-            lock.release()
-            lock, starts = Lock(make_job_dir(environ, job)), []
+            file_lock.release()
+            file_lock, starts = FileLock(make_job_dir(environ, job)), []
         if now is not None:
             write_starts(folder, [*(s for s in starts if s != now), now])
-        claim = Claim(folder, lock, -1 if now is None else now.restarts)
+        folder_lock = FolderLock(folder, file_lock, -1 if now is None else now.restarts)
         if now is not None:
             _link(folder, job)
     except OSError as error:
         raise InvalidInput(f"job folder {folder}: cannot write there ({error.strerror})") from None
-    if claim.earlier:
+    if folder_lock.earlier:
         await asyncio.sleep(YIELD_S)  # an earlier broker that lives has noticed by then
-    return claim
+    return folder_lock
 
 
 def _link(folder: Path, job: str) -> None:
     """Lets `jobs/JOB` lead to this folder, unless a run that was named so by hand serves there."""
     link = folder.with_name(job)
     if link.is_dir() and not link.is_symlink():
-        lock = Lock(link)
-        lock.release()
-        if not lock.held:
+        file_lock = FileLock(link)
+        file_lock.release()
+        if not file_lock.held:
             return
     if (moved := link_last(folder, job)) is not None:
         print(f"tangram: broker: {link} was made by an earlier release and does not say whose it "
@@ -90,8 +90,8 @@ async def _submitted(job: str, slurm: Commands) -> int:
     for pause_s in (*_PAUSES_S, None):
         try:
             return await slurm.submitted(job)
-        except (SlurmNever, SlurmNotNow) as failed:
-            if pause_s is None or isinstance(failed, SlurmNever):
+        except (SlurmRejected, SlurmTransient) as failed:
+            if pause_s is None or isinstance(failed, SlurmRejected):
                 print(f"tangram: broker: Slurm does not tell when job {job} was submitted: "
                       f"{failed}", file=sys.stderr)
                 return 0

@@ -11,8 +11,8 @@ from ..config.settings import Config
 from ..errors import BrokerUnreachable, TangramError
 from ..gateway.driver import Gateway
 from ..gateway.watchdog import STUCK_S, watch
-from ..transport.mpi.mpi_guard import end_if_stopped
-from ..transport.mpi.naps import sharpen
+from ..transport.mpi.mpi_watchdog import end_if_stopped
+from ..transport.mpi.timer_slack import shorten_timer_slack
 from ..transport.pipes import SocketPipes
 from ..transport.socket.dial import dial
 from ..version import VERSION
@@ -52,7 +52,7 @@ def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path
     pipes = SocketPipes(lambda: dial(here.addresses, here.key, here.job))
     gateway = Gateway(world.wire, pipes, world.members, time.monotonic_ns,
                       world.spin_us(config.gateway_spin_us), os.sched_yield, world.shares_fate)
-    sharpen()
+    shorten_timer_slack()
     if not world.shares_fate:  # else its end would end the ranks, who can do without it
         watch(lambda: gateway.turns, STUCK_S, end_if_stopped(os.getpid(), STUCK_S))
     orderly = gateway.run()

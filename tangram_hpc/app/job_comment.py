@@ -15,7 +15,7 @@ from ..accounting.record import fold
 from ..accounting.summary import summary
 from ..domain.event import Event
 from ..errors import InvalidInput
-from ..ports import Slurm, SlurmFailure, SlurmNotNow
+from ..ports import Slurm, SlurmFailure, SlurmTransient
 from ..storage.journal import read_journals
 
 READ_S = 20.0  # some hundred thousand actions; the template leaves more before a time limit
@@ -44,7 +44,7 @@ async def set_job_comment(slurm: Slurm, job: int, folder: Path) -> str:
     try:
         failed = await asyncio.wait_for(answer, CALL_S)
     except asyncio.TimeoutError:
-        failed = SlurmNotNow("Slurm does not answer")
+        failed = SlurmTransient("Slurm does not answer")
     return "" if failed is None else str(failed)
 
 

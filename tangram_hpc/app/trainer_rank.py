@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..drafts import replace_file
+from ..atomic_file import replace_file
 from ..errors import BrokerUnreachable, InvalidInput, WrongWorld
 from ..slurm.environ import slurm_place
-from ..transport.mpi.mpi_crowd import waiting
 from ..transport.mpi.mpi_launch import launch_of, launch_rank, managed
+from ..transport.mpi.mpi_oversubscription import wait_environment
 
 GATEWAY_MODES = ("auto", "on", "off")
 _LOCALS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
@@ -128,14 +128,14 @@ def affinity_complaint(environ: Mapping[str, str], usable: int, online: int) -> 
 
 
 def environment(environ: Mapping[str, str], found: Rank, job: str, access: str,
-                master: tuple[str, int] | None, is_crowded: bool = False) -> dict[str, str]:
+                master: tuple[str, int] | None, is_shared: bool = False) -> dict[str, str]:
     """The program's environment. What a torchrun-style trainer needs is added where it is not set,
-    and how MPI is to wait on a crowded node; of ours, all is as it is now."""
+    and how MPI is to wait on an oversubscribed node; of ours, all is as it is now."""
     made = {k: v for k, v in environ.items() if k not in _GATEWAY}
     made |= {"TANGRAM_JOB": job, "TANGRAM_ACCESS": access}
     if found.gateway:
         made |= {"TANGRAM_GATEWAY": "1", "TANGRAM_WORLD_SIZE": str(found.size)}
-        made |= waiting(environ, is_crowded)
+        made |= wait_environment(environ, is_shared)
     if found.is_gateway:
         return made
     torch = {"RANK": str(found.rank), "WORLD_SIZE": str(found.trainers),

@@ -37,7 +37,7 @@ from ..slurm.environ import SlurmPlace, slurm_place
 from ..storage.rundir import make_scratch
 from ..storage.store import FolderStore
 from ..transport.socket.asyncsock import SocketLink
-from ..transport.socket.dial import dial, way_to
+from ..transport.socket.dial import dial, probe_broker
 from ..worker.driver import AHEAD, WorkerDriver
 from .connecting import await_access
 from .loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
@@ -142,7 +142,7 @@ def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         try:
             return asyncio.run(serve_worker(plan, environ))
         except BrokerUnreachable as lost:
-            way = "" if plan.lifeline >= 0 else way_to(plan.access, plan.config.grace_s)
+            way = "" if plan.lifeline >= 0 else probe_broker(plan.access, plan.config.grace_s)
             if way != "open":
                 lost.exit_status = WAY_SHUT if way == "shut" else lost.exit_status
                 raise

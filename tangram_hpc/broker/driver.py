@@ -25,7 +25,7 @@ from ..domain.ids import client_of, show
 from ..domain.service import endpoint_of
 from ..domain.session import SessionSpec
 from ..domain.states import NodeState, SessionState
-from ..ports import Buffer, Clock, Journal, Link, Slurm, SpillFiles, Spool, Timer, Trees
+from ..ports import Buffer, Clock, Journal, Link, Slurm, SpillFiles, Spool, Timer, TreeStore
 from ..protocol import message as ms
 from ..scheduler.policy.admission import refusal, refusal_of_session
 from ..scheduler.policy.lease_reports import finished, held_by_client, told_by_client
@@ -78,7 +78,7 @@ class Broker:
     def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock, timer: Timer,
                  settings: Settings, on_end: Callable[[], None],
                  spool: Spool | None = None, slurm: Slurm | None = None,
-                 scripts: SatelliteScripts | None = None, trees: Trees | None = None,
+                 scripts: SatelliteScripts | None = None, trees: TreeStore | None = None,
                  spill: SpillFiles | None = None,
                  sweep: Callable[[list[str]], None] = lambda owners: None) -> None:
         self.scheduler, self.settings = scheduler, settings

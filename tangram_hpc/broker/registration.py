@@ -15,7 +15,7 @@ from collections.abc import Callable
 from ..domain import event as ev
 from ..domain.rollouts import RolloutsSpec
 from ..errors import InvalidInput
-from ..ports import Timer, Trees
+from ..ports import Timer, TreeStore
 from ..protocol import message as ms
 from ..scheduler.handlers.rollout_prior import prior_of
 from ..scheduler.policy.declarations import (
@@ -45,7 +45,7 @@ class Registration:
         send_to_client: queues a message to a client.
     """
 
-    def __init__(self, scheduler: Scheduler, trees: Trees | None, timer: Timer,
+    def __init__(self, scheduler: Scheduler, trees: TreeStore | None, timer: Timer,
                  now: Callable[[], int], record_event: Callable[[ev.Event], None],
                  send_to_client: Callable[..., None]) -> None:
         self._scheduler, self._trees, self._timer, self._now = scheduler, trees, timer, now
@@ -146,7 +146,7 @@ class Registration:
             self._saved[told.name] = self._scheduler.ledger.rollouts[told.name].counts.ended
         return ""
 
-    def _learned(self, spec: RolloutsSpec, trees: Trees) -> tuple[CausalTree, CausalTree]:
+    def _learned(self, spec: RolloutsSpec, trees: TreeStore) -> tuple[CausalTree, CausalTree]:
         """Reads a pool's folder: what all jobs learned that share it, and what this job learned.
 
         Raises:

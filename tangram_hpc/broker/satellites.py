@@ -16,7 +16,7 @@ from ..domain import event as ev
 from ..domain.allocation import SatelliteShape
 from ..domain.slurm import JobOrder, JobRef, JobView
 from ..domain.states import AllocState
-from ..ports import Clock, Slurm, SlurmNever, SlurmNotNow, Timer
+from ..ports import Clock, Slurm, SlurmRejected, SlurmTransient, Timer
 from ..scheduler.autoscale.backoff import backoff_until, refused
 from ..scheduler.state.alloc_ledger import AllocEntry
 from ..scheduler.state.ledger import Ledger
@@ -100,7 +100,7 @@ class Satellites:
             self.cancelling = True
             self._slurm.cancel(waits, self._last_told)
 
-    def _last_told(self, failed: SlurmNever | SlurmNotNow | None) -> None:
+    def _last_told(self, failed: SlurmRejected | SlurmTransient | None) -> None:
         self.cancelling = False
 
     # ---- orders --------------------------------------------------------------------------------
@@ -131,13 +131,13 @@ class Satellites:
 
     # ---- Slurm's answers -------------------------------------------------------------------------
 
-    def _submitted(self, alloc: int, told: int | SlurmNever | SlurmNotNow) -> None:
+    def _submitted(self, alloc: int, told: int | SlurmRejected | SlurmTransient) -> None:
         self._flying.discard(alloc)
         if self._ended:
             return
         if isinstance(told, int):
             self._record_event(ev.AllocationQueued(self._now(), alloc, str(told)))
-        elif isinstance(told, SlurmNever):
+        elif isinstance(told, SlurmRejected):
             self._refuse(alloc, str(told))
         else:
             self.troubles = str(told)
@@ -157,10 +157,11 @@ class Satellites:
             self._cancelled |= set(allocs)
             self._slurm.cancel(jobs, lambda failed: self._cancel_told(allocs, failed))
 
-    def _cancel_told(self, allocs: list[int], failed: SlurmNever | SlurmNotNow | None) -> None:
+    def _cancel_told(self, allocs: list[int],
+                     failed: SlurmRejected | SlurmTransient | None) -> None:
         if failed is not None:
             self.troubles = str(failed)
-            if isinstance(failed, SlurmNotNow):
+            if isinstance(failed, SlurmTransient):
                 self._cancelled -= set(allocs)  # again when it is next looked at
             return
         for alloc in allocs:  # a component is gone when Slurm was told; a job is seen to end
@@ -218,7 +219,7 @@ class Satellites:
         return not runs or entry.alloc not in self._settled
 
     def _seen(self, jobs: dict[int, str], names: dict[int, str],
-              told: tuple[JobView, ...] | SlurmNever | SlurmNotNow) -> None:
+              told: tuple[JobView, ...] | SlurmRejected | SlurmTransient) -> None:
         self._asking = False
         if self._ended:
             return

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ..domain import event as ev
 from ..domain.slurm import JobView
-from ..ports import Clock, Slurm, SlurmNever, SlurmNotNow
+from ..ports import Clock, Slurm, SlurmRejected, SlurmTransient
 from ..scheduler.policy.ending import LOOK_AHEAD_NS, hold_until, next_look
 from ..scheduler.state.ledger import Ledger, NodeEntry
 
@@ -71,7 +71,7 @@ class TimeLimitPoller:
                 found[name] = node
         return found
 
-    def _answered(self, answer: tuple[JobView, ...] | SlurmNever | SlurmNotNow) -> None:
+    def _answered(self, answer: tuple[JobView, ...] | SlurmRejected | SlurmTransient) -> None:
         """Records the ends that Slurm reports. Where Slurm does not answer, a drain that waits for
         the answer begins when its hold is over."""
         self._asking = False

@@ -134,22 +134,22 @@ def _comment(job: str, line: str) -> int:
     """As the broker does at the job's end; also afterwards, where there is accounting."""
     from ..config.settings import load_config
     from ..errors import InvalidInput, TangramError
-    from ..ports import SlurmNever, SlurmNotNow
-    from ..slurm.choice import make_filling
+    from ..ports import SlurmRejected, SlurmTransient
+    from ..slurm.choice import make_adapter
 
     if not job.isdigit():
         raise InvalidInput(f"--jobs: {job!r} is no job of Slurm's, so it has no Comment")
-    filling = make_filling(load_config(os.environ).slurm, os.environ)
+    adapter = make_adapter(load_config(os.environ).slurm, os.environ)
 
     async def put() -> None:
         try:
-            await filling.comment(int(job), line)
+            await adapter.comment(int(job), line)
         finally:
-            await filling.close()
+            await adapter.close()
 
     try:
         asyncio.run(put())
-    except (SlurmNever, SlurmNotNow) as failed:
+    except (SlurmRejected, SlurmTransient) as failed:
         raise TangramError(f"job {job}: {failed}") from None
     print(line)
     return 0

@@ -83,7 +83,7 @@ def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
     from ..app.connecting import await_access, find_access, meeting_address
     from ..app.trainer_rank import affinity_complaint, environment, meet, wants_master
     from ..config.settings import load_config
-    from ..transport.mpi.mpi_crowd import crowded
+    from ..transport.mpi.mpi_oversubscription import oversubscribed
 
     path = Path(args.access) if args.access else find_access(environ, args.job)
     access = await_access(path, _SHARED_FS_S)
@@ -102,7 +102,7 @@ def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
             print(f"tangram: warning: rank {found.rank} on {socket.gethostname()}: {told}",
                   file=sys.stderr, flush=True)
     return environment(environ, found, access.job, str(path.resolve()), master,
-                       crowded(environ, usable, online))
+                       oversubscribed(environ, usable, online))
 
 
 def _become(command: list[str], made: dict[str, str]) -> NoReturn:

@@ -15,7 +15,7 @@ from ..slurm.environ import slurm_place
 from ..transport.socket.address import Addresses
 from . import gpu, isolation, limits, mpi, net, rehearsal, slurm, storage
 from .check import Check, Finding, Item, SlurmFacts, Where, fail, skip
-from .guard import guarded
+from .deadline import with_deadline
 
 GROUPS: Mapping[str, tuple[Item, ...]] = {
     "Node": limits.CHECKS, "Slurm": slurm.CHECKS, "MPI": mpi.CHECKS,
@@ -28,7 +28,7 @@ def look_around(environ: Mapping[str, str], config: Config, own: Addresses | str
                 wrong: str = "", mpi: str = "") -> Where:
     """Where this process stands: asks Slurm's controller, where there is one. `own`: where a broker
     here would listen; None: nowhere; a text: why it cannot."""
-    facts = guarded(lambda: slurm.ask(environ), SlurmFacts, slurm.ASK_S + 5)
+    facts = with_deadline(lambda: slurm.ask(environ), SlurmFacts, slurm.ASK_S + 5)
     if facts is None:
         facts = SlurmFacts(configured=True, why=f"no answer in {slurm.ASK_S:g} s")
     no_address = own if isinstance(own, str) else ""
@@ -53,7 +53,7 @@ def check_up(where: Where, before: Callable[[str, str], None] = lambda group, na
 
 def _one(item: Item, where: Where) -> Finding:
     began = time.monotonic()
-    said = guarded(lambda: _caught(item, where), Finding, item.seconds)
+    said = with_deadline(lambda: _caught(item, where), Finding, item.seconds)
     if said is not None:
         return said
     if time.monotonic() - began < item.seconds:

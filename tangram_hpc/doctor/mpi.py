@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import how_to_install
 from ..slurm.environ import unsized, without_slurm
 from .check import JOB, LOGIN, Finding, Item, Where, fail, ok, skip, warn
-from .guard import Told, tell, tell_step
+from .deadline import Told, run_command, run_step
 
 HELLO = f"{__package__}.mpi_hello"
 _HELLO_S = 50.0
@@ -34,7 +34,7 @@ def library(where: Where) -> Finding:
 
 
 def _library(where: Where) -> tuple[str, str]:
-    told = tell([sys.executable, "-m", HELLO, "library"], without_slurm(where.environ), 15.0)
+    told = run_command([sys.executable, "-m", HELLO, "library"], without_slurm(where.environ), 15.0)
     lines = _lines(told)
     return (str(lines[0]["library"]), "") if lines else ("", told.last)
 
@@ -48,7 +48,7 @@ def plugins(where: Where) -> Finding:
     """Whether srun has the way that this MPI needs."""
     if not where.slurm.conf:
         return skip("there is no Slurm that answers")
-    told = tell(["srun", "--mpi=list"], where.environ, 10.0)
+    told = run_command(["srun", "--mpi=list"], where.environ, 10.0)
     words = (told.out + told.err).replace(":", " ").split()
     there = sorted({w for w in words if w.startswith(("pmi", "cray")) or w in ("none", "openmpi")})
     if told.code or not there:
@@ -80,8 +80,8 @@ def hello(where: Where) -> Finding:
     mpiexec = _mpiexec()
     if not mpiexec:
         return warn("there is no mpiexec: `tangram demo` cannot start its ranks", _INSTALL)
-    told = tell([mpiexec, "-n", "2", sys.executable, "-m", HELLO], without_slurm(where.environ),
-                _HELLO_S)
+    told = run_command([mpiexec, "-n", "2", sys.executable, "-m", HELLO],
+                       without_slurm(where.environ), _HELLO_S)
     return _judged(told, "mpiexec")
 
 
@@ -97,7 +97,7 @@ def _through_srun(where: Where, way: str) -> tuple[Told, str]:
     argv = ["--overlap", "--overcommit", "--ntasks=2", f"--nodes={nodes}", "--mem=0",
             "--cpus-per-task=1", "--gres=none", f"--mpi={way}", "--kill-on-bad-exit=1",
             "--input=none", sys.executable, "-m", HELLO]
-    told = tell_step(argv, unsized(where.environ), _HELLO_S)
+    told = run_step(argv, unsized(where.environ), _HELLO_S)
     return told, f"srun --mpi={way} on {nodes} node" + "s" * (nodes > 1)
 
 

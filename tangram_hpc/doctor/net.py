@@ -26,7 +26,7 @@ from ..transport.socket import address
 from ..transport.socket.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from ..transport.socket.dial import dial
 from .check import JOB, LOGIN, Finding, Item, Where, fail, ok, skip, warn
-from .guard import Told, tell_step
+from .deadline import Told, run_step
 from .storage import NoFolder, scratch_base, trial_folder
 
 STEP = f"{__package__}.step"
@@ -166,10 +166,10 @@ def _step(argv: list[str], where: Where, count: int) -> Told:
     """The step's words. One that did not run everywhere, and of which no node says why, is tried
     once more: a step may be refused while another one of the job ends, and where SrunPortRange is
     set the threads that srun has for its het components may take each other's port."""
-    told = tell_step(argv, unsized(where.environ), _STEP_S)
+    told = run_step(argv, unsized(where.environ), _STEP_S)
     rows = _rows(told)
     if len(rows) < count and not any(row["why"] for row in rows):
-        told = tell_step(argv, unsized(where.environ), _STEP_S)
+        told = run_step(argv, unsized(where.environ), _STEP_S)
     return told
 
 

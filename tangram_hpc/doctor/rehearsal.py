@@ -11,7 +11,7 @@ import sys
 
 from ..storage.rundir import home
 from .check import Finding, Item, Where, fail, ok, warn
-from .guard import tell
+from .deadline import run_command
 from .storage import trial_folder
 
 _SECONDS = 60.0
@@ -32,7 +32,7 @@ def run(where: Where) -> Finding:
     remedy = "mend what else fails here first; else `python -c 'from tangram_hpc import " \
              "LocalCluster; LocalCluster(cpus=1).start()'` names its log"
     with trial_folder(home(where.environ)) as folder:
-        told = tell([sys.executable, "-c", _PROGRAM, str(folder)], where.environ, _SECONDS)
+        told = run_command([sys.executable, "-c", _PROGRAM, str(folder)], where.environ, _SECONDS)
     lines = [line for line in told.out.splitlines() if line.startswith("{")]
     if told.code or not lines:
         return fail(f"an embedded run does not come up: {told.last}", remedy)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from ..resources.cpu import affinity
 from .check import Finding, Item, SlurmFacts, Where, fail, ok, skip, warn
-from .guard import tell
+from .deadline import run_command
 
 _COMMANDS = ("sbatch", "srun", "scontrol", "squeue", "scancel", "sinfo")
 _OLDEST = (20, 11)  # srun --overlap
@@ -43,7 +43,7 @@ def ask(environ: Mapping[str, str]) -> SlurmFacts:
         return SlurmFacts(configured=True, why=f"SLURM_CONF names {named}, which is not there")
     fixed = {**environ, "SLURM_TIME_FORMAT": "standard", "TZ": "UTC0"}
     before = time.time()
-    told = tell(["scontrol", "show", "config"], fixed, ASK_S)
+    told = run_command(["scontrol", "show", "config"], fixed, ASK_S)
     after = time.time()
     if told.code:
         none = _UNCONFIGURED in told.err and not named
@@ -102,7 +102,7 @@ def releases(where: Where) -> Finding:
     if not where.slurm.conf:
         return skip("the controller has not answered")
     theirs = where.slurm.conf.get("SLURM_VERSION", "")
-    ours = tell(["srun", "--version"], where.environ, 5.0).out.strip()
+    ours = run_command(["srun", "--version"], where.environ, 5.0).out.strip()
     text = f"{theirs} (controller), {ours or 'unknown'} (commands)"
     if release(theirs) < _OLDEST or release(ours) < _OLDEST:
         return fail(text, f"steps of a job share its nodes since {_OLDEST[0]}.{_OLDEST[1]} "
@@ -151,7 +151,7 @@ def partitions(where: Where) -> Finding:
     """Where a job could run."""
     if not where.slurm.conf:
         return skip("the controller has not answered")
-    told = tell(["sinfo", "-h", "-o", "%R|%a|%D|%t|%G"], where.environ, ASK_S)
+    told = run_command(["sinfo", "-h", "-o", "%R|%a|%D|%t|%G"], where.environ, ASK_S)
     if told.code:
         return warn(f"sinfo: {told.last}", "run `sinfo`")
     counts: dict[str, list[int]] = {}
@@ -213,7 +213,7 @@ def pyslurm(where: Where) -> Finding:
         version = importlib.metadata.version("pyslurm")
     except importlib.metadata.PackageNotFoundError:
         version = "of unknown version"
-    told = tell([sys.executable, "-c", "import pyslurm"], where.environ, 20.0)
+    told = run_command([sys.executable, "-c", "import pyslurm"], where.environ, 20.0)
     if told.code:
         return warn(f"pyslurm {version} cannot be imported: {told.last}",
                     "nothing here needs it; it must be built against this very release of Slurm")

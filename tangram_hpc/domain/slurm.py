@@ -102,7 +102,7 @@ class SlurmCalls(msgspec.Struct, frozen=True):
     """How many calls the broker has made to Slurm, and what prevents more of them.
 
     Attributes:
-        filling: the adapter that calls Slurm, `cli` or `pyslurm`; empty where there is no Slurm.
+        adapter: what calls Slurm, `cli` or `pyslurm`; empty where there is no Slurm.
         submits, queries, cancels, comments: how many calls were made, by kind.
         failed: how many of them got no answer in time.
         refused: how many of them Slurm rejected.
@@ -111,7 +111,7 @@ class SlurmCalls(msgspec.Struct, frozen=True):
         last_error: the last failure, in one line.
     """
 
-    filling: str = ""
+    adapter: str = ""
     submits: int = 0
     queries: int = 0
     cancels: int = 0

@@ -162,7 +162,7 @@ class Gateway:
         if tag in (relay.OPEN, relay.CLOSE, relay.LEAVE):
             member.owes = False
         if deaf and tag not in (relay.OPEN, relay.LEAVE):  # it lives after all: it may begin anew
-            self._say(rank, relay.GONE, b"the gateway had given this rank up")
+            self._say(rank, relay.BROKER_CLOSED, b"the gateway had given this rank up")
         if tag == relay.DATA and member.open:
             self._pipes.write(rank, data)
         elif tag == relay.OPEN:
@@ -193,7 +193,7 @@ class Gateway:
                 # while that was stopped went to the broker's socket, which is why the broker closed
                 # this pipe, and says nothing here any more, not even that it leaves.
                 self._members[rank].open, self._members[rank].owes = False, True
-                self._say(rank, relay.GONE, reason.encode())
+                self._say(rank, relay.BROKER_CLOSED, reason.encode())
             else:
                 self._say(rank, relay.DATA, data)
                 self._hold(rank)

@@ -20,7 +20,7 @@ CLOSE = 3  # the connection ends
 LEAVE = 4  # the rank's program ends: b"" in order, b"!" with an error
 # gateway -> rank
 BEAT = 5  # the gateway lives
-GONE = 6  # the broker's side of the connection ended; the bytes are the reason
+BROKER_CLOSED = 6  # the broker's side of the connection ended; the bytes are the reason
 PART = 7  # all ranks end in order: finalise MPI
 END = 8  # some rank cannot: end without finalising MPI
 

@@ -2,5 +2,8 @@
 
 `registry.py` finds a backend by name; `processes/` runs copies and their calls, `http/` speaks to
 engines that somebody else runs, and `torch/` is our own runner. What a person writes about a
-service is checked in `config/services.py`, and who may call is decided by the scheduler.
+service is checked in `config/services.py`, and the scheduler decides which call may run.
+
+Experimental: the torch runner was run on slots of CPU only, never on a GPU, and the engines only as
+fakes of their protocols.
 """

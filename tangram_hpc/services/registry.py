@@ -1,4 +1,4 @@
-"""Owns: which filling serves a service, by the name of its backend. Must not import one that is
+"""Owns: which adapter serves a service, by the name of its backend. Must not import one that is
 not asked for.
 """
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ..domain.node import NodeSpec
 from ..domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
-from ..ports import SlurmFailure, SlurmNever
+from ..ports import SlurmFailure, SlurmRejected
 from .clock import EventQueue
 
 LATER = 4  # priority of its answers: after a broker's beat
@@ -84,7 +84,7 @@ class ModelSlurm:
         partition = options.get("partition", "")
         if self._queue.partitions and partition not in self._queue.partitions:
             self._calls["refused"] += 1
-            why = SlurmNever(f"invalid partition specified: {partition}")
+            why = SlurmRejected(f"invalid partition specified: {partition}")
             self._soon(lambda: then(why))
             return
         job = _Job(_FIRST_JOB + len(self._jobs), options, order.script)

@@ -1,7 +1,9 @@
-"""The Slurm port filled by pyslurm, in a program of its own (`pyslurm_child`).
+"""The Slurm adapter that uses pyslurm, which runs in a child process (`pyslurm_child.py`).
 
-Law: nothing here imports pyslurm. What it cannot do goes to Slurm's commands: het jobs, options
-that it has no word for, and the Comment of a job that the controller has forgotten.
+This module never imports pyslurm: the import can end the process, its calls hold the GIL while the
+controller is silent, and it is under the GPL. What pyslurm cannot do goes to Slurm's commands: het
+jobs, options for which pyslurm has no name, and the Comment of a job that the controller has
+forgotten.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from typing import Any
 
 from ..domain.slurm import JobOrder, JobRef, JobView, with_remark
 from ..errors import ProtocolError
-from ..ports import SlurmNever, SlurmNotNow
+from ..ports import SlurmRejected, SlurmTransient
+from .adapter import checked_comment, comment_of, failure, says_over, wanted
 from .child import Child, ChildGone, ChildLate
 from .commands import DEADLINE_S, Commands
 from .environ import for_commands
-from .filling import checked_comment, comment_of, failure, says_over, wanted
 from .hostlist import expand
 
 CHILD = "tangram_hpc.slurm.pyslurm_child"
-# sbatch's long options by what pyslurm calls them; any other goes to sbatch itself
-_WORDS = {
+# sbatch's long options and their names in pyslurm; a job with any other goes to sbatch itself
+_NAMES = {
     "job-name": "name", "partition": "partitions", "account": "account", "qos": "qos",
     "nodes": "nodes", "ntasks": "ntasks", "cpus-per-task": "cpus_per_task",
     "mem": "memory_per_node", "mem-per-cpu": "memory_per_cpu", "gres": "gres_per_node",
@@ -38,13 +40,19 @@ _FLAGS = {"requeue": ("is_requeueable", True), "no-requeue": ("is_requeueable", 
 _FIELDS = ("state", "reason", "name", "partition", "comment")
 
 
-class PyslurmUnusable(SlurmNotNow):
-    """It has never answered: not installed, or built for another release, or it finds no
-    configuration."""
+class PyslurmUnusable(SlurmTransient):
+    """pyslurm has never answered: it is not installed, was built for another release of Slurm, or
+    finds no configuration."""
 
 
 class Pyslurm:
-    """Fills `filling.Filling`. `argv`: how its child is started."""
+    """The adapter over pyslurm; see `adapter.SlurmAdapter`.
+
+    Args:
+        environ: the caller's environment, from which the child's is made.
+        deadline_s: how long one call may take, seconds; then the child is killed.
+        argv: the command that starts the child.
+    """
 
     def __init__(self, environ: Mapping[str, str], deadline_s: float = DEADLINE_S,
                  argv: Sequence[str] = (sys.executable, "-m", CHILD)) -> None:
@@ -59,21 +67,21 @@ class Pyslurm:
 
     @property
     def name(self) -> str:
-        """See `filling.Filling.name`."""
+        """See `adapter.SlurmAdapter.name`."""
         return "pyslurm"
 
     @property
     def version(self) -> str:
-        """pyslurm's; empty before it has answered."""
+        """The version of pyslurm; empty before its first answer."""
         return str(self._child.greeting.get("value", ""))
 
     @property
     def pid(self) -> int:
-        """The child's process; 0 while there is none."""
+        """The child's process id; 0 while there is none."""
         return self._child.pid
 
     async def submit(self, order: JobOrder) -> int:
-        """See `filling.Filling.submit`."""
+        """See `adapter.SlurmAdapter.submit`."""
         options = _translated(order)
         if options is None:
             return await self._commands.submit(order)
@@ -82,46 +90,46 @@ class Pyslurm:
         return int(told)
 
     async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
-        """See `filling.Filling.query`."""
+        """See `adapter.SlurmAdapter.query`."""
         told = await self._ask({"do": "query", "jobs": list(jobs), "names": list(names)})
         return wanted([_view(row) for row in told], jobs, names)
 
     async def cancel(self, jobs: Sequence[JobRef]) -> None:
-        """See `filling.Filling.cancel`."""
+        """See `adapter.SlurmAdapter.cancel`."""
         leaders = [each.job for each in jobs if each.component >= 0]
         ids = await self._ask({"do": "components", "leaders": leaders}) if leaders else {}
         numbers = [ids.get(each.show(), 0) if each.component >= 0 else each.job for each in jobs]
         await self._ask({"do": "cancel", "jobs": [number for number in numbers if number]})
 
     async def comment(self, job: int, text: str) -> None:
-        """See `filling.Filling.comment`."""
+        """See `adapter.SlurmAdapter.comment`."""
         checked_comment(text)
         old = comment_of(await self.query([job], ()))
         if old is not None:
             try:
                 await self._ask({"do": "comment", "job": job, "text": with_remark(old, text)})
                 return
-            except SlurmNever as never:
+            except SlurmRejected as never:
                 if not says_over(never):
                     raise
         await self._commands.comment(job, text)
 
     async def close(self) -> None:
-        """See `filling.Filling.close`."""
+        """See `adapter.SlurmAdapter.close`."""
         await self._child.kill()
         await self._commands.close()
 
     async def _ask(self, order: Mapping[str, Any]) -> Any:
-        if self._conf and not os.path.exists(self._conf):  # it would try for a minute
-            raise SlurmNotNow(f"SLURM_CONF names {self._conf}, which is not there")
+        if self._conf and not os.path.exists(self._conf):  # pyslurm would try for a minute
+            raise SlurmTransient(f"SLURM_CONF names {self._conf}, which is not there")
         try:
             told = await self._child.ask(order)
         except ChildLate as late:
-            raise SlurmNotNow(f"pyslurm: {late}", unsure=True) from None
+            raise SlurmTransient(f"pyslurm: {late}", unsure=True) from None
         except ChildGone as gone:
             if not self._answered:
                 raise PyslurmUnusable(f"pyslurm: {gone}") from None
-            raise SlurmNotNow(f"pyslurm: its process has ended: {gone}", unsure=True) from None
+            raise SlurmTransient(f"pyslurm: its process has ended: {gone}", unsure=True) from None
         self._answered = True
         if "error" in told:
             raise failure(f"pyslurm: {told['error']}")
@@ -131,15 +139,18 @@ class Pyslurm:
 
 
 def _translated(order: JobOrder) -> dict[str, Any] | None:
-    """The order's options in pyslurm's words, the command line's over the script's; None where it
-    has no word for one, or the job is a het job."""
+    """Returns the order's options under pyslurm's names, or None if sbatch itself must be used.
+
+    Options of the order win over the script's `#SBATCH` lines. The answer is None where pyslurm has
+    no name for an option, or the job is a het job.
+    """
     asked: dict[str, Any] = {}
     for name, value in [*_directives(order.script), *order.options]:
         if name in _FLAGS and not value:
             word, meaning = _FLAGS[name]
             asked[word] = meaning
-        elif name in _WORDS and value:
-            word = _WORDS[name]
+        elif name in _NAMES and value:
+            word = _NAMES[name]
             asked[word] = int(value) if word in _NUMBERS and value.isdigit() else value
         else:
             return None
@@ -147,8 +158,10 @@ def _translated(order: JobOrder) -> dict[str, Any] | None:
 
 
 def _directives(script: str) -> list[tuple[str, str]]:
-    """What the `#SBATCH` lines before the first command say; one that is no `--NAME[=VALUE]` has no
-    name here."""
+    """Returns the options of the `#SBATCH` lines before the first command, as (name, value).
+
+    An option that is not written `--NAME[=VALUE]` has an empty name, which no table knows.
+    """
     found = []
     for line in script.splitlines():
         if line.startswith("#SBATCH"):
@@ -161,13 +174,12 @@ def _directives(script: str) -> list[tuple[str, str]]:
 
 
 def _view(row: Mapping[str, Any]) -> JobView:
-    """Words that are None are empty; times are seconds."""
     words = {name: str(row[name] or "") for name in _FIELDS}
     words["reason"] = "" if words["reason"] == "None" else words["reason"]
     try:
         nodes = expand(str(row["nodes"] or ""))
     except ValueError as error:
-        raise SlurmNever(f"pyslurm: {error}") from None
+        raise SlurmRejected(f"pyslurm: {error}") from None
     return JobView(
         int(row["job"]), int(row["component"]), nodes=nodes,
         start_ns=int(row["start_s"] or 0) * 10**9, end_ns=int(row["end_s"] or 0) * 10**9,

@@ -1,7 +1,8 @@
-"""Pure. When a broker may call Slurm: queries far apart, few other calls, silence after a failure.
+"""Rate limits for a broker's calls of Slurm: few queries, few other calls, a pause after a failure.
 
-Law: times are handed in (epoch ns); the jitter comes from one seeded generator, so the same calls
-at the same times with the same seed give the same answers. It says when; it calls nobody.
+Pure: callers hand in the time (epoch ns), and the jitter comes from one seeded generator, so the
+same calls at the same times with the same seed give the same answers. The budget says when a call
+may be made; it calls nobody.
 """
 
 from __future__ import annotations
@@ -11,13 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 
 _SECOND = 10**9
-_JITTER = 0.25  # of a pause, either way: brokers that failed together do not come back together
+_JITTER = 0.25  # of a pause, either way, so that brokers that failed together do not retry together
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`query_ns`: least time between two queries. Other calls: `burst` at once, then one each
-    `refill_ns`. After a failure nobody calls for `first_ns`, then twice that, up to `most_ns`."""
+    """How often Slurm may be called.
+
+    Attributes:
+        query_ns: least time between two queries, ns.
+        burst: how many other calls may be made at once.
+        refill_ns: after a burst, one further call is allowed each `refill_ns` ns.
+        first_ns: the pause after a first failure, ns; it doubles with each further failure.
+        most_ns: the longest such pause, ns.
+    """
 
     query_ns: int = 30 * _SECOND
     burst: int = 8
@@ -27,41 +35,50 @@ class Limits:
 
 
 class Budget:
-    """One broker's. Every method is O(1)."""
+    """The rate limit of one broker: a token bucket, and a backoff with jitter.
+
+    Every method is O(1).
+
+    Attributes:
+        limits: what this budget keeps to.
+        closed_until: no call may be made before, epoch ns; 0 while no failure is pending.
+    """
 
     def __init__(self, seed: int, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self._dice = np.random.default_rng(seed)
         self._queried_at = 0
-        self._full_at = 0  # when the bucket of other calls will be full again
+        self._full_at = 0  # when the token bucket will be full again, epoch ns
         self._failures = 0  # in a row
-        self.closed_until = 0  # no call before
+        self.closed_until = 0
 
     def may_query_at(self, now: int) -> int:
-        """From when on a query may be made; at most `now` when that is already so."""
+        """Returns from when on a query may be made, epoch ns; `now` or less means at once."""
         after = self._queried_at + self.limits.query_ns if self._queried_at else 0
         return max(after, self.closed_until)
 
     def queried(self, now: int) -> None:
-        """A query is made now."""
+        """Records that a query is made now."""
         self._queried_at = now
 
     def may_act_at(self, now: int) -> int:
-        """From when on a call that is no query may be made."""
+        """Returns from when on a call that is no query may be made, epoch ns."""
         room = (self.limits.burst - 1) * self.limits.refill_ns
         return max(self._full_at - room, self.closed_until)
 
     def acted(self, now: int) -> None:
-        """Such a call is made now, or is in line to be."""
+        """Records that a call that is no query is made now or was queued."""
         self._full_at = max(self._full_at, now) + self.limits.refill_ns
 
     def answered(self) -> None:
-        """Slurm has answered a call, be it with a refusal."""
+        """Records that Slurm answered a call, even if it rejected it; this ends any pause."""
         self._failures, self.closed_until = 0, 0
 
     def failed(self, now: int) -> None:
-        """A call got no answer: a pause begins, longer each time in a row (a full doubling, with
-        jitter so that the pauses of many brokers drift apart)."""
+        """Records that a call got no answer, and begins a pause.
+
+        Each failure in a row doubles the pause; jitter lets the pauses of many brokers drift apart.
+        """
         pause = min(self.limits.most_ns, self.limits.first_ns << min(self._failures, 30))
         self._failures += 1
         self.closed_until = now + round(pause * (1 + _JITTER * self._dice.uniform(-1.0, 1.0)))

@@ -1,7 +1,9 @@
-"""Fills `ports.Slurm`: a filling of calls beneath one broker's budget.
+"""The Slurm port: an adapter's calls under one broker's rate limit (serves `ports.Slurm`).
 
-Law: one call at a time, made by one task; queries that wait for their turn become one; nothing else
-waits longer than for the call in front of it. Whoever asks is always answered, on the loop, once.
+Invariants: one call of Slurm is made at a time, by one task. Queries that wait for their time are
+merged into one. Every other call waits only for the call in front of it; if the rate limit does not
+allow it, it is not made and its caller hears so at once. Each caller gets exactly one answer, on
+the loop.
 """
 
 from __future__ import annotations
@@ -15,37 +17,37 @@ from typing import Any
 import msgspec
 
 from ..domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
-from ..ports import Clock, SlurmFailure, SlurmNever, SlurmNotNow
+from ..ports import Clock, SlurmFailure, SlurmRejected, SlurmTransient
+from .adapter import SlurmAdapter, wanted
 from .budget import Budget
-from .filling import Filling, wanted
 
-_TEXT_MAX = 200  # characters of a failure that are kept for people
+_TEXT_MAX = 200  # characters of the last failure that are kept for people
 
 
 @dataclass
 class _Call:
-    kind: str  # its counter
+    kind: str  # the counter of `SlurmCalls` that it adds to
     make: Callable[[], Awaitable[Any]]
     then: Callable[[Any], None]
 
 
 @dataclass
-class _Question:
+class _Query:
     jobs: tuple[int, ...]
     names: tuple[str, ...]
     then: Callable[[tuple[JobView, ...] | SlurmFailure], None]
 
 
 class BudgetedSlurm:
-    """See `ports.Slurm`. For one thread, that of the running loop."""
+    """See `ports.Slurm`. It is used by one thread, that of the running loop."""
 
-    def __init__(self, filling: Filling, budget: Budget, clock: Clock) -> None:
-        self._filling, self._budget, self._clock = filling, budget, clock
+    def __init__(self, adapter: SlurmAdapter, budget: Budget, clock: Clock) -> None:
+        self._adapter, self._budget, self._clock = adapter, budget, clock
         self._loop = asyncio.get_running_loop()
-        self._line: deque[_Call] = deque()
-        self._questions: list[_Question] = []
-        self._under_way: list[Callable[[Any], None]] = []  # who waits for the call that is made
-        self._news = asyncio.Event()
+        self._waiting: deque[_Call] = deque()  # calls that are no queries, FCFS
+        self._queries: list[_Query] = []  # queries that will be merged into one
+        self._under_way: list[Callable[[Any], None]] = []  # callbacks of the call in progress
+        self._wake = asyncio.Event()  # set when a call or query joins
         self._task: asyncio.Task[None] | None = None
         self._calls = SlurmCalls()
         self._closed = False
@@ -54,7 +56,7 @@ class BudgetedSlurm:
 
     def submit(self, order: JobOrder, then: Callable[[int | SlurmFailure], None]) -> None:
         """See `ports.Slurm.submit`."""
-        self._act(_Call("submits", lambda: self._filling.submit(order), then))
+        self._act(_Call("submits", lambda: self._adapter.submit(order), then))
 
     def cancel(self, jobs: Sequence[JobRef],
                then: Callable[[SlurmFailure | None], None]) -> None:
@@ -63,11 +65,11 @@ class BudgetedSlurm:
         if not asked:
             self._loop.call_soon(then, None)
             return
-        self._act(_Call("cancels", lambda: self._filling.cancel(asked), then))
+        self._act(_Call("cancels", lambda: self._adapter.cancel(asked), then))
 
     def comment(self, job: int, text: str, then: Callable[[SlurmFailure | None], None]) -> None:
         """See `ports.Slurm.comment`."""
-        self._act(_Call("comments", lambda: self._filling.comment(job, text), then))
+        self._act(_Call("comments", lambda: self._adapter.comment(job, text), then))
 
     def query(self, jobs: Sequence[int],
               then: Callable[[tuple[JobView, ...] | SlurmFailure], None],
@@ -76,12 +78,12 @@ class BudgetedSlurm:
         if not jobs and not names:
             self._loop.call_soon(then, ())
         elif not self._refused(then, self._budget.closed_until):
-            self._questions.append(_Question(tuple(jobs), tuple(names), then))
+            self._queries.append(_Query(tuple(jobs), tuple(names), then))
             self._go()
 
     def calls(self) -> SlurmCalls:
         """See `ports.Slurm.calls`."""
-        return msgspec.structs.replace(self._calls, filling=self._filling.name,
+        return msgspec.structs.replace(self._calls, adapter=self._adapter.name,
                                        closed_until_ns=self._budget.closed_until)
 
     def close(self) -> None:
@@ -89,19 +91,19 @@ class BudgetedSlurm:
         self._closed = True
         if self._task is not None:
             self._task.cancel()
-        late = SlurmNotNow("the broker ends", unsure=True)
+        late = SlurmTransient("the broker ends", unsure=True)
         for then in self._under_way:
             self._loop.call_soon(then, late)
         self._under_way = []
-        self._drop(SlurmNotNow("the broker ends"))
+        self._drop(SlurmTransient("the broker ends"))
 
     async def closed(self) -> None:
-        """Returns when nothing of it is left; `close` is called where it was not."""
+        """Closes the port if nobody did, and returns when nothing of it is left."""
         if not self._closed:
             self.close()
         if self._task is not None:
             await asyncio.wait([self._task])
-        await self._filling.close()
+        await self._adapter.close()
 
     # ---- one call at a time ------------------------------------------------------------------
 
@@ -109,36 +111,36 @@ class BudgetedSlurm:
         now = self._clock.now_ns()
         if not self._refused(call.then, self._budget.may_act_at(now)):
             self._budget.acted(now)
-            self._line.append(call)
+            self._waiting.append(call)
             self._go()
 
     def _refused(self, then: Callable[[Any], None], until: int) -> bool:
-        """Answers at once when no call may be made before `until`; says whether."""
+        """Answers at once if no call may be made before `until`; returns whether it did."""
         if not self._closed and until <= self._clock.now_ns():
             return False
         pause = self._budget.closed_until > self._clock.now_ns()
         why = ("the broker ends" if self._closed else f"no answer before: {self._calls.last_error}"
                if pause else "more calls of Slurm than a broker's budget has")
         self._count("held_back")
-        self._loop.call_soon(then, SlurmNotNow(why, until))
+        self._loop.call_soon(then, SlurmTransient(why, until))
         return True
 
     def _go(self) -> None:
-        self._news.set()
+        self._wake.set()
         if self._task is None or self._task.done():
             self._task = self._loop.create_task(self._work())
-            self._task.add_done_callback(self._look)
+            self._task.add_done_callback(self._report_bug)
 
-    def _look(self, task: asyncio.Task[None]) -> None:
-        """A broken law is the loop's to judge, at once."""
+    def _report_bug(self, task: asyncio.Task[None]) -> None:
+        """Hands an exception that nobody expected to the loop's handler at once."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._loop.call_exception_handler({"message": "a call of Slurm", "exception": error})
 
     async def _work(self) -> None:
-        """Makes calls until none is left to make."""
-        while self._line or self._questions:
-            if self._line:
-                call = self._line.popleft()
+        """Makes calls until none is left; other calls go before queries."""
+        while self._waiting or self._queries:
+            if self._waiting:
+                call = self._waiting.popleft()
                 await self._make(call.kind, call.make, [call.then])
                 continue
             now = self._clock.now_ns()
@@ -146,19 +148,19 @@ class BudgetedSlurm:
             if wait_ns <= 0:
                 await self._ask()
                 continue
-            self._news.clear()
+            self._wake.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), wait_ns / 1e9)
+                await asyncio.wait_for(self._wake.wait(), wait_ns / 1e9)
             except asyncio.TimeoutError:
                 pass
 
     async def _ask(self) -> None:
-        """All questions that wait, as one."""
-        asked, self._questions = self._questions, []
+        """Makes one query for all that wait."""
+        asked, self._queries = self._queries, []
         jobs = tuple(dict.fromkeys(job for each in asked for job in each.jobs))
         names = tuple(dict.fromkeys(name for each in asked for name in each.names))
         self._budget.queried(self._clock.now_ns())
-        await self._make("queries", lambda: self._filling.query(jobs, names),
+        await self._make("queries", lambda: self._adapter.query(jobs, names),
                          [_part(each) for each in asked])
 
     async def _make(self, kind: str, make: Callable[[], Awaitable[Any]],
@@ -168,10 +170,10 @@ class BudgetedSlurm:
         answer: Any
         try:
             answer = await make()
-        except SlurmNever as never:
+        except SlurmRejected as never:
             self._fail("refused", never)
             answer = never
-        except SlurmNotNow as late:
+        except SlurmTransient as late:
             self._fail("failed", late)
             self._budget.failed(self._clock.now_ns())
             late.again_ns = self._budget.closed_until
@@ -186,25 +188,25 @@ class BudgetedSlurm:
     def _fail(self, kind: str, failed: SlurmFailure) -> None:
         self._count(kind)
         self._calls = msgspec.structs.replace(self._calls, last_error=str(failed)[:_TEXT_MAX])
-        if isinstance(failed, SlurmNever):
+        if isinstance(failed, SlurmRejected):
             self._budget.answered()
 
-    def _drop(self, why: SlurmNotNow) -> None:
-        """Who still waits for a call is told that it is not made."""
-        waiting = [call.then for call in self._line] + [each.then for each in self._questions]
-        self._line.clear()
-        self._questions = []
+    def _drop(self, why: SlurmTransient) -> None:
+        """Tells all waiting callers that their calls are not made."""
+        waiting = [call.then for call in self._waiting] + [each.then for each in self._queries]
+        self._waiting.clear()
+        self._queries = []
         for then in waiting:
             self._count("held_back")
-            self._loop.call_soon(then, SlurmNotNow(str(why), why.again_ns))
+            self._loop.call_soon(then, SlurmTransient(str(why), why.again_ns))
 
     def _count(self, kind: str) -> None:
         more = {kind: getattr(self._calls, kind) + 1}
         self._calls = msgspec.structs.replace(self._calls, **more)
 
 
-def _part(asked: _Question) -> Callable[[Any], None]:
-    """Hands a question its part of the answer to all of them."""
+def _part(asked: _Query) -> Callable[[Any], None]:
+    """Returns a callback that takes one query's rows out of the merged answer."""
     def then(answer: tuple[JobView, ...] | SlurmFailure) -> None:
         mine = wanted(answer, asked.jobs, asked.names) if isinstance(answer, tuple) else answer
         asked.then(mine)

@@ -1,7 +1,8 @@
-"""A helper program that answers JSON lines, as a child with a deadline.
+"""A helper program that answers orders in JSON lines, run as a child process with a deadline.
 
-Law: one order at a time; a child that is late, or says what is no answer, is killed and started
-anew for the next order. Knows nothing of what is asked.
+One order is under way at a time. A child that does not answer within the deadline, or answers with
+something other than a JSON object, is killed; the next order starts a new one. This module knows
+nothing of what the orders mean.
 """
 
 from __future__ import annotations
@@ -15,42 +16,50 @@ from contextlib import suppress
 from typing import Any
 
 _LINE_MAX = 1 << 26  # bytes of one answer
-_TAIL = 4096  # bytes of its standard error that are kept
+_TAIL = 4096  # bytes of the child's standard error that are kept
 
 
 class ChildLate(Exception):
-    """No answer within the deadline; it was killed and may have carried the order out."""
+    """The child did not answer in time and was killed; it may have carried the order out."""
 
 
 class ChildGone(Exception):
-    """It ended by itself, or cannot be started; its text is the last line that it said."""
+    """The child ended by itself, or cannot be started.
+
+    The text is the last line of the child's standard error, where there is one.
+    """
 
 
 class Child:
-    """One program, started when it is first asked.
+    """One program, which is started by the first order.
 
     Args:
-        argv, env: how it is started; it first writes one line by itself, its greeting.
-        deadline_s: for each answer, the greeting included.
+        argv: the command. The program first writes one line by itself, its greeting.
+        env: the program's whole environment.
+        deadline_s: how long each answer may take, seconds; the greeting counts as an answer.
+
+    Attributes:
+        greeting: the program's first line; empty while none was read.
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], deadline_s: float) -> None:
         self._argv, self._env, self.deadline_s = tuple(argv), dict(env), deadline_s
         self._process: asyncio.subprocess.Process | None = None
-        self._heard = b""  # the end of its standard error
+        self._heard = b""  # the end of the child's standard error
         self._listener: asyncio.Task[None] | None = None
         self.greeting: dict[str, Any] = {}
 
     @property
     def pid(self) -> int:
-        """Its process; 0 while there is none."""
+        """The child's process id; 0 while there is none."""
         return self._process.pid if self._process is not None else 0
 
     async def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Its answer to one order.
+        """Sends one order and returns the answer; starts the program if it does not run.
 
         Raises:
-            ChildLate, ChildGone: there is none; the next call starts it anew.
+            ChildLate: no answer within the deadline.
+            ChildGone: the program ended, cannot be started, or its answer is no JSON object.
         """
         answered = False
         try:
@@ -69,7 +78,7 @@ class Child:
                 await self.kill()
 
     async def kill(self) -> None:
-        """Ends it at once; returns when nothing of it is left."""
+        """Kills the program and its process group; returns when it has been reaped."""
         process, self._process = self._process, None
         if process is not None:
             if process.returncode is None:

@@ -1,6 +1,8 @@
-"""Which filling a broker uses: `cli`, `pyslurm`, or `auto`: pyslurm where it works, else commands.
+"""Chooses a broker's Slurm adapter: `cli`, `pyslurm`, or `auto`.
 
-Law: looks for pyslurm without importing it; whether it works is known when it first answers.
+`auto` uses pyslurm where it is installed and answers, and Slurm's commands otherwise. Whether
+pyslurm is installed is looked up without importing it; whether it works shows when it first
+answers.
 """
 
 from __future__ import annotations
@@ -13,18 +15,23 @@ from typing import TypeVar
 from ..domain.slurm import JobOrder, JobRef, JobView
 from ..errors import MissingExtra, how_to_install
 from ..ports import Clock
+from .adapter import SlurmAdapter
 from .binding import Pyslurm, PyslurmUnusable
 from .budget import Budget, Limits
 from .budgeted import BudgetedSlurm
 from .commands import DEADLINE_S, Commands
-from .filling import Filling
 
 _T = TypeVar("_T")
 
 
-def make_filling(choice: str, environ: Mapping[str, str], deadline_s: float = DEADLINE_S
-                 ) -> Filling:
-    """The filling of this name.
+def make_adapter(choice: str, environ: Mapping[str, str], deadline_s: float = DEADLINE_S
+                 ) -> SlurmAdapter:
+    """Returns the adapter of this name.
+
+    Args:
+        choice: "cli", "pyslurm" or "auto".
+        environ: the caller's environment.
+        deadline_s: how long one call may take, seconds.
 
     Raises:
         MissingExtra: pyslurm was asked for and is not installed.
@@ -43,44 +50,55 @@ def make_filling(choice: str, environ: Mapping[str, str], deadline_s: float = DE
 
 def make_slurm(choice: str, environ: Mapping[str, str], job: str, query_s: float, clock: Clock
                ) -> BudgetedSlurm:
-    """A broker's way to Slurm; `job` seeds the jitter of its pauses. Raises MissingExtra."""
+    """Returns a broker's Slurm port.
+
+    Args:
+        choice: as for `make_adapter`.
+        environ: the broker's environment.
+        job: the job's name, which seeds the jitter of pauses.
+        query_s: least time between two queries, seconds.
+        clock: the broker's clock.
+
+    Raises:
+        MissingExtra: pyslurm was asked for and is not installed.
+    """
     limits = Limits(query_ns=int(query_s * 1e9))
-    return BudgetedSlurm(make_filling(choice, environ), Budget(zlib.crc32(job.encode()), limits),
+    return BudgetedSlurm(make_adapter(choice, environ), Budget(zlib.crc32(job.encode()), limits),
                          clock)
 
 
 class Auto:
-    """The first of two fillings until it turns out that it cannot be used here; then the second."""
+    """Uses the first of two adapters until that raises PyslurmUnusable, and then the second."""
 
-    def __init__(self, first: Filling, second: Filling) -> None:
+    def __init__(self, first: SlurmAdapter, second: SlurmAdapter) -> None:
         self._now, self._second = first, second
 
     @property
     def name(self) -> str:
-        """Of the one that is used."""
+        """The name of the adapter in use."""
         return self._now.name
 
     async def submit(self, order: JobOrder) -> int:
-        """See `filling.Filling.submit`."""
-        return await self._either(lambda filling: filling.submit(order))
+        """See `adapter.SlurmAdapter.submit`."""
+        return await self._either(lambda adapter: adapter.submit(order))
 
     async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
-        """See `filling.Filling.query`."""
-        return await self._either(lambda filling: filling.query(jobs, names))
+        """See `adapter.SlurmAdapter.query`."""
+        return await self._either(lambda adapter: adapter.query(jobs, names))
 
     async def cancel(self, jobs: Sequence[JobRef]) -> None:
-        """See `filling.Filling.cancel`."""
-        await self._either(lambda filling: filling.cancel(jobs))
+        """See `adapter.SlurmAdapter.cancel`."""
+        await self._either(lambda adapter: adapter.cancel(jobs))
 
     async def comment(self, job: int, text: str) -> None:
-        """See `filling.Filling.comment`."""
-        await self._either(lambda filling: filling.comment(job, text))
+        """See `adapter.SlurmAdapter.comment`."""
+        await self._either(lambda adapter: adapter.comment(job, text))
 
     async def close(self) -> None:
-        """See `filling.Filling.close`."""
+        """See `adapter.SlurmAdapter.close`."""
         await self._now.close()
 
-    async def _either(self, call: Callable[[Filling], Awaitable[_T]]) -> _T:
+    async def _either(self, call: Callable[[SlurmAdapter], Awaitable[_T]]) -> _T:
         try:
             return await call(self._now)
         except PyslurmUnusable:

@@ -1,9 +1,9 @@
-"""The Slurm port filled by Slurm's own commands: sbatch, squeue, scancel, scontrol, sacctmgr.
+"""The Slurm adapter that uses Slurm's commands: sbatch, squeue, scancel, scontrol, sacct, sacctmgr.
 
-Law: every command runs as a child with a deadline, in an environment without the caller's job
-(inside a job, `SLURM_*` and `SQUEUE_*` would change what a command means), and nothing of it is
-left when the call ends. Chosen fields of `squeue -O` instead of `--json`: every release has them,
-and they cost a tenth of it.
+Every command runs as a child with a deadline, and is killed with its process group when the call
+ends. Its environment has no variables of the caller's job, since inside a job `SLURM_*` and
+`SQUEUE_*` change what a command means. We read chosen fields of `squeue -O` and not `--json`: every
+release has them, and they cost a tenth of it.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ..domain.slurm import JobOrder, JobRef, JobView, with_remark
-from ..ports import SlurmNever, SlurmNotNow
+from ..ports import SlurmRejected, SlurmTransient
+from .adapter import checked_comment, comment_of, failure, says_over, says_unknown, wanted
 from .environ import for_commands
-from .filling import checked_comment, comment_of, failure, says_over, says_unknown, wanted
 from .hostlist import expand
 
 DEADLINE_S = 60.0  # Slurm's own MessageTimeout is 10 s by default, and sites raise it
 _FIELDS = ("JobID", "UserID", "HetJobID", "HetJobOffset", "State", "Reason", "Name", "Partition",
            "NodeList", "StartTime", "EndTime", "RestartCnt", "Comment")
-_CUT, _END = "\x1f", "\x1e"  # in no name or comment
+_CUT, _END = "\x1f", "\x1e"  # separate fields and rows: no name or comment contains them
 _FORMAT = ",".join(f"{field}:0{_CUT}" for field in _FIELDS) + _END  # 0: never cut off
 _EPOCH = {"SLURM_TIME_FORMAT": "%s"}
 _NOTHING = ("", "(null)", "None", "N/A", "Unknown", "NONE")
 
 
 class Commands:
-    """Fills `filling.Filling`.
+    """The adapter over Slurm's commands; see `adapter.SlurmAdapter`.
 
     Args:
-        environ: the caller's; where the commands and their configuration are found.
-        deadline_s: how long one command may take; it is killed then.
+        environ: the caller's environment, which leads to the commands and their configuration.
+        deadline_s: how long one command may take, seconds; then it is killed.
     """
 
     def __init__(self, environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> None:
@@ -44,27 +44,30 @@ class Commands:
 
     @property
     def name(self) -> str:
-        """See `filling.Filling.name`."""
+        """See `adapter.SlurmAdapter.name`."""
         return "cli"
 
     async def submit(self, order: JobOrder) -> int:
-        """See `filling.Filling.submit`."""
+        """See `adapter.SlurmAdapter.submit`."""
         words = [f"--{name}={value}" if value else f"--{name}" for name, value in order.options]
         told = await self._run(["sbatch", "--parsable", *words], order.script.encode(),
                                dict(order.environ))
         number = told.strip().rpartition("\n")[2].partition(";")[0]
         if not number.isdigit():
-            raise SlurmNotNow(f"sbatch: answered {told.strip()[:80]!r}, no job id", unsure=True)
+            raise SlurmTransient(f"sbatch: answered {told.strip()[:80]!r}, no job id", unsure=True)
         return int(number)
 
     async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
-        """See `filling.Filling.query`. The controller sends one job, or those of this user."""
+        """See `adapter.SlurmAdapter.query`.
+
+        The controller is asked for a single job by its id, and else for all jobs of this user.
+        """
         one = len(jobs) == 1 and not names
         which = ["-j", str(jobs[0])] if one else ["-u", str(os.geteuid())]
         try:
             told = await self._run(["squeue", "-h", "-a", "-t", "all", *which, "-O", _FORMAT], b"",
                                    {"SLURM_TIME_FORMAT": "standard", "TZ": "UTC0"})
-        except SlurmNever as never:
+        except SlurmRejected as never:
             if says_unknown(never):
                 return ()
             raise
@@ -72,13 +75,13 @@ class Commands:
         return wanted([view for row in rows if (view := _view(row)) is not None], jobs, names)
 
     async def cancel(self, jobs: Sequence[JobRef]) -> None:
-        """See `filling.Filling.cancel`."""
+        """See `adapter.SlurmAdapter.cancel`."""
         if jobs:
             await self._run(["scancel", *(each.show() for each in jobs)])
 
     async def comment(self, job: int, text: str) -> None:
-        """See `filling.Filling.comment`. The controller keeps it while the job runs; afterwards
-        only accounting has a job."""
+        """See `adapter.SlurmAdapter.comment`. The controller keeps the Comment while the job runs;
+        afterwards only accounting has the job."""
         checked_comment(text)
         old = comment_of(await self.query([job], ()))
         if old is not None:
@@ -86,7 +89,7 @@ class Commands:
                 await self._run(["scontrol", "update", f"jobid={job}",
                                  f"comment={with_remark(old, text)}"])
                 return
-            except SlurmNever as never:
+            except SlurmRejected as never:
                 if not says_over(never):
                     raise
         told = await self._run(["sacct", "-n", "-X", "-P", "-j", str(job), "-o", "Comment"])
@@ -94,54 +97,59 @@ class Commands:
         told = await self._run(["sacctmgr", "-i", "modify", "job", "where", f"jobid={job}", "set",
                                 f"comment={new}"])
         if "nothing modified" in told.lower():
-            raise SlurmNever(f"comment: accounting has no job {job}, or not yet")
+            raise SlurmRejected(f"comment: accounting has no job {job}, or not yet")
 
     async def submitted(self, job: str) -> int:
-        """When a job of the queue was submitted, in epoch seconds; of one that was requeued, when
-        it was requeued last. 0: there is no such job."""
+        """Returns when a job of the queue was submitted, epoch seconds; 0 for an unknown job.
+
+        Of a requeued job, Slurm tells when it was requeued last.
+        """
         told = await self._run(["squeue", "-h", "-a", "-t", "all", "-j", job, "-O",
                                 f"JobID:0{_CUT},SubmitTime:0{_CUT}"], b"", _EPOCH)
         rows = [line.split(_CUT) for line in told.split("\n")]
         return max((_number(row[1].strip()) for row in rows if row[0].strip() == job), default=0)
 
     async def accounted(self, job: str) -> list[int]:
-        """The submit times of all starts of all jobs that have, or had, this id, in epoch seconds;
-        empty where accounting does not say."""
+        """Returns the submit times of all starts of all jobs that ever had this id, epoch seconds.
+
+        The list is empty where there is no accounting.
+        """
         try:
             told = await self._run(["sacct", "-n", "-X", "-P", "--duplicates", "-j", job, "-S",
                                     "1970-01-02", "-o", "JobIDRaw,Submit"], b"", _EPOCH)
-        except (SlurmNever, SlurmNotNow):
+        except (SlurmRejected, SlurmTransient):
             return []
         rows = [line.split("|") for line in told.splitlines()]
         return [_number(row[1]) for row in rows if len(row) == 2 and row[0] == job]
 
     async def close(self) -> None:
-        """See `filling.Filling.close`: whoever is cancelled has ended its command."""
+        """See `adapter.SlurmAdapter.close`; a call that is cancelled ends its own command."""
 
     async def _run(self, argv: list[str], stdin: bytes = b"",
                    more: Mapping[str, str] | None = None) -> str:
-        """What a command prints.
+        """Runs a command and returns its output.
 
         Raises:
-            SlurmNever, SlurmNotNow: it failed or was late.
+            SlurmRejected: Slurm rejected the call, or there is no such command.
+            SlurmTransient: the command could not run, was late, or Slurm is away.
         """
         conf = self._environ.get("SLURM_CONF", "")
         if conf and not os.path.exists(conf):  # the commands would try for a minute
-            raise SlurmNotNow(f"SLURM_CONF names {conf}, which is not there")
+            raise SlurmTransient(f"SLURM_CONF names {conf}, which is not there")
         try:
             child = await asyncio.create_subprocess_exec(
                 *argv, env={**self._environ, **(more or {})}, start_new_session=True,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE)
         except FileNotFoundError:
-            raise SlurmNever(f"{argv[0]} is not on the PATH: load the site's Slurm module"
+            raise SlurmRejected(f"{argv[0]} is not on the PATH: load the site's Slurm module"
                              ) from None
         except OSError as error:
-            raise SlurmNotNow(f"{argv[0]}: {error.strerror}") from None
+            raise SlurmTransient(f"{argv[0]}: {error.strerror}") from None
         try:
             out, err = await asyncio.wait_for(child.communicate(stdin), self._deadline_s)
         except asyncio.TimeoutError:
-            raise SlurmNotNow(f"{argv[0]}: no answer in {self._deadline_s:g} s", unsure=True
+            raise SlurmTransient(f"{argv[0]}: no answer in {self._deadline_s:g} s", unsure=True
                               ) from None
         finally:
             await _end(child)
@@ -152,7 +160,7 @@ class Commands:
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    """Nothing of it is left; at once where it has ended by itself."""
+    """Kills a command that still runs, with its process group, and reaps it."""
     if child.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -160,7 +168,7 @@ async def _end(child: asyncio.subprocess.Process) -> None:
 
 
 def _last(command: str, text: bytes) -> str:
-    """The last line that says something, by whom, without the word error."""
+    """Returns the last line of an output as `COMMAND: TEXT`, without the word "error:"."""
     lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
     if not lines:
         return ""
@@ -172,10 +180,10 @@ def _last(command: str, text: bytes) -> str:
 
 
 def _view(words: Sequence[str]) -> JobView | None:
-    """A row of squeue's; None for somebody else's job.
+    """Returns a row of squeue as a JobView, or None if the job is another user's.
 
     Raises:
-        SlurmNever: it has not the fields that were asked for.
+        SlurmRejected: the row has not the fields that were asked for.
     """
     told = dict(zip(_FIELDS, map(str.strip, words), strict=False))
     try:
@@ -189,7 +197,8 @@ def _view(words: Sequence[str]) -> JobView | None:
             _stamp(told["StartTime"]), _stamp(told["EndTime"]), _number(told["RestartCnt"]),
             _text(told["Comment"]))
     except (KeyError, ValueError) as error:
-        raise SlurmNever(f"squeue: a row that is not understood ({error}): {words[:3]}") from None
+        raise SlurmRejected(f"squeue: a row that is not understood ({error}): {words[:3]}"
+                            ) from None
 
 
 def _text(word: str) -> str:
@@ -201,7 +210,7 @@ def _number(word: str) -> int:
 
 
 def _stamp(word: str) -> int:
-    """Epoch ns of a time in UTC; 0 for none."""
+    """Returns a UTC time such as 2026-01-31T23:59:59 as epoch ns; 0 for none."""
     if word in _NOTHING:
         return 0
     return calendar.timegm(time.strptime(word, "%Y-%m-%dT%H:%M:%S")) * 10**9

@@ -1,7 +1,8 @@
-"""The one door to `SLURM_*`: what Slurm told this process about its job, step and node.
+"""The only reader of `SLURM_*`: what Slurm told this process about its job, step and node.
 
-Law: reads only the mapping it is given; makes no RPC. In every step of a het job `SLURM_JOB_ID` is
-the leader's, and a task gets no het-group variable, so the component is passed by its name.
+These functions read only the mapping they are given, and never call Slurm. Two traps: in every step
+of a het job `SLURM_JOB_ID` is the leader's, and no variable tells a task its het group, so we pass
+a component's name in an argument of our own.
 """
 
 from __future__ import annotations
@@ -14,10 +15,22 @@ from .hostlist import expand
 
 @dataclass(frozen=True)
 class SlurmPlace:
-    """Where this process runs; zeros and empty strings for what Slurm did not say. `nodes`: how
-    many each component of the job has; one number where it is no het job. `tasks_here`: of this
-    step on this node; `bound`: to CPUs of its own. `restarts`: how often the job was requeued
-    before."""
+    """Where this process runs. A field that Slurm did not tell is zero or empty.
+
+    Attributes:
+        job: the job id; of a het job its leader's.
+        node: this node's name, as Slurm calls it.
+        cpus: CPUs of this node that the step or job may use.
+        mem_mib: memory of this node that the job may use, MiB.
+        gpus: this step's GPUs, by Slurm's own numbers.
+        ntasks: tasks of the step, else of the job.
+        ends_at_s: when the time limit ends the job, epoch seconds.
+        nodes: the number of nodes of each component; one number where it is no het job.
+        tasks_here: tasks of this step on this node.
+        bound: whether srun bound each task to CPUs of its own.
+        cluster: the cluster's name.
+        restarts: how often the job was requeued before this start.
+    """
 
     job: str
     node: str
@@ -34,7 +47,7 @@ class SlurmPlace:
 
 
 def slurm_place(environ: Mapping[str, str]) -> SlurmPlace | None:
-    """What Slurm says, or None outside a job."""
+    """Returns what Slurm says of this process, or None outside a job."""
     job = environ.get("SLURM_JOB_ID")
     if not job:
         return None
@@ -57,25 +70,32 @@ def slurm_place(environ: Mapping[str, str]) -> SlurmPlace | None:
 
 
 def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment without anything of Slurm or of a process manager in it."""
+    """Returns an environment without the variables of Slurm, of a process manager, or of ours."""
     prefixes = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "HYDI_", "MPI_",
                 "OMPI_", "PRTE_", "TANGRAM_")
     return {k: v for k, v in environ.items() if not k.startswith(prefixes)}
 
 
-_CONFIGURES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")  # which Slurm, and as whom
+# which Slurm is meant, and as whom it is called
+_CONFIGURES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 
 
 def for_commands(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which Slurm's commands mean what their arguments say: nothing of the job
-    that we are in, no defaults of a command; which Slurm it is stays."""
+    """Returns an environment in which Slurm's commands do exactly what their arguments say.
+
+    Inside a job, variables of the job and defaults such as `SQUEUE_FORMAT` would change a command's
+    meaning. Only what names the Slurm to talk to is kept.
+    """
     defaults = ("SQUEUE_", "SCANCEL_", "SCONTROL_", "SACCT_", "SACCTMGR_", "SINFO_")
     kept = {k: v for k, v in without_slurm(environ).items() if not k.startswith(defaults)}
     return kept | {k: environ[k] for k in _CONFIGURES if k in environ}
 
 
 def _nodes(environ: Mapping[str, str]) -> tuple[int, ...]:
-    """A step hears of its own component only, unless its srun was given the batch script's word."""
+    """Returns the number of nodes of each component.
+
+    A step is told of its own component only, unless its srun got the batch script's variables.
+    """
     name = "SLURM_JOB_NUM_NODES"
     size = _int(environ.get("SLURM_HET_SIZE"))
     groups = tuple(_int(environ.get(f"{name}_HET_GROUP_{n}")) for n in range(size))
@@ -83,8 +103,14 @@ def _nodes(environ: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def other_nodes(environ: Mapping[str, str], step: bool = False) -> tuple[str, ...]:
-    """The nodes of this job but ours, by Slurm's names; of a het job those of all components, where
-    Slurm says them. `step`: only those of this step. O(nodes)."""
+    """Returns the names of this job's other nodes. O(nodes).
+
+    Of a het job these are the nodes of all components, as far as Slurm tells them.
+
+    Args:
+        environ: the environment of a process of the job.
+        step: return only the nodes of this job step, if Slurm tells them.
+    """
     lists = [environ.get("SLURM_STEP_NODELIST", "")] if step else []
     if not any(lists):
         size = _int(environ.get("SLURM_HET_SIZE"))
@@ -99,7 +125,7 @@ def other_nodes(environ: Mapping[str, str], step: bool = False) -> tuple[str, ..
 
 
 def _tasks_here(environ: Mapping[str, str]) -> int:
-    """`2(x3),1` of a step's nodes, at our node's place in it; 0 where Slurm did not say."""
+    """Returns this node's entry of a list such as `2(x3),1`; 0 where Slurm gave none."""
     at = _int(environ.get("SLURM_NODEID"))
     for group in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
         count, _, times = group.partition("(x")
@@ -110,8 +136,11 @@ def _tasks_here(environ: Mapping[str, str]) -> int:
 
 
 def unsized(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment for a further step: the job's, without the size and shape of its own tasks,
-    which `srun` would take for ours, and without a process manager."""
+    """Returns an environment in which to start a further job step.
+
+    The size and shape of this process's own step are left out, since `srun` would take them for the
+    new step's, and so are the variables of its process manager.
+    """
     shapes = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER", "SLURM_CPUS_PER_", "SLURM_MEM_PER",
               "SLURM_TRES_PER", "SLURM_GPU", "SLURM_CPU_BIND", "SLURM_DISTRIBUTION", "SLURM_HINT",
               "SLURM_THREADS_PER", "SLURM_EXACT", "SLURM_OVERLAP", "SLURM_STEP_", "PMI_", "PMIX_",
@@ -120,8 +149,11 @@ def unsized(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
-    """The GPUs of this step by Slurm's own numbers. CUDA_VISIBLE_DEVICES says how many: where
-    cgroups hide the others it counts from 0, and steps inherit the list of their whole job."""
+    """Returns this step's GPUs by Slurm's own numbers.
+
+    CUDA_VISIBLE_DEVICES tells how many there are, but not always which: where cgroups hide the
+    other GPUs it counts from 0. SLURM_JOB_GPUS may list more, as steps inherit their job's list.
+    """
     step, job = (_numbers(environ.get(f"SLURM_{of}_GPUS", "")) for of in ("STEP", "JOB"))
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -137,7 +169,7 @@ def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """`0,2-3` as (0, 2, 3); empty for what is no such list."""
+    """Returns (0, 2, 3) for `0,2-3`, and () for what is no such list."""
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

@@ -1,18 +1,23 @@
-"""Pure. Slurm's hostlists: `c[1-3,7],g1` as names."""
+"""Expands Slurm's hostlists: `c[1-3,7],g1` stands for c1, c2, c3, c7 and g1.
+
+Pure. Names keep Slurm's order and their leading zeros. ClusterShell's node sets would do the same
+for other needs, but sort the names and take longer to import than this takes to run (decision
+0060).
+"""
 
 from __future__ import annotations
 
 import re
 
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
-NAMES_MAX = 1 << 17  # of one list; more than any machine has
+NAMES_MAX = 1 << 17  # names of one list: more than any machine has nodes
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """The names in a hostlist, in its order; leading zeros are kept. O(names).
+    """Returns the names of a hostlist, in its order. O(names).
 
     Raises:
-        ValueError: it is no hostlist, or a monstrous one.
+        ValueError: the text is no hostlist, or has more than `NAMES_MAX` names.
     """
     found: list[str] = []
     for part in _parts(text):
@@ -24,7 +29,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _parts(text: str) -> list[str]:
-    """Cut at the commas that are in no brackets."""
+    """Cuts a list at the commas outside of brackets."""
     return [part.strip() for part in re.split(r",(?![^\[\]]*\])", text)]
 
 

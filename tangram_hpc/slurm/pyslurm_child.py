@@ -1,10 +1,12 @@
-"""The one program that imports pyslurm: orders come in as JSON lines, answers go out as such.
+"""The only program that imports pyslurm. It reads orders as JSON lines and answers in JSON lines.
 
-Law: a program of its own, never imported. Importing pyslurm may end the process (no configuration:
-exit 1), its calls hold the interpreter for as long as the controller is silent, and it changes how
-libraries are loaded: none of that is wanted in a broker. It is under GPL-2.0-only, too; nothing of
-it passes this pipe but values. It knows no budget, no deadline and no policy: its parent does. It
-ends when its standard input does.
+It is a program of its own, and no module imports it, for four reasons. Importing pyslurm can end
+the process (without a configuration: exit status 1). Its calls hold the GIL for as long as the
+controller is silent. It changes how libraries are loaded. And it is under GPL-2.0-only, so nothing
+but values may pass this pipe.
+
+The program knows no rate limit and no deadline; its parent (`binding.py`) does. It ends when its
+standard input ends.
 """
 
 from __future__ import annotations
@@ -19,20 +21,20 @@ import pyslurm
 
 
 def _submit(order: dict[str, Any]) -> int:
-    """`environ` is always given: by default pyslurm reads it from where some Pythons have none."""
+    # the environment is always passed: pyslurm's default reads it where some Pythons have none
     asked = pyslurm.JobSubmitDescription(script=order["script"], environment=order["environ"],
                                          **order["options"])
     return int(asked.submit())
 
 
 def _query(order: dict[str, Any]) -> list[dict[str, Any]]:
-    """All jobs are loaded, as there is no filter (`Job.load` of a het leader leaks the others)."""
+    # pyslurm has no filter, and `Job.load` of a het job's leader leaks the other components
     ids, names, me = set(order["jobs"]), set(order["names"]), os.geteuid()
     found = []
     for job in pyslurm.Jobs.load().values():
         leader = job.heterogeneous_id or 0
         if job.user_id == me and ((leader or job.id) in ids or job.name in names):
-            found.append({  # zero reads as None in pyslurm: offset 0, no restarts
+            found.append({  # pyslurm gives None for zero: offset 0, no restarts
                 "job": leader or job.id,
                 "component": (job.heterogeneous_offset or 0) if leader else -1,
                 "state": job.state, "reason": job.state_reason, "name": job.name,
@@ -43,7 +45,7 @@ def _query(order: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _cancel(order: dict[str, Any]) -> None:
-    """All are tried; the first refusal is told. Unknown and finished ones are none."""
+    # all are tried, and the first rejection is reported
     refused = None
     for job in order["jobs"]:
         try:
@@ -55,7 +57,7 @@ def _cancel(order: dict[str, Any]) -> None:
 
 
 def _components(order: dict[str, Any]) -> dict[str, int]:
-    """The ids of a het job's components by `LEADER+OFFSET`."""
+    """Returns the job ids of het jobs' components by `LEADER+OFFSET`."""
     return {f"{job.heterogeneous_id}+{job.heterogeneous_offset or 0}": job.id
             for job in pyslurm.Jobs.load().values()
             if job.heterogeneous_id in order["leaders"]}
@@ -76,14 +78,14 @@ def _answer(line: str) -> dict[str, Any]:
         return {"value": _DOES[order["do"]](order)}
     except pyslurm.RPCError as error:
         return {"error": str(error.msg), "errno": int(error.errno)}
-    except (ValueError, TypeError, AttributeError) as error:  # what it says of bad arguments
+    except (ValueError, TypeError, AttributeError) as error:  # raised by pyslurm for bad arguments
         return {"error": f"{type(error).__name__}: {error}", "errno": 0}
 
 
 def main() -> None:
-    """Serves its parent."""
+    """Answers orders until standard input ends."""
     with os.fdopen(os.dup(1), "w") as out:
-        os.dup2(2, 1)  # what the library prints is none of our words
+        os.dup2(2, 1)  # what the library prints must not mix with our answers
         out.write(json.dumps({"value": str(pyslurm.__version__)}) + "\n")
         out.flush()
         for line in sys.stdin:

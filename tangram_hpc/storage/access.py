@@ -13,7 +13,7 @@ import stat
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ..drafts import replace_file
+from ..atomic_file import replace_file
 from ..errors import AccessError
 
 FORMAT = "tangram-access/1"

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..drafts import replace_file
+from ..atomic_file import replace_file
 from ..errors import InvalidInput
 from ..scheduler.routing.cmlfq import CausalTree
 
@@ -87,7 +87,7 @@ def _written_at(path: Path) -> int:
 
 
 class TreeFiles:
-    """The trees of one job's pools (fills `ports.Trees`). A thread a folder writes, always the
+    """The trees of one job's pools (fills `ports.TreeStore`). A thread a folder writes, always the
     newest tree, so that a file system that hangs holds up nobody and at most two trees."""
 
     def __init__(self, job: str) -> None:
@@ -98,7 +98,7 @@ class TreeFiles:
         self._lock = threading.Lock()  # of both
 
     def load(self, folder: str) -> tuple[CausalTree | None, CausalTree | None]:
-        """See `ports.Trees.load`. Makes the folder; reads the newest `FILES_MAX` of it."""
+        """See `ports.TreeStore.load`. Makes the folder; reads the newest `FILES_MAX` of it."""
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
             problem = "" if os.access(folder, os.W_OK | os.X_OK) else "may not be written"
@@ -110,7 +110,7 @@ class TreeFiles:
         return load_all(Path(folder), FILES_MAX), load(mine) if mine.exists() else None
 
     def save(self, folder: str, tree: CausalTree) -> None:
-        """See `ports.Trees.save`."""
+        """See `ports.TreeStore.save`."""
         plain = tree.plain()
         with self._lock:
             self._next[folder] = plain
@@ -134,11 +134,11 @@ class TreeFiles:
                 self._trouble.pop(folder, None)
 
     def trouble(self, folder: str) -> str:
-        """See `ports.Trees.trouble`."""
+        """See `ports.TreeStore.trouble`."""
         return self._trouble.get(folder, "")
 
     def close(self) -> None:
-        """See `ports.Trees.close`."""
+        """See `ports.TreeStore.close`."""
         with self._lock:
             writers = list(self._writers.values())
         until = time.monotonic() + _CLOSE_S

@@ -30,7 +30,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..drafts import replace_file
+from ..atomic_file import replace_file
 
 FORMAT = "tangram-identity/1"
 _NAME = "identity.json"

@@ -23,11 +23,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ..drafts import replace_link
+from ..atomic_file import replace_link
 from ..errors import InvalidInput
 from ..sandbox.files import scratch
 from ..slurm.environ import slurm_place
-from .claim import Lock
+from .folder_lock import FileLock
 
 KEPT_LOCAL_RUNS = 50
 _OURS = ("tangram-worker-", "tangram-broker-")
@@ -143,7 +143,7 @@ def _prune(jobs: Path) -> None:
     local = sorted(jobs.glob("local-*"), key=lambda p: p.stat().st_mtime_ns)
     for old in local[: max(0, len(local) - KEPT_LOCAL_RUNS)]:
         with suppress(InvalidInput):  # another process has just removed it
-            lock = Lock(old)
+            lock = FileLock(old)
             if lock.held:  # else its broker still runs
                 shutil.rmtree(old, ignore_errors=True)
             lock.release()

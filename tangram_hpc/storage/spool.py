@@ -29,7 +29,7 @@ MAGIC = b"TGSPOL\x01\0"
 # A segment of the format before begins with the length of a record, which was less than this.
 _LENGTH_MAX = 1 << 28
 SEGMENT = 64 << 20
-CALL, RESULT, GONE = 1, 2, 3
+CALL, RESULT, DELETED = 1, 2, 3
 
 
 class _Record(msgspec.Struct, array_like=True, frozen=True):
@@ -114,7 +114,7 @@ class FileSpool:
         """See `ports.Spool.drop`."""
         for once in names:
             if once in self._places:
-                self._add(_Record(GONE, once))
+                self._add(_Record(DELETED, once))
         self._sweep()
 
     def commit(self) -> None:
@@ -180,7 +180,7 @@ class FileSpool:
         old = self._places.pop(record.once, None)
         if old is not None:
             self._live[old[0]] -= 1
-        if record.kind != GONE:
+        if record.kind != DELETED:
             self._places[record.once] = place
             self._live[place[0]] += 1
 

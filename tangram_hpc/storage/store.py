@@ -1,17 +1,16 @@
-"""The job's store: payloads over the inline limit, content-addressed files in one private folder.
+"""The job's store of large payloads: one file for each payload, in one private folder.
 
-An entry is named `DIGEST` or `DIGEST.OWNER`. The digest is the sha256 of its bytes; what is read is
-checked against it, so a changed file is an error and never a wrong answer. The owner says for whom
-the entry is kept, and so when it goes (`protocol/payload.py` makes owners): whoever holds an entry
-alone drops it when it is no longer needed, and the broker sweeps what clients that are gone left.
+Payloads above the inline limit do not travel inside messages. Clients and workers put them into
+this folder, and only the name travels. The broker removes entries by name and never reads them.
 
-An entry appears whole: it is written to a draft, `.NAME.TOKEN`, and renamed. Writers are threads of
-one process, processes with the same number in different containers, and processes of other nodes,
-so the token is random and the draft is made exclusively; a process number would let two writers
-share one. Whoever is killed leaves its draft. It goes with its owner's entries, or when nobody has
-written to it for DRAFT_S.
+An entry is named `DIGEST` or `DIGEST.OWNER`. The digest is the sha256 of the content and is checked
+on every read, so a changed file is an error and never a wrong answer. The owner says for whom the
+entry is kept, and so when it can go (`protocol/payload.py` makes owners): the only holder of an
+entry drops it when it is no longer needed, and the broker sweeps what departed clients left.
 
-Law: clients and workers read and write; the broker removes by name and never reads.
+An entry appears whole: it is written to a temporary file, `.NAME.TOKEN`, and renamed
+(`atomic_file.py`). A writer that is killed leaves its temporary file; the file goes with its
+owner's entries, or when nobody has written to it for `TEMPORARY_S`.
 """
 
 from __future__ import annotations
@@ -24,24 +23,29 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..drafts import replace_file
+from ..atomic_file import replace_file
 from ..errors import InvalidInput
 
 _NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-z.-]{1,100})?")
-_DRAFT = re.compile(r"\.[0-9a-f]{64}\..+")
+_TEMPORARY = re.compile(r"\.[0-9a-f]{64}\..+")
 _DIGITS = 64
-DRAFT_S = 600.0  # a draft to which nobody has written for so long is nobody's
+TEMPORARY_S = 600.0  # a temporary file that nobody wrote to for so long has lost its writer
 
 
 class FolderStore:
-    """A folder that clients and workers share (one machine, or a shared file system)."""
+    """The store in a folder that clients and workers share (one machine or a shared disk)."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
 
     def put(self, data: bytes | bytearray | memoryview, owner: str = "") -> str:
-        """Stores the bytes for an owner and returns their name; storing them again for the same
-        owner costs one look."""
+        """Stores a payload for an owner and returns its name.
+
+        Storing the same payload for the same owner again costs a hash and one look at the folder.
+
+        Raises:
+            InvalidInput: the folder cannot be written.
+        """
         digest = hashlib.sha256(data).hexdigest()
         name = f"{digest}.{owner}" if owner else digest
         path = self._folder / name
@@ -50,7 +54,7 @@ class FolderStore:
             try:
                 try:
                     replace_file(path, data)
-                except FileNotFoundError:  # we stood still while drafts were swept
+                except FileNotFoundError:  # the temporary file was swept while we stood still
                     replace_file(path, data)
             except OSError as error:
                 raise InvalidInput(f"store {self._folder}: cannot write ({error.strerror}); "
@@ -58,8 +62,12 @@ class FolderStore:
         return name
 
     def get(self, name: str) -> bytes:
-        """The bytes under `name`; see `ports.Store.get`."""
-        if not _NAME.fullmatch(name):  # else it could name any file
+        """Returns the payload of this name; see `ports.Store.get`.
+
+        Raises:
+            InvalidInput: the name is no entry's, the entry cannot be read, or it was changed.
+        """
+        if not _NAME.fullmatch(name):  # names come from messages: a path could name any file
             raise InvalidInput(f"store {self._folder}: no payload {name[:12]!r} (not a digest)")
         try:
             data = (self._folder / name).read_bytes()
@@ -72,14 +80,13 @@ class FolderStore:
         return data
 
     def drop(self, name: str) -> None:
-        """Removes an entry; one that is not there, or cannot be removed now, is left to the end of
-        the job."""
+        """Removes an entry if it is there; what cannot be removed stays until the job ends."""
         if _NAME.fullmatch(name):
             with contextlib.suppress(OSError):
                 (self._folder / name).unlink()
 
     def sweep(self, owners: Iterable[str]) -> None:
-        """Removes all entries whose owner begins with one of these. O(entries)."""
+        """Removes all entries whose owner begins with one of these texts. O(entries)."""
         beginnings = tuple(owners)
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
@@ -87,13 +94,15 @@ class FolderStore:
                     with contextlib.suppress(OSError):
                         os.unlink(entry.path)
 
-    def sweep_drafts(self, older_s: float = DRAFT_S) -> None:
-        """Removes the drafts to which nobody has written for `older_s` seconds by the clock of the
-        file system, which need not be ours. O(entries)."""
+    def sweep_temporary(self, older_s: float = TEMPORARY_S) -> None:
+        """Removes temporary files that nobody has written to for `older_s` seconds. O(entries).
+
+        Ages are taken by the file system's clock, which may differ from this machine's.
+        """
         now: float | None = None
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
-                if not _DRAFT.fullmatch(entry.name):
+                if not _TEMPORARY.fullmatch(entry.name):
                     continue
                 now = self._clock() if now is None else now
                 with contextlib.suppress(OSError):
@@ -101,8 +110,9 @@ class FolderStore:
                         os.unlink(entry.path)
 
     def _clock(self) -> float:
-        """The time of the store's file system, in seconds since the epoch."""
-        probe = self._folder / f".{'0' * _DIGITS}.{secrets.token_hex(8)}"  # swept as a draft is
+        """Returns the time of the store's file system, in seconds since the epoch."""
+        # the name is a temporary file's, so that a sweep removes it if this process dies here
+        probe = self._folder / f".{'0' * _DIGITS}.{secrets.token_hex(8)}"
         probe.touch(mode=0o600, exist_ok=False)
         try:
             return probe.stat().st_mtime

@@ -1,5 +1,5 @@
-"""How frames travel: sockets for everybody, MPI for clients through a gateway rank.
+"""How frames travel: sockets for everybody, and MPI for clients behind a gateway rank.
 
-These modules fill the link, channel and pipe ports. What a frame means is defined in `protocol/`,
-and who listens where is put together in `app/`.
+These modules are the adapters of the link, channel and pipe ports. What a frame means is defined in
+`protocol/`, and `app/` decides who listens where.
 """

@@ -1,7 +1,8 @@
-"""The gateway's sockets to the broker, one for each rank (fills the gateway's `Pipes`).
+"""The gateway's sockets to the broker: one for each rank (serves the gateway's `Pipes`).
 
-Law: bytes pass unread. One thread calls everything; dialling, which blocks, has a thread of its
-own for each try and speaks only through a queue. What is written before the socket stands waits.
+The gateway forwards bytes that it does not read. One thread calls everything here. Dialling blocks,
+so each attempt has a thread of its own, which hands its result over through a queue. What is
+written before a socket is connected waits in its backlog.
 """
 
 from __future__ import annotations
@@ -17,26 +18,36 @@ from ..errors import TangramError
 from ..protocol.frame import RECEIVE, Buffer
 from .socket.asyncsock import consume
 
-_IOV = 512
+_IOV = 512  # buffers of one sendmsg; every kernel takes more
 _ENDED = select.EPOLLHUP | select.EPOLLERR
 
 
 class _Pipe:
+    """One rank's socket.
+
+    Attributes:
+        name: the rank.
+        sock: the connected socket; None while it is dialled.
+        backlog: buffers that wait to be sent.
+        held: whether reading is stopped, because the rank does not keep up.
+        watched: the epoll events for which the socket is registered.
+    """
+
     __slots__ = ("backlog", "held", "name", "sock", "watched")
 
     def __init__(self, name: int) -> None:
         self.name = name
-        self.sock: socket.socket | None = None  # None while it is dialled
+        self.sock: socket.socket | None = None
         self.backlog: deque[Buffer] = deque()
         self.held = False
         self.watched = 0
 
 
 class SocketPipes:
-    """Sockets by rank.
+    """The sockets of all ranks.
 
     Args:
-        dial: returns a connected, authenticated socket; raises a TangramError.
+        dial: returns a connected, authenticated, blocking socket, or raises a TangramError.
     """
 
     def __init__(self, dial: Callable[[], socket.socket]) -> None:
@@ -49,13 +60,13 @@ class SocketPipes:
         self._epoll.register(self._bell_out, select.EPOLLIN)
 
     def open(self, name: int) -> None:
-        """Begins to dial for this rank."""
+        """Begins to dial the broker for this rank; an older pipe of the rank is closed."""
         self.close(name)
         pipe = self._pipes[name] = _Pipe(name)
         threading.Thread(target=self._try, args=(pipe,), daemon=True).start()
 
     def write(self, name: int, data: Buffer) -> None:
-        """Sends bytes; ignored when the pipe is closed."""
+        """Sends bytes to the broker; does nothing if the rank has no pipe."""
         pipe = self._pipes.get(name)
         if pipe is None:
             return
@@ -65,18 +76,18 @@ class SocketPipes:
             self._drain(pipe)
 
     def unsent(self) -> int:
-        """Bytes that wait for the broker."""
+        """Returns how many bytes of all ranks wait to be sent."""
         return sum(len(b) for p in self._pipes.values() for b in p.backlog)
 
     def hold(self, name: int, held: bool) -> None:
-        """Stops or goes on reading what the broker says to this rank."""
+        """Stops reading from the broker for this rank (`held`), or goes on with it."""
         pipe = self._pipes.get(name)
         if pipe is not None and pipe.held != held:
             pipe.held = held
             self._watch(pipe)
 
     def close(self, name: int) -> None:
-        """Ends the pipe after what was written (for half a second at most)."""
+        """Closes a pipe after sending its backlog, for which it waits half a second at most."""
         pipe = self._pipes.pop(name, None)
         if pipe is None:
             return
@@ -90,8 +101,14 @@ class SocketPipes:
             self._shut(pipe)
 
     def wait(self, timeout_s: float) -> list[tuple[int, bytes, str]]:
-        """What came within `timeout_s` seconds (microseconds count) as (rank, bytes, ""), or
-        (rank, b"", reason) where a pipe ended."""
+        """Waits for events of any pipe, for `timeout_s` seconds at most.
+
+        `select` is used for the wait because its timeout has microseconds; epoll's has
+        milliseconds.
+
+        Returns:
+            (rank, bytes, "") for bytes that arrived, (rank, b"", reason) for a pipe that ended.
+        """
         if timeout_s > 0:
             select.select([self._epoll], [], [], timeout_s)
         events: list[tuple[int, bytes, str]] = []
@@ -117,7 +134,7 @@ class SocketPipes:
         try:
             os.write(self._bell_in, b"\0")
         except BlockingIOError:
-            pass  # it rings already
+            pass  # the pipe is full of wake-ups already
 
     def _settle(self, pipe: _Pipe, told: socket.socket | str,
                 events: list[tuple[int, bytes, str]]) -> None:
@@ -127,7 +144,7 @@ class SocketPipes:
                 del self._pipes[pipe.name]
                 events.append((pipe.name, b"", told))
         elif not current:
-            self._farewell(pipe, told)
+            self._send_last(pipe, told)
         else:
             told.setblocking(False)
             pipe.sock = told
@@ -137,8 +154,8 @@ class SocketPipes:
             self._drain(pipe)
 
     @staticmethod
-    def _farewell(pipe: _Pipe, sock: socket.socket) -> None:
-        """The rank closed before its socket stood: what it said may still matter (its Bye)."""
+    def _send_last(pipe: _Pipe, sock: socket.socket) -> None:
+        """Sends what a rank wrote before it closed; its Bye still matters to the broker."""
         try:
             sock.settimeout(0.5)
             sock.sendall(b"".join(pipe.backlog))
@@ -169,7 +186,7 @@ class SocketPipes:
         except BlockingIOError:
             pass
         except OSError:
-            pipe.backlog.clear()  # reading tells the reason
+            pipe.backlog.clear()  # the next read fails as well, and reports the reason
         self._watch(pipe)
 
     def _watch(self, pipe: _Pipe) -> None:

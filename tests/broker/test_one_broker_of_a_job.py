@@ -169,8 +169,8 @@ def test_a_lock_of_another_host_blocks_only_while_its_holder_shows_that_it_lives
                 asyncio.run(take)
             assert epoch.exists()
         else:
-            claim = asyncio.run(take)
-            assert not claim.superseded(now=True) and not epoch.exists()
+            lock = asyncio.run(take)
+            assert not lock.superseded(now=True) and not epoch.exists()
     finally:
         over.set()
         holder.kill()

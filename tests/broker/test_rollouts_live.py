@@ -19,10 +19,10 @@ import tangram_hpc
 from tangram_hpc import LocalCluster
 from tangram_hpc.accounting.fields import as_json
 from tangram_hpc.accounting.record import fold
+from tangram_hpc.atomic_file import replace_file
 from tangram_hpc.cli import main as cli
 from tangram_hpc.config.rollouts import Rollouts, rollouts_spec
 from tangram_hpc.config.settings import load_config
-from tangram_hpc.drafts import replace_file
 from tangram_hpc.scheduler.routing.cmlfq import CausalTree
 from tangram_hpc.storage import cmlfq_file
 from tangram_hpc.storage.cmlfq_file import FILES_MAX, TreeFiles, load, save

@@ -15,7 +15,7 @@ from tangram_hpc.domain.allocation import AllocPolicy, SatelliteShape
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
 from tangram_hpc.domain.states import AllocState
-from tangram_hpc.ports import SlurmNever, SlurmNotNow
+from tangram_hpc.ports import SlurmRejected, SlurmTransient
 from tangram_hpc.scheduler.placement.placers.registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
 
@@ -129,7 +129,7 @@ def test_what_is_submitted() -> None:
 def test_a_refusal_is_kept_with_its_reason() -> None:
     rig = Rig()
     alloc = rig.asked()
-    rig.slurm.submitted[0][1](SlurmNever("sbatch: invalid account"))
+    rig.slurm.submitted[0][1](SlurmRejected("sbatch: invalid account"))
     assert rig.state(alloc) is None
     rejected = rig.allocs.rejected["spare"]
     assert rejected.why == "sbatch: invalid account" and rejected.until == rig.now + 60 * S
@@ -139,7 +139,7 @@ def test_a_refusal_is_kept_with_its_reason() -> None:
 def test_not_now_is_asked_again_and_is_no_refusal() -> None:
     rig = Rig()
     alloc = rig.asked()
-    rig.slurm.submitted[0][1](SlurmNotNow("controller away", again_ns=rig.now + 20 * S))
+    rig.slurm.submitted[0][1](SlurmTransient("controller away", again_ns=rig.now + 20 * S))
     rig.watch(10)
     assert len(rig.slurm.submitted) == 1
     rig.watch(11)
@@ -152,7 +152,7 @@ def test_nobody_knows_whether_it_was_submitted() -> None:
     rig = Rig()
     first, second = rig.asked(), rig.asked()
     for _, answer in rig.slurm.submitted:
-        answer(SlurmNotNow("timed out", unsure=True))
+        answer(SlurmTransient("timed out", unsure=True))
     rig.watch(2)
     ((jobs, names, answer),) = rig.slurm.queried
     assert jobs == () and names == ("tangram-7-s1", "tangram-7-s2")
@@ -177,7 +177,7 @@ def test_withdrawn_while_under_way_and_never_made(unsure: bool) -> None:
     rig = Rig()
     alloc = rig.asked()
     rig.happen(ev.AllocationReleased(rig.now, alloc, "not needed"))
-    rig.slurm.submitted[0][1](SlurmNotNow("away", again_ns=rig.now + 20 * S, unsure=unsure))
+    rig.slurm.submitted[0][1](SlurmTransient("away", again_ns=rig.now + 20 * S, unsure=unsure))
     rig.watch(60)
     if unsure:
         rig.slurm.queried[0][2](())
@@ -215,7 +215,7 @@ def test_what_an_earlier_broker_cancelled_at_its_end_is_no_refusal() -> None:
 def test_withdrawn_before_it_was_asked_for() -> None:
     rig = Rig()
     alloc = rig.asked()
-    rig.slurm.submitted[0][1](SlurmNotNow("budget", again_ns=rig.now + 20 * S))
+    rig.slurm.submitted[0][1](SlurmTransient("budget", again_ns=rig.now + 20 * S))
     rig.happen(ev.AllocationReleased(rig.now, alloc, "not needed"))
     assert rig.state(alloc) is None and not rig.slurm.cancelled
     rig.watch(60)
@@ -290,7 +290,7 @@ def test_a_component_is_cancelled_by_its_offset() -> None:
     rig.happen(ev.AllocationReleased(rig.now, component.alloc, "idle"))
     assert rig.told_to_end == [(node, "idle")]
     assert rig.slurm.cancelled[0][0] == (JobRef(7, 1),)
-    rig.slurm.cancelled[0][1](SlurmNotNow("away"))
+    rig.slurm.cancelled[0][1](SlurmTransient("away"))
     rig.watch(2)
     assert len(rig.slurm.cancelled) == 2, "again"
     rig.slurm.cancelled[1][1](None)
@@ -301,7 +301,7 @@ def test_a_cancel_that_slurm_refuses_is_told_and_not_repeated() -> None:
     rig = Rig()
     rig.join("7+1")
     rig.happen(ev.AllocationReleased(rig.now, 1, "idle"))
-    rig.slurm.cancelled[0][1](SlurmNever("Access/permission denied"))
+    rig.slurm.cancelled[0][1](SlurmRejected("Access/permission denied"))
     for _ in range(20):
         rig.watch(60)
     assert len(rig.slurm.cancelled) == 1 and rig.sat.troubles == "Access/permission denied"

@@ -78,36 +78,36 @@ def test_an_entry_stays_until_the_last_of_its_actions_is_over(cluster: LocalClus
     until(lambda: held(cluster) <= before + 100_000, "the store to be empty again")
 
 
-def drafts(folder: Path) -> list[Path]:
+def temporary_files(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
-def test_writers_of_one_entry_do_not_share_a_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-                                                   ) -> None:
+def test_writers_of_one_entry_do_not_share_a_temporary_file(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads, and two containers in which both processes have the same number."""
     store, both, rename = FolderStore(tmp_path), threading.Barrier(2), os.replace
     monkeypatch.setattr(os, "getpid", lambda: 1)
 
-    def together(draft: Path, path: Path) -> None:
+    def together(temporary: Path, path: Path) -> None:
         both.wait(60)
-        rename(draft, path)
+        rename(temporary, path)
 
     monkeypatch.setattr(os, "replace", together)
     with ThreadPoolExecutor(2) as pool:
         names = {one.result(60) for one in [pool.submit(store.put, b"x" * 100, "1.0")
                                             for _ in range(2)]}
     assert len(names) == 1 and store.get(names.pop()) == b"x" * 100
-    assert drafts(tmp_path) == []
+    assert temporary_files(tmp_path) == []
 
 
-def test_a_draft_of_a_killed_writer_goes_by_age_or_with_its_owner(tmp_path: Path) -> None:
+def test_a_temporary_file_of_a_killed_writer_goes_by_age_or_with_its_owner(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     code = ("import sys, threading; from tangram_hpc.storage.store import FolderStore\n"
             "print(flush=True)\n"
             "for n in range(99999): FolderStore(sys.argv[1]).put(bytes([n % 256]) * (8 << 20), "
             "f'7.{n}')")
     for way in ("age", "owner"):
-        while not drafts(tmp_path):
+        while not temporary_files(tmp_path):
             writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)],
                                       stdout=subprocess.PIPE)
             assert writer.stdout is not None and writer.stdout.readline()
@@ -118,30 +118,30 @@ def test_a_draft_of_a_killed_writer_goes_by_age_or_with_its_owner(tmp_path: Path
             for path in tmp_path.glob("[!.]*"):
                 path.unlink()
         whole = store.put(b"whole", "8.0")
-        store.sweep_drafts()  # it is young: its writer could still be there
-        assert drafts(tmp_path)
+        store.sweep_temporary()  # it is young: its writer could still be there
+        assert temporary_files(tmp_path)
         if way == "age":
-            os.utime(drafts(tmp_path)[0], (1, 1))
-            store.sweep_drafts()
+            os.utime(temporary_files(tmp_path)[0], (1, 1))
+            store.sweep_temporary()
         else:
             store.sweep(["7."])
-        assert drafts(tmp_path) == [] and store.get(whole) == b"whole"
+        assert temporary_files(tmp_path) == [] and store.get(whole) == b"whole"
 
 
-def test_a_put_whose_draft_was_swept_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-                                                   ) -> None:
+def test_a_put_whose_temporary_file_was_swept_is_made_again(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, rename, late = FolderStore(tmp_path), os.replace, [True]
 
-    def after_a_stop(draft: Path, path: Path) -> None:
+    def after_a_stop(temporary: Path, path: Path) -> None:
         if late and late.pop():
-            store.sweep_drafts(0)
-        rename(draft, path)
+            store.sweep_temporary(0)
+        rename(temporary, path)
 
     monkeypatch.setattr(os, "replace", after_a_stop)
-    assert store.get(store.put(b"data", "1.0")) == b"data" and drafts(tmp_path) == []
+    assert store.get(store.put(b"data", "1.0")) == b"data" and temporary_files(tmp_path) == []
 
 
-def test_a_broker_that_begins_again_removes_old_drafts(tmp_path: Path) -> None:
+def test_a_broker_that_begins_again_removes_old_temporary_files(tmp_path: Path) -> None:
     with LocalCluster(cpus=1, home=tmp_path, job="mine") as first:
         folder = first.folder / "store"
     folder.mkdir(exist_ok=True)
@@ -150,7 +150,7 @@ def test_a_broker_that_begins_again_removes_old_drafts(tmp_path: Path) -> None:
     os.utime(old, (1, 1))
     with LocalCluster(cpus=1, home=tmp_path, job="mine") as again:
         assert again.folder / "store" == folder
-        until(lambda: not old.exists(), "an old draft to be removed")
+        until(lambda: not old.exists(), "an old temporary file to be removed")
 
 
 def test_two_clients_do_not_take_each_others_entries_away(cluster: LocalCluster) -> None:

@@ -87,9 +87,9 @@ def test_what_a_trainer_finds_and_what_it_had_set_stays() -> None:
     assert not {"TANGRAM_GATEWAY", "TANGRAM_WORLD_SIZE", "MASTER_ADDR"} & made.keys()
     assert made["WORLD_SIZE"] == "4"
     assert "RANK" not in environment(before, Rank(3, 4, 1, True), "7", "/a", None)  # the gateway
-    for crowded in (False, True):  # how MPI waits; without MPI nothing is said of it
-        made = environment(before, Rank(3, 4, 1, True), "7", "/a", None, crowded)
-        assert ("MPIR_CVAR_ENABLE_HEAVY_YIELD" in made) == crowded
+    for oversubscribed in (False, True):  # how MPI waits; without MPI nothing is said of it
+        made = environment(before, Rank(3, 4, 1, True), "7", "/a", None, oversubscribed)
+        assert ("MPIR_CVAR_ENABLE_HEAVY_YIELD" in made) == oversubscribed
     assert environment(before, Rank(1, 4, 1, False), "7", "/a", None, True).keys().isdisjoint(
         {"MPIR_CVAR_ENABLE_HEAVY_YIELD"})
 

@@ -1,6 +1,6 @@
-"""What every filling of the Slurm port must do, on a real Slurm, as an ordinary user.
+"""What every adapter of the Slurm port must do, on a real Slurm, as an ordinary user.
 
-Run by `pytest slurm_contract.py` where Slurm's commands work: CONTRACT_FILLING is `cli` or
+Run by `pytest slurm_contract.py` where Slurm's commands work: CONTRACT_ADAPTER is `cli` or
 `pyslurm`, CONTRACT_FOREIGN a running job of another user (empty: not tried), CONTRACT_ACCOUNTING 1
 where slurmdbd runs. Partitions `cpu` (two nodes or more) and `gpu`.
 """
@@ -20,12 +20,12 @@ from typing import TypeVar
 import pytest
 
 from tangram_hpc.domain.slurm import JobOrder, JobRef, JobView
-from tangram_hpc.ports import SlurmNever, SlurmNotNow
-from tangram_hpc.slurm.choice import make_filling
-from tangram_hpc.slurm.filling import Filling
+from tangram_hpc.ports import SlurmRejected, SlurmTransient
+from tangram_hpc.slurm.adapter import SlurmAdapter
+from tangram_hpc.slurm.choice import make_adapter
 
 T = TypeVar("T")
-FILLING = os.environ["CONTRACT_FILLING"]
+ADAPTER = os.environ["CONTRACT_ADAPTER"]
 FOREIGN = int(os.environ.get("CONTRACT_FOREIGN") or 0)
 SLEEP = "#!/bin/sh\nexec sleep 600\n"
 HET = ("#!/bin/sh\n#SBATCH --partition=cpu --nodes=1 --ntasks=1\n#SBATCH hetjob\n"
@@ -33,16 +33,16 @@ HET = ("#!/bin/sh\n#SBATCH --partition=cpu --nodes=1 --ntasks=1\n#SBATCH hetjob\
 SMALL = (("ntasks", "1"), ("mem", "50"), ("time", "5"))
 
 
-def with_filling(work: Callable[[Filling], Awaitable[T]], deadline_s: float = 60.0,
+def with_adapter(work: Callable[[SlurmAdapter], Awaitable[T]], deadline_s: float = 60.0,
                  environ: Mapping[str, str] = os.environ) -> T:
-    """What `work` returns, with a filling of its own."""
+    """What `work` returns, with an adapter of its own."""
     async def go() -> T:
-        filling = make_filling(FILLING, environ, deadline_s)
-        assert filling.name == FILLING
+        adapter = make_adapter(ADAPTER, environ, deadline_s)
+        assert adapter.name == ADAPTER
         try:
-            return await work(filling)
+            return await work(adapter)
         finally:
-            await filling.close()
+            await adapter.close()
     return asyncio.run(go())
 
 
@@ -50,15 +50,15 @@ def submit(name: str, script: str = SLEEP, *more: tuple[str, str],
            environ: tuple[tuple[str, str], ...] = ()) -> int:
     order = JobOrder(script, (("job-name", name), ("output", f"{name}.out"), *SMALL, *more),
                      environ)
-    return with_filling(lambda filling: filling.submit(order))
+    return with_adapter(lambda adapter: adapter.submit(order))
 
 
 def query(*jobs: int, names: tuple[str, ...] = ()) -> tuple[JobView, ...]:
-    return with_filling(lambda filling: filling.query(jobs, names))
+    return with_adapter(lambda adapter: adapter.query(jobs, names))
 
 
 def cancel(*jobs: JobRef) -> None:
-    with_filling(lambda filling: filling.cancel(jobs))
+    with_adapter(lambda adapter: adapter.cancel(jobs))
 
 
 def until(true: Callable[[], T], what: str, seconds: float = 60) -> T:
@@ -114,13 +114,13 @@ def test_a_jobs_environment_is_told_and_not_inherited(tmp_path: Path) -> None:
     order = JobOrder("#!/bin/sh\nenv; echo end\n", (
         ("job-name", "environ"), ("output", str(out)), ("partition", "cpu"), *SMALL),
         (("TOLD", "two words"),))
-    job = with_filling(lambda filling: filling.submit(order), environ=inside)
+    job = with_adapter(lambda adapter: adapter.submit(order), environ=inside)
     said = until(lambda: out.exists() and (text := out.read_text()).endswith("end\n") and text,
                  "the job's output").splitlines()
     assert {"OWN=kept", "TOLD=two words", f"SLURM_JOB_ID={job}", "SLURM_JOB_PARTITION=cpu"} <= {
         *said}
     assert not [line for line in said if line.startswith(("PMI_", "TANGRAM_", "SLURM_HET"))]
-    found = with_filling(lambda filling: filling.query([job], ()), environ=inside)
+    found = with_adapter(lambda adapter: adapter.query([job], ()), environ=inside)
     assert [v.job for v in found] == [job]
 
 
@@ -162,7 +162,7 @@ def test_one_component_of_a_waiting_het_job_cannot_be_ended() -> None:
         "--partition=gpu", "--partition=gpu --hold")
     job = submit("hetheld", script)
     assert [v.component for v in query(job)] == [0, 1] and all(v.waits for v in query(job))
-    with pytest.raises(SlurmNever):
+    with pytest.raises(SlurmRejected):
         cancel(JobRef(job, 1))
     cancel(JobRef(job, 0))
     until(lambda: all(v.over for v in query(job)), "all of it to end")
@@ -185,8 +185,8 @@ def test_a_refusal_is_for_good(option: tuple[str, str], said: str) -> None:
     order = JobOrder(SLEEP, (("job-name", "refused"), ("partition", "cpu"), *more))
     if option[0] in ("qos", "account") and not os.environ.get("CONTRACT_ACCOUNTING"):
         pytest.skip("without accounting Slurm takes any")
-    with pytest.raises(SlurmNever) as refused:
-        with_filling(lambda filling: filling.submit(order))
+    with pytest.raises(SlurmRejected) as refused:
+        with_adapter(lambda adapter: adapter.submit(order))
     assert re.search(said, str(refused.value), re.IGNORECASE), str(refused.value)
     assert "\n" not in str(refused.value)
     assert all(v.over for v in query(names=("refused",)))  # Slurm may keep a record of it
@@ -203,10 +203,10 @@ def test_what_is_over_or_unknown_counts_as_ended() -> None:
 @pytest.mark.skipif(not FOREIGN, reason="no job of another user")
 def test_a_job_of_another_user_is_not_ours() -> None:
     assert query(FOREIGN) == ()
-    with pytest.raises(SlurmNever):
+    with pytest.raises(SlurmRejected):
         cancel(JobRef(FOREIGN))
-    with pytest.raises(SlurmNever):
-        with_filling(lambda filling: filling.comment(FOREIGN, "mine"))
+    with pytest.raises(SlurmRejected):
+        with_adapter(lambda adapter: adapter.comment(FOREIGN, "mine"))
 
 
 HARD = "a=1, b='two' \"c\" d|e f=50% \\ ; $HOME"
@@ -220,11 +220,11 @@ def test_a_comment() -> None:
     running(plain)
     for text in (HARD, "x" * 250):
         for each, others in ((job, "grant 7; x|y; "), (plain, "")):
-            with_filling(lambda f, each=each, text=text: f.comment(each, text))
+            with_adapter(lambda f, each=each, text=text: f.comment(each, text))
             assert query(each)[0].comment == f"{others}tangram: {text}"
     for bad in ("two\nlines", "x" * 251):
-        with pytest.raises(SlurmNever):
-            with_filling(lambda f, bad=bad: f.comment(plain, bad))
+        with pytest.raises(SlurmRejected):
+            with_adapter(lambda f, bad=bad: f.comment(plain, bad))
     assert query(plain)[0].comment == "tangram: " + "x" * 250
 
 
@@ -237,10 +237,10 @@ def test_a_comment_of_a_job_that_is_over() -> None:
     job = submit("late", "#!/bin/sh\nexit 0\n", ("partition", "cpu"), ("comment", "grant 7"))
     known = f"COMPLETED|{os.geteuid()}|"  # its owner comes a moment after its end
     until(lambda: in_accounting().startswith(known), "accounting to have its end")
-    with_filling(lambda filling: filling.comment(job, "actions=1 act_mean=2.5s"))
+    with_adapter(lambda adapter: adapter.comment(job, "actions=1 act_mean=2.5s"))
     until(lambda: in_accounting() == f"{known}grant 7; tangram: actions=1 act_mean=2.5s", "it")
-    with pytest.raises(SlurmNever):
-        with_filling(lambda filling: filling.comment(99_999_999, "nobody's"))
+    with pytest.raises(SlurmRejected):
+        with_adapter(lambda adapter: adapter.comment(99_999_999, "nobody's"))
 
 
 def other_controller(tmp_path: Path, port: int) -> dict[str, str]:
@@ -252,7 +252,7 @@ def other_controller(tmp_path: Path, port: int) -> dict[str, str]:
     return {**os.environ, "SLURM_CONF": str(path)}
 
 
-def calls() -> list[Callable[[Filling], Awaitable[object]]]:
+def calls() -> list[Callable[[SlurmAdapter], Awaitable[object]]]:
     order = JobOrder(SLEEP, (("job-name", "never"), ("partition", "cpu"), *SMALL))
     return [lambda f: f.query([1], ()), lambda f: f.submit(order),
             lambda f: f.cancel([JobRef(1)]), lambda f: f.comment(1, "x")]
@@ -263,8 +263,8 @@ def test_a_controller_that_is_away_means_not_now(tmp_path: Path) -> None:
         closed.bind(("127.0.0.1", 0))
         environ = other_controller(tmp_path, closed.getsockname()[1])
         for call in (asked := calls()):
-            with pytest.raises(SlurmNotNow) as told:
-                with_filling(call, 60.0, environ)
+            with pytest.raises(SlurmTransient) as told:
+                with_adapter(call, 60.0, environ)
             assert "\n" not in str(told.value)
             assert call is not asked[1] or not told.value.unsure, str(told.value)
 
@@ -275,8 +275,8 @@ def test_a_controller_that_is_silent_means_not_now_and_leaves_nothing(tmp_path: 
         silent.listen(64)
         environ = other_controller(tmp_path, silent.getsockname()[1])
         for call in calls():
-            with pytest.raises(SlurmNotNow) as told:
-                with_filling(call, 0.5, environ)
+            with pytest.raises(SlurmTransient) as told:
+                with_adapter(call, 0.5, environ)
             assert told.value.unsure and "no answer in 0.5 s" in str(told.value), str(told.value)
     left = subprocess.run(["pgrep", "-f", f"{tmp_path}|{environ['SLURM_CONF']}|pyslurm_child"],
                           capture_output=True, text=True, check=False).stdout
@@ -286,5 +286,5 @@ def test_a_controller_that_is_silent_means_not_now_and_leaves_nothing(tmp_path: 
 def test_a_configuration_that_is_gone_is_told_at_once(tmp_path: Path) -> None:
     environ = {**os.environ, "SLURM_CONF": str(tmp_path / "gone.conf")}
     for call in calls():
-        with pytest.raises(SlurmNotNow, match=r"gone\.conf"):
-            with_filling(call, 20.0, environ)
+        with pytest.raises(SlurmTransient, match=r"gone\.conf"):
+            with_adapter(call, 20.0, environ)

@@ -1,4 +1,4 @@
-"""`tangram doctor`: its page, its verdict, its deadlines, and what it says of this machine."""
+"""`tangram doctor`: its page, its severities, its deadlines, and its findings on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tangram_hpc.config.settings import Config
 from tangram_hpc.doctor import gpu, isolation, limits, mpi, net, rehearsal, slurm, storage
 from tangram_hpc.doctor.check import Check, Finding, Item, SlurmFacts, Where, ok, warn
 from tangram_hpc.doctor.checkup import GROUPS, check_up
-from tangram_hpc.doctor.guard import Told, guarded, tell
+from tangram_hpc.doctor.deadline import Told, run_command, with_deadline
 from tangram_hpc.doctor.verdict import NEEDS, hindrances
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.resources.gpu.nvml import look
@@ -40,7 +40,7 @@ def where(tmp_path: Path, **environ: str) -> Where:
                  slurm_place(given))
 
 
-# ---- the page and the verdict --------------------------------------------------------------------
+# ---- the page and severity ---------------------------------------------------------------------
 
 
 def test_the_page_has_a_group_a_subject_and_fits() -> None:
@@ -69,7 +69,7 @@ def test_only_what_the_main_job_needs_stops_it() -> None:
     assert hindrances("job", [check(name, "warn") for name in NEEDS]) == []
 
 
-def test_what_the_verdict_names_is_on_the_list() -> None:
+def test_what_severity_names_is_on_the_list() -> None:
     names = [item.name for items in GROUPS.values() for item in items]
     assert len(names) == len(set(names))
     assert set(NEEDS) <= set(names)
@@ -106,7 +106,7 @@ def test_a_check_that_hangs_or_breaks_does_not_end_the_page(
 
 
 def test_a_large_answer_comes_whole() -> None:
-    assert guarded(lambda: "x" * (1 << 20), str, 30.0) == "x" * (1 << 20)
+    assert with_deadline(lambda: "x" * (1 << 20), str, 30.0) == "x" * (1 << 20)
 
 
 def gone(pid: int) -> bool:
@@ -118,9 +118,9 @@ def gone(pid: int) -> bool:
 
 def test_a_check_ends_with_its_parent() -> None:
     hangs = ("import os, time\n"
-             "from tangram_hpc.doctor.guard import guarded\n"
+             "from tangram_hpc.doctor.deadline import with_deadline\n"
              "def act():\n    print(os.getpid(), flush=True)\n    time.sleep(3600)\n"
-             "guarded(act, str, 3600)\n")
+             "with_deadline(act, str, 3600)\n")
     parent = subprocess.Popen([sys.executable, "-c", hangs], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
@@ -170,10 +170,10 @@ def test_a_file_system_that_hangs_is_left(frozen: Path) -> None:
 
 def test_commands_have_deadlines() -> None:
     deaf = "trap '' TERM; echo begun; while :; do sleep 0.1; done"
-    told = tell(["bash", "-c", deaf], os.environ, 0.5)
+    told = run_command(["bash", "-c", deaf], os.environ, 0.5)
     assert (told.code, told.out) == (124, "begun\n") and "0.5 s" in told.last
-    assert tell(["bash", "-c", "echo no >&2; exit 3"], os.environ, 30.0).last == "no"
-    missing = tell(["no-such-command"], os.environ, 30.0)
+    assert run_command(["bash", "-c", "echo no >&2; exit 3"], os.environ, 30.0).last == "no"
+    missing = run_command(["no-such-command"], os.environ, 30.0)
     assert missing.code == 127 and "no-such-command" in missing.last
 
 

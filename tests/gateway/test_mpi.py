@@ -28,8 +28,8 @@ from tangram_hpc.protocol import relay
 from tangram_hpc.protocol.frame import Outbox
 from tangram_hpc.transport.mpi.mpi import Card, complaint
 from tangram_hpc.transport.mpi.mpi_channel import MpiChannel
-from tangram_hpc.transport.mpi.mpi_crowd import crowded, waiting
 from tangram_hpc.transport.mpi.mpi_launch import launch_of
+from tangram_hpc.transport.mpi.mpi_oversubscription import oversubscribed, wait_environment
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 GATEWAY = """
@@ -258,7 +258,7 @@ def test_the_launchers_word_on_the_size() -> None:
         launch_of({"TANGRAM_WORLD_SIZE": "two", "PMI_SIZE": "1"})
 
 
-@pytest.mark.parametrize(("environ", "usable", "is_crowded"), [
+@pytest.mark.parametrize(("environ", "usable", "is_shared"), [
     ({}, 1, False),  # nobody says how many we are
     ({"MPI_LOCALNRANKS": "4"}, 4, False), ({"MPI_LOCALNRANKS": "5"}, 4, True),
     ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 2, True),
@@ -268,10 +268,10 @@ def test_the_launchers_word_on_the_size() -> None:
     ({**STEP, "SLURM_CPU_BIND_TYPE": "none"}, 1, True),
     ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "9", "SLURM_CPU_BIND_TYPE": "mask_cpu:"}, 1, True),
     ({**STEP, "SLURM_NODEID": "0", "MPI_LOCALNRANKS": "1"}, 1, False)])  # mpiexec in the step
-def test_a_crowded_node(environ: dict[str, str], usable: int, is_crowded: bool) -> None:
-    assert crowded(environ, usable, 8) is is_crowded
-    assert waiting(environ, is_crowded) == ({_HEAVY: "1"} if is_crowded else {})
-    assert waiting({_HEAVY: "0"}, True) == {}
+def test_an_oversubscribed_node(environ: dict[str, str], usable: int, is_shared: bool) -> None:
+    assert oversubscribed(environ, usable, 8) is is_shared
+    assert wait_environment(environ, is_shared) == ({_HEAVY: "1"} if is_shared else {})
+    assert wait_environment({_HEAVY: "0"}, True) == {}
 
 
 def test_what_ranks_complain_of() -> None:
@@ -379,7 +379,8 @@ def test_the_brokers_end_reaches_only_its_rank() -> None:
         rig.hear(rank, relay.OPEN, b"\1\0\0\0")
     rig.pipes.come = [(0, b"", "closed")]
     rig.gateway.turn()
-    assert rig.ranks.said[-1] == (0, relay.GONE, b"closed") and relay.GONE not in rig.to(1)
+    assert rig.ranks.said[-1] == (0, relay.BROKER_CLOSED, b"closed")
+    assert relay.BROKER_CLOSED not in rig.to(1)
 
 
 def test_a_silent_rank_is_sent_nothing_and_may_come_back() -> None:
@@ -392,7 +393,7 @@ def test_a_silent_rank_is_sent_nothing_and_may_come_back() -> None:
     rig.later(3)
     assert len(rig.ranks.said) == said
     rig.hear(0, relay.DATA, b"?")
-    assert rig.ranks.said[-1][1] == relay.GONE
+    assert rig.ranks.said[-1][1] == relay.BROKER_CLOSED
 
 
 def test_a_gateway_that_was_stopped_blames_nobody() -> None:
@@ -437,11 +438,12 @@ def test_a_channel_drops_what_is_of_an_older_conversation() -> None:
     box.put(ms.Pong(7))
     frame = b"".join(box.take())
     channel = MpiChannel(ranks, 2, 5, 0, lambda why: None)
-    ranks.come += [(2, relay.DATA, bytearray(b"old rubbish")), (2, relay.GONE, bytearray(b"old")),
+    ranks.come += [(2, relay.DATA, bytearray(b"old rubbish")),
+                   (2, relay.BROKER_CLOSED, bytearray(b"old")),
                    (2, relay.OPEN, bytearray(b"\5\0\0\0")),
                    (2, relay.DATA, bytearray(frame[:5])), (2, relay.DATA, bytearray(frame[5:]))]
     assert [m for m, _ in channel.wait(1.0, True)] == [ms.Pong(7)]
-    ranks.come.append((2, relay.GONE, bytearray(b"why")))
+    ranks.come.append((2, relay.BROKER_CLOSED, bytearray(b"why")))
     with pytest.raises(ChannelLost, match="why"):
         list(channel.wait(1.0, True))
 

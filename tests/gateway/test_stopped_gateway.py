@@ -115,7 +115,7 @@ def test_a_rank_that_answers_by_closing_is_waited_for() -> None:
 
 def test_a_process_that_is_stopped_for_good_is_ended_by_its_watcher() -> None:
     text = ("import os, time\n"
-            "from tangram_hpc.transport.mpi.mpi_guard import end_if_stopped\n"
+            "from tangram_hpc.transport.mpi.mpi_watchdog import end_if_stopped\n"
             "from tangram_hpc.gateway.watchdog import watch\n"
             "turns = iter(range(10**9))\n"
             "watch(lambda: next(turns), 4.0, end_if_stopped(os.getpid(), 3.0))\n"

@@ -47,7 +47,7 @@ CONSTANTS = {
     "rank and gateway CLOSE": "tangram_hpc.protocol.relay:CLOSE",
     "rank and gateway LEAVE": "tangram_hpc.protocol.relay:LEAVE",
     "rank and gateway BEAT": "tangram_hpc.protocol.relay:BEAT",
-    "rank and gateway GONE": "tangram_hpc.protocol.relay:GONE",
+    "rank and gateway GONE": "tangram_hpc.protocol.relay:BROKER_CLOSED",
     "rank and gateway PART": "tangram_hpc.protocol.relay:PART",
     "rank and gateway END": "tangram_hpc.protocol.relay:END",
     "journal version": "tangram_hpc.domain.event:JOURNAL_VERSION",

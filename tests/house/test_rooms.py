@@ -19,13 +19,13 @@ PACKAGE = "tangram_hpc"
 MODULES_MAX = 20  # directly in one package, its __init__ not counted
 
 # What fills the ports from outside. Each may import those before it, and none may import a driver.
-FILLINGS = ["resources", "slurm", "sandbox", "storage", "transport", "services"]
+ADAPTERS = ["resources", "slurm", "sandbox", "storage", "transport", "services"]
 # Left to right. The rooms of one tuple may not see each other; a list is an order of its own in one
 # place of the tuple. A room is named by its path; the longest name that fits is a file's room.
 ORDER: list[tuple[str | list[str], ...]] = [
-    ("version",), ("errors",), ("drafts",), ("domain",), ("scheduler", "accounting"),
+    ("version",), ("errors",), ("atomic_file",), ("domain",), ("scheduler", "accounting"),
     ("libra/planner", "libra/hybrid"), ("protocol", "config"), ("ports",),
-    ("broker", "worker", "gateway", "client", FILLINGS),
+    ("broker", "worker", "gateway", "client", ADAPTERS),
     ("simulator", "doctor"), ("libra/simulation",), ("app",),
     ("libra/live",), ("training",), ("demo", "simulator/replay"), ("hooks",), ("cli",),
     ("__init__", "__main__"),
@@ -38,7 +38,7 @@ PLACE = {room: (rank, line, step)
 
 # rooms that lie to the left and may not be seen all the same: models need no MPI, no Slurm, no
 # sockets and no processes
-BLIND = {(room, filling) for room in ("simulator", "libra/simulation") for filling in FILLINGS}
+BLIND = {(room, adapter) for room in ("simulator", "libra/simulation") for adapter in ADAPTERS}
 FACE = ("demo", "hooks", "cli")  # users of the public face
 
 # foreign package -> the only places that may import it
@@ -51,7 +51,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "tomllib": ("config/settings.py",),
     "tomli": ("config/settings.py",),
     "msgspec": ("domain/", "protocol/", "client/", "resources/", "slurm/", "sandbox/", "storage/",
-                "transport/", "services/", "doctor/guard.py"),
+                "transport/", "services/", "doctor/deadline.py"),
     "numpy": ("scheduler/placement/", "slurm/budget.py", "libra/planner/", "libra/live/",
               "protocol/value.py", "services/torch/torch_methods.py", "demo/", "hooks/reference"),
     "scipy": ("scheduler/placement/", "libra/planner/"),
@@ -65,7 +65,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "safetensors": ("services/torch/", "hooks/reference"),
     "tokenizers": ("services/torch/", "hooks/reference"),
     "subprocess": ("slurm/", "sandbox/", "transport/mpi/", "services/processes/",
-                   "doctor/guard.py", "app/local.py", "libra/live/plan_costs.py", "demo/",
+                   "doctor/deadline.py", "app/local.py", "libra/live/plan_costs.py", "demo/",
                    "hooks/reference", "cli/"),
     "multiprocessing": (),
 }

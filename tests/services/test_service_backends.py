@@ -1,6 +1,6 @@
-"""Every filling of `ServiceBackend` keeps the port's promises: in order, in trouble, at its end.
+"""Every adapter of `ServiceBackend` keeps the port's promises: in order, in trouble, at its end.
 
-Law: one suite for all of them (`backend_rig.FILLINGS`); what is one filling's own stands below it.
+Law: one suite for all of them (`backend_rig.ADAPTERS`); what is one adapter's own stands below it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 from backend_rig import (
-    FILLINGS,
+    ADAPTERS,
     NEEDS_TORCH,
+    BackendCase,
     Fake,
-    Filling,
     Torch,
     nothing_left,
     request,
@@ -41,7 +41,7 @@ from tangram_hpc.services.fake import FakeBackend
 from tangram_hpc.services.processes.process import ProcessBackend
 from tangram_hpc.services.registry import make_backend
 
-EVERY = pytest.mark.parametrize("filling", FILLINGS)
+EVERY = pytest.mark.parametrize("adapter", ADAPTERS)
 
 
 @pytest.fixture(scope="session")
@@ -54,19 +54,19 @@ def scratch(tmp_path: Path) -> Path:
     return tmp_path / "scratch"
 
 
-def through(filling: Filling, home: Path, scratch: Path,
+def through(adapter: BackendCase, home: Path, scratch: Path,
             steps: Callable[[ServiceBackend], Awaitable[None]], tight: str = "") -> None:
     """Takes a copy through `steps` and closes it; nothing of it may be left."""
     async def life() -> None:
-        copy = filling.make(home, scratch, tight)
+        copy = adapter.make(home, scratch, tight)
         with nothing_left(scratch):
             try:
                 await steps(copy)
             finally:
                 await copy.close()
 
-    if not isinstance(filling, Fake):
-        filling.make(home, scratch)  # its model is made, whatever that opens
+    if not isinstance(adapter, Fake):
+        adapter.make(home, scratch)  # its model is made, whatever that opens
     asyncio.run(life())
 
 
@@ -76,60 +76,61 @@ BEFORE: dict[str, list[str]] = {
     "call": ["load", "wake"], "park": ["load", "wake", "call"]}
 
 
-def orders_of(copy: ServiceBackend, filling: Filling) -> dict[str, Callable[[], Awaitable[Any]]]:
+def orders_of(copy: ServiceBackend, adapter: BackendCase
+              ) -> dict[str, Callable[[], Awaitable[Any]]]:
     return {"load": copy.load, "wake": lambda: copy.wake((0,)),
-            "call": lambda: copy.call(filling.good), "park": copy.park}
+            "call": lambda: copy.call(adapter.good), "park": copy.park}
 
 
 # ---- in order ----------------------------------------------------------------------------------
 
 
 @EVERY
-def test_load_wake_call_park(filling: Filling, home: Path, scratch: Path) -> None:
+def test_load_wake_call_park(adapter: BackendCase, home: Path, scratch: Path) -> None:
     async def steps(copy: ServiceBackend) -> None:
         assert await copy.load() > 0
         await copy.wake((0,))
-        for one in filling.good:
+        for one in adapter.good:
             [reply] = await copy.call([one])
             assert value(reply)
-        replies = await copy.call(filling.good * 3)
-        assert [bool(value(reply)) for reply in replies] == [True] * len(filling.good) * 3
+        replies = await copy.call(adapter.good * 3)
+        assert [bool(value(reply)) for reply in replies] == [True] * len(adapter.good) * 3
         await copy.park()
 
-    through(filling, home, scratch, steps)
+    through(adapter, home, scratch, steps)
 
 
 @EVERY
-def test_ten_parks(filling: Filling, home: Path, scratch: Path) -> None:
+def test_ten_parks(adapter: BackendCase, home: Path, scratch: Path) -> None:
     async def steps(copy: ServiceBackend) -> None:
         await copy.load()
         answers = []
         for _ in range(10):
             await copy.wake((0,))
-            answers.append([reply.value for reply in await copy.call(filling.good)])
+            answers.append([reply.value for reply in await copy.call(adapter.good)])
             await copy.park()
         assert all(answers[0]) and answers == [answers[0]] * 10  # to the last bit
 
-    through(filling, home, scratch, steps, "call")  # where two copies of it would not fit
+    through(adapter, home, scratch, steps, "call")  # where two copies of it would not fit
 
 
 @EVERY
-def test_a_wrong_request_is_told_to_its_caller_alone(filling: Filling, home: Path, scratch: Path
+def test_a_wrong_request_is_told_to_its_caller_alone(adapter: BackendCase, home: Path, scratch: Path
                                                      ) -> None:
     async def steps(copy: ServiceBackend) -> None:
         await copy.load()
         await copy.wake((0,))
-        alone = [reply.value for reply in await copy.call([filling.good[0]])]
-        for wrong in filling.wrong:
-            before, bad, after = await copy.call([filling.good[0], wrong, filling.good[0]])
+        alone = [reply.value for reply in await copy.call([adapter.good[0]])]
+        for wrong in adapter.wrong:
+            before, bad, after = await copy.call([adapter.good[0], wrong, adapter.good[0]])
             assert bad.error and "\n" not in bad.error and not bad.value
             assert value(before) and value(after)
-        for reply in await copy.call(filling.wrong):  # nobody is right
+        for reply in await copy.call(adapter.wrong):  # nobody is right
             assert reply.error
         assert await copy.call([]) == []
-        assert [reply.value for reply in await copy.call([filling.good[0]])] == alone
+        assert [reply.value for reply in await copy.call([adapter.good[0]])] == alone
 
-    through(filling, home, scratch, steps)
+    through(adapter, home, scratch, steps)
 
 
 # ---- in trouble --------------------------------------------------------------------------------
@@ -137,37 +138,37 @@ def test_a_wrong_request_is_told_to_its_caller_alone(filling: Filling, home: Pat
 
 @EVERY
 @pytest.mark.parametrize("state", list(BEFORE))
-def test_a_crash(filling: Filling, home: Path, scratch: Path, state: str) -> None:
+def test_a_crash(adapter: BackendCase, home: Path, scratch: Path, state: str) -> None:
     async def steps(copy: ServiceBackend) -> None:
-        orders = orders_of(copy, filling)
+        orders = orders_of(copy, adapter)
         for order in BEFORE[state]:
             await orders[order]()
         with pytest.raises(ServiceDied) as told:
             if state in orders:
-                await filling.crash(copy, state, orders[state])
+                await adapter.crash(copy, state, orders[state])
             else:
-                await filling.crash_idle(copy)
+                await adapter.crash_idle(copy)
                 await orders["wake" if state == "parked" else "call"]()
         text = str(told.value)
         assert text and "\n" not in text
-        if isinstance(filling, Torch):
+        if isinstance(adapter, Torch):
             assert text == "its runner was ended by signal 9 (SIGKILL)"
         with pytest.raises(ServiceDied):  # it is dead and stays so
             await copy.wake((0,))
         copy.kill()
 
-    through(filling, home, scratch, steps)
+    through(adapter, home, scratch, steps)
 
 
 @EVERY
 @pytest.mark.parametrize("order", ["load", "wake", "call", "park"])
-def test_kill_ends_what_hangs(filling: Filling, home: Path, scratch: Path, order: str) -> None:
+def test_kill_ends_what_hangs(adapter: BackendCase, home: Path, scratch: Path, order: str) -> None:
     async def steps(copy: ServiceBackend) -> None:
-        orders = orders_of(copy, filling)
+        orders = orders_of(copy, adapter)
         for before in BEFORE[order]:
             await orders[before]()
         if order != "load" or isinstance(copy, FakeBackend):
-            filling.freeze(copy, order)
+            adapter.freeze(copy, order)
         task = asyncio.ensure_future(orders[order]())
         await asyncio.sleep(0.02)
         assert not task.done()
@@ -177,40 +178,40 @@ def test_kill_ends_what_hangs(filling: Filling, home: Path, scratch: Path, order
             await task
         assert not scratch.exists()  # before anybody closes it
 
-    through(filling, home, scratch, steps)
+    through(adapter, home, scratch, steps)
 
 
 @EVERY
-def test_no_room_to_wake(filling: Filling, home: Path, scratch: Path) -> None:
+def test_no_room_to_wake(adapter: BackendCase, home: Path, scratch: Path) -> None:
     async def steps(copy: ServiceBackend) -> None:
         await copy.load()
         with pytest.raises(OutOfDeviceMemory) as told:
             await copy.wake((0,))
         assert "\n" not in str(told.value)
 
-    through(filling, home, scratch, steps, "wake")
+    through(adapter, home, scratch, steps, "wake")
 
 
 @EVERY
-def test_no_room_for_a_batch(filling: Filling, home: Path, scratch: Path) -> None:
+def test_no_room_for_a_batch(adapter: BackendCase, home: Path, scratch: Path) -> None:
     async def steps(copy: ServiceBackend) -> None:
         await copy.load()
         await copy.wake((0,))
-        small = [reply.value for reply in await copy.call(filling.good)]
+        small = [reply.value for reply in await copy.call(adapter.good)]
         for _ in range(2):
             with pytest.raises(OutOfDeviceMemory):
-                await copy.call(filling.large)
-            assert [reply.value for reply in await copy.call(filling.good)] == small
+                await copy.call(adapter.large)
+            assert [reply.value for reply in await copy.call(adapter.good)] == small
         await copy.park()
         await copy.wake((0,))
-        assert [reply.value for reply in await copy.call(filling.good)] == small
+        assert [reply.value for reply in await copy.call(adapter.good)] == small
 
-    through(filling, home, scratch, steps, "call")
+    through(adapter, home, scratch, steps, "call")
 
 
 @EVERY
 @pytest.mark.parametrize("orders", [0, 1, 2])
-def test_close_in_every_state(filling: Filling, home: Path, scratch: Path, orders: int) -> None:
+def test_close_in_every_state(adapter: BackendCase, home: Path, scratch: Path, orders: int) -> None:
     async def steps(copy: ServiceBackend) -> None:
         for order in (copy.load, lambda: copy.wake((0,)))[:orders]:
             await order()
@@ -220,7 +221,7 @@ def test_close_in_every_state(filling: Filling, home: Path, scratch: Path, order
         with pytest.raises(ServiceDied):
             await (copy.wake((0,)) if orders else copy.load())
 
-    through(filling, home, scratch, steps)
+    through(adapter, home, scratch, steps)
 
 
 # ---- the fake's own ----------------------------------------------------------------------------
@@ -319,11 +320,11 @@ class TestRunner:
 
     def test_whoever_is_cancelled_ends_it(self, home: Path, scratch: Path) -> None:
         """Its answer would be taken for the next order's."""
-        filling = Torch("causal")
+        adapter = Torch("causal")
 
         async def steps(copy: ServiceBackend) -> None:
             await copy.load()
-            filling.freeze(copy, "wake")
+            adapter.freeze(copy, "wake")
             task = asyncio.ensure_future(copy.wake((0,)))
             await asyncio.sleep(0.02)
             task.cancel()
@@ -332,7 +333,7 @@ class TestRunner:
             with pytest.raises(ServiceDied):
                 await copy.wake((0,))
 
-        through(filling, home, scratch, steps)
+        through(adapter, home, scratch, steps)
 
     def test_it_ends_with_its_worker(self, home: Path, scratch: Path) -> None:
         program = (

@@ -287,7 +287,7 @@ def test_whatever_comes_and_dies_each_call_ends_once_and_rightly(seed: int) -> N
             method = draw.choices(("echo", "die", "too-big", "wrong", "huge"), (80, 4, 6, 5, 5))[0]
             lease = rig.call(draw.choice("abc"), n, method, draw.choice(((0,), (1,), (0, 1))))
             asked[lease] = method, n
-            if n in (10, 20, 50, 60):  # fewer than would make a lane give up
+            if n in (10, 20, 50, 60):  # fewer than would make a call queue give up
                 rig.trouble["wake" if n % 20 else "load", draw.choice("abc")] = ServiceDied("!")
             if draw.random() < 0.1:
                 rig.executor.kill(draw.choice(list(asked)), ActionState.CANCELLED, "no")

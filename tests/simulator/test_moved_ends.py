@@ -30,7 +30,7 @@ from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.slurm import JobView, SlurmCalls
 from tangram_hpc.domain.states import ActionState, NodeState, SessionState
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.ports import SlurmNotNow
+from tangram_hpc.ports import SlurmTransient
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.scheduler.placement.placers.registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
@@ -66,7 +66,7 @@ class Limits:
         self.asked.append(self.event_queue.now / S)
         if self.late_s is not None:
             self.event_queue.put(self.event_queue.now + round(self.late_s * S), DELIVERY,
-                            lambda: then(SlurmNotNow("away") if self.away else self.rows(jobs)))
+                            lambda: then(SlurmTransient("away") if self.away else self.rows(jobs)))
 
     def rows(self, jobs: Any) -> tuple[JobView, ...]:
         found = []

@@ -1,4 +1,4 @@
-"""How often a broker may ask Slurm, and who is told what; the filling here is a fake."""
+"""How often a broker may ask Slurm, and who is told what; the adapter here is a fake."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tangram_hpc.app.clock import SystemClock
 from tangram_hpc.domain.slurm import JobOrder, JobRef, JobView
-from tangram_hpc.ports import SlurmNever, SlurmNotNow
+from tangram_hpc.ports import SlurmRejected, SlurmTransient
 from tangram_hpc.slurm.budget import Budget, Limits
 from tangram_hpc.slurm.budgeted import BudgetedSlurm
 
@@ -74,7 +74,7 @@ def test_pauses_double_up_to_a_limit_and_differ_between_brokers() -> None:
 # ---- who is told what ------------------------------------------------------------------------
 
 
-class FakeFilling:
+class FakeAdapter:
     """A Slurm that knows jobs 1 to 9, and answers when it is told to."""
 
     name = "fake"
@@ -129,7 +129,7 @@ async def told(ask: Callable[[Callable[[Any], None]], None]) -> Any:
 
 
 class WatchedBudget(Budget):
-    """Keeps when each query was counted: the filling hears of it whenever the machine has time."""
+    """Keeps when each query was counted: the adapter hears of it whenever the machine has time."""
 
     def __init__(self, seed: int, limits: Limits) -> None:
         super().__init__(seed, limits)
@@ -140,10 +140,10 @@ class WatchedBudget(Budget):
         super().queried(now)
 
 
-def play(scene: Callable[[BudgetedSlurm, FakeFilling], Any], limits: Limits = FAST,
+def play(scene: Callable[[BudgetedSlurm, FakeAdapter], Any], limits: Limits = FAST,
          budget: Budget | None = None) -> Any:
     async def go() -> Any:
-        fake = FakeFilling()
+        fake = FakeAdapter()
         slurm = BudgetedSlurm(fake, budget or Budget(3, limits), SystemClock())
         try:
             return await scene(slurm, fake)
@@ -154,7 +154,7 @@ def play(scene: Callable[[BudgetedSlurm, FakeFilling], Any], limits: Limits = FA
 
 
 def test_each_call_is_answered() -> None:
-    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         assert await told(lambda then: slurm.submit(JobOrder("s"), then)) == 7
         assert await told(lambda then: slurm.cancel([JobRef(1, 2)], then)) is None
         assert await told(lambda then: slurm.comment(1, "c", then)) is None
@@ -164,7 +164,7 @@ def test_each_call_is_answered() -> None:
         assert await told(lambda then: slurm.cancel([], then)) is None
         assert [what for what, _, _ in fake.made] == ["submit", "cancel", "comment", "query"]
         calls = slurm.calls()
-        assert (calls.filling, calls.submits, calls.queries, calls.cancels, calls.comments) == (
+        assert (calls.adapter, calls.submits, calls.queries, calls.cancels, calls.comments) == (
             "fake", 1, 1, 1, 1)
         assert calls.failed == calls.refused == calls.held_back == 0
     play(scene)
@@ -173,7 +173,7 @@ def test_each_call_is_answered() -> None:
 def test_ten_thousand_questions_are_a_few_calls() -> None:
     budget = WatchedBudget(3, FAST)
 
-    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         began, answers = time.monotonic_ns(), []
         for _ in range(5):
             asks = [told(lambda then, n=n: slurm.query([n % 9 + 1], then)) for n in range(2000)]
@@ -189,10 +189,10 @@ def test_ten_thousand_questions_are_a_few_calls() -> None:
 
 
 def test_more_than_the_budget_is_not_now_and_says_when() -> None:
-    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         answers = await asyncio.gather(*(
             told(lambda then: slurm.submit(JobOrder("s"), then)) for _ in range(6)))
-        late = [a for a in answers if isinstance(a, SlurmNotNow)]
+        late = [a for a in answers if isinstance(a, SlurmTransient)]
         assert answers.count(7) == 4 and len(late) == 2 and len(fake.made) == 4
         now = SystemClock().now_ns()
         assert all(not a.unsure and now < a.again_ns <= now + 20 * S for a in late)
@@ -202,8 +202,9 @@ def test_more_than_the_budget_is_not_now_and_says_when() -> None:
 
 
 def test_after_a_failure_nobody_calls_for_a_while() -> None:
-    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
-        fake.fails, first = SlurmNotNow("no answer", unsure=True), Limits(first_ns=10 * S).first_ns
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
+        fake.fails = SlurmTransient("no answer", unsure=True)
+        first = Limits(first_ns=10 * S).first_ns
         fake.gate.clear()
         asked = [asyncio.ensure_future(each) for each in (
             told(lambda then: slurm.submit(JobOrder("s"), then)),
@@ -212,23 +213,23 @@ def test_after_a_failure_nobody_calls_for_a_while() -> None:
         await asyncio.sleep(0.01)
         fake.gate.set()
         answers = await asyncio.gather(*asked)
-        assert [type(a) for a in answers] == [SlurmNotNow] * 3 and len(fake.made) == 1
+        assert [type(a) for a in answers] == [SlurmTransient] * 3 and len(fake.made) == 1
         assert [a.unsure for a in answers] == [True, False, False]
         again = {a.again_ns for a in answers}
         assert len(again) == 1 and again == {slurm.calls().closed_until_ns}
         assert 0 < again.pop() - SystemClock().now_ns() <= 1.25 * first
         more = await told(lambda then: slurm.query([1], then))
-        assert isinstance(more, SlurmNotNow) and "no answer" in str(more) and len(fake.made) == 1
+        assert isinstance(more, SlurmTransient) and "no answer" in str(more) and len(fake.made) == 1
         assert (slurm.calls().failed, slurm.calls().held_back) == (1, 3)
     play(scene, Limits(first_ns=10 * S))
 
 
 def test_it_comes_back_after_the_pause() -> None:
-    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
-        fake.fails = SlurmNotNow("away")
-        assert isinstance(await told(lambda then: slurm.query([1], then)), SlurmNotNow)
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
+        fake.fails = SlurmTransient("away")
+        assert isinstance(await told(lambda then: slurm.query([1], then)), SlurmTransient)
         fake.fails = None
-        while isinstance(rows := await told(lambda then: slurm.query([1], then)), SlurmNotNow):
+        while isinstance(rows := await told(lambda then: slurm.query([1], then)), SlurmTransient):
             await asyncio.sleep(0.01)
         assert [r.job for r in rows] == [1] and slurm.calls().closed_until_ns == 0
         assert fake.made[-1][2] - fake.made[0][2] >= 0.75 * FAST.first_ns
@@ -236,10 +237,10 @@ def test_it_comes_back_after_the_pause() -> None:
 
 
 def test_a_refusal_begins_no_pause() -> None:
-    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
-        fake.fails = SlurmNever("Invalid partition name specified")
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
+        fake.fails = SlurmRejected("Invalid partition name specified")
         never = await told(lambda then: slurm.submit(JobOrder("s"), then))
-        assert isinstance(never, SlurmNever)
+        assert isinstance(never, SlurmRejected)
         fake.fails = None
         assert await told(lambda then: slurm.submit(JobOrder("s"), then)) == 7
         assert (slurm.calls().refused, slurm.calls().failed) == (1, 0)
@@ -248,7 +249,7 @@ def test_a_refusal_begins_no_pause() -> None:
 
 
 def test_at_the_end_all_are_answered() -> None:
-    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         fake.gate.clear()
         asked = [asyncio.ensure_future(told(ask)) for ask in (
             lambda then: slurm.submit(JobOrder("s"), then),
@@ -257,13 +258,13 @@ def test_at_the_end_all_are_answered() -> None:
         slurm.close()
         answers = await asyncio.gather(*asked)
         assert [(type(a), a.unsure) for a in answers] == [
-            (SlurmNotNow, True), (SlurmNotNow, False), (SlurmNotNow, False)]
-        assert isinstance(await told(lambda then: slurm.query([1], then)), SlurmNotNow)
+            (SlurmTransient, True), (SlurmTransient, False), (SlurmTransient, False)]
+        assert isinstance(await told(lambda then: slurm.query([1], then)), SlurmTransient)
     play(scene)
 
 
 def test_a_broken_law_is_the_loops() -> None:
-    async def scene(slurm: BudgetedSlurm, fake: FakeFilling) -> None:
+    async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         broken: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: broken.set_result(context["exception"]))

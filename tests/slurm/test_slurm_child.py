@@ -16,9 +16,9 @@ import pytest
 
 from tangram_hpc.domain.slurm import JobOrder, JobRef, JobView
 from tangram_hpc.errors import MissingExtra
-from tangram_hpc.ports import SlurmNever, SlurmNotNow
+from tangram_hpc.ports import SlurmRejected, SlurmTransient
 from tangram_hpc.slurm.binding import Pyslurm, PyslurmUnusable
-from tangram_hpc.slurm.choice import Auto, make_filling
+from tangram_hpc.slurm.choice import Auto, make_adapter
 
 T = TypeVar("T")
 FAKE = Path(__file__).resolve().parent.parent / "data" / "fake_pyslurm"
@@ -39,30 +39,30 @@ def environ(role: str = "") -> dict[str, str]:
 
 def ask(work: Callable[[Pyslurm], Awaitable[T]], role: str = "") -> T:
     async def go() -> T:
-        filling = Pyslurm(environ(role))
+        adapter = Pyslurm(environ(role))
         try:
-            return await work(filling)
+            return await work(adapter)
         finally:
-            await filling.close()
-            assert filling.pid == 0
+            await adapter.close()
+            assert adapter.pid == 0
     return asyncio.run(go())
 
 
 def test_it_answers_in_the_ports_words(where: Path) -> None:
-    async def work(filling: Pyslurm) -> None:
-        rows = await filling.query([1, 2, 5], ["nobody"])
+    async def work(adapter: Pyslurm) -> None:
+        rows = await adapter.query([1, 2, 5], ["nobody"])
         assert [(r.job, r.component) for r in rows] == [(1, -1), (5, 0), (5, 1)]
         assert rows[0] == JobView(1, -1, "RUNNING", "", "j1", "cpu", ("c1", "c2"), 100 * 10**9,
                                   200 * 10**9, 0, "grant 7")
-        assert [r.job for r in await filling.query([], ["j1"])] == [1]
-        pid = filling.pid
-        await filling.comment(1, "a=1")
+        assert [r.job for r in await adapter.query([], ["j1"])] == [1]
+        pid = adapter.pid
+        await adapter.comment(1, "a=1")
         assert (where / "comment").read_text() == "grant 7; tangram: a=1"
-        await filling.cancel([JobRef(1), JobRef(5, 0), JobRef(5, 7)])
+        await adapter.cancel([JobRef(1), JobRef(5, 0), JobRef(5, 7)])
         assert (where / "cancelled").read_text() == "1 5 "
-        assert filling.pid == pid and filling.version == "0.fake"
-        with pytest.raises(SlurmNever, match="individual component"):
-            await filling.cancel([JobRef(5, 1), JobRef(1)])
+        assert adapter.pid == pid and adapter.version == "0.fake"
+        with pytest.raises(SlurmRejected, match="individual component"):
+            await adapter.cancel([JobRef(5, 1), JobRef(1)])
         assert (where / "cancelled").read_text() == "1 5 1 "
     ask(work)
 
@@ -70,14 +70,14 @@ def test_it_answers_in_the_ports_words(where: Path) -> None:
 def test_a_job_is_submitted_with_its_options(where: Path) -> None:
     script = "#!/bin/sh\n#SBATCH --partition=gpu --time=5\n#SBATCH --no-requeue\ntrue\n#SBATCH -x\n"
     order = JobOrder(script, (("partition", "cpu"), ("ntasks", "2")), (("A", "b c"),))
-    assert ask(lambda filling: filling.submit(order)) == 41
+    assert ask(lambda adapter: adapter.submit(order)) == 41
     told = eval((where / "submitted").read_text())
     assert {k: v for k, v in told.items() if k not in ("environment", "script")} == {
         "partitions": "cpu", "ntasks": 2, "time_limit": 5, "is_requeueable": False}
     assert told["script"] == script and told["environment"]["A"] == "b c"
     assert "SLURM_JOB_ID" not in told["environment"]
-    with pytest.raises(SlurmNever, match="Invalid partition name"):
-        ask(lambda filling: filling.submit(JobOrder(SCRIPT, (("partition", "nowhere"),))))
+    with pytest.raises(SlurmRejected, match="Invalid partition name"):
+        ask(lambda adapter: adapter.submit(JobOrder(SCRIPT, (("partition", "nowhere"),))))
 
 
 @pytest.mark.parametrize("order", [
@@ -88,11 +88,11 @@ def test_what_it_has_no_word_for_goes_to_sbatch(where: Path, order: JobOrder) ->
     (where / "sbatch").chmod(0o755)
 
     async def work() -> int:
-        filling = Pyslurm({**environ(), "PATH": f"{where}:{os.environ['PATH']}"})
+        adapter = Pyslurm({**environ(), "PATH": f"{where}:{os.environ['PATH']}"})
         try:
-            return await filling.submit(order)
+            return await adapter.submit(order)
         finally:
-            await filling.close()
+            await adapter.close()
     assert asyncio.run(work()) == 42
     assert (where / "script").read_text() == order.script
     assert (where / "words").read_text().startswith("--parsable")
@@ -101,49 +101,49 @@ def test_what_it_has_no_word_for_goes_to_sbatch(where: Path, order: JobOrder) ->
 @pytest.mark.parametrize(("role", "said"), [("hang", "no answer in 0.5 s"), ("crash", "-11")])
 def test_one_that_hangs_or_crashes_is_ended_and_begun_anew(where: Path, role: str, said: str
                                                            ) -> None:
-    async def work(filling: Pyslurm) -> None:
-        await filling.cancel([JobRef(1)])
-        first, filling._child.deadline_s = filling.pid, 0.5 if role == "hang" else 60.0
-        with pytest.raises(SlurmNotNow, match=said) as told:
-            await filling.query([1], [])
+    async def work(adapter: Pyslurm) -> None:
+        await adapter.cancel([JobRef(1)])
+        first, adapter._child.deadline_s = adapter.pid, 0.5 if role == "hang" else 60.0
+        with pytest.raises(SlurmTransient, match=said) as told:
+            await adapter.query([1], [])
         assert told.value.unsure and not isinstance(told.value, PyslurmUnusable)
-        assert filling.pid == 0 and not os.path.exists(f"/proc/{first}")
-        filling._child.deadline_s = 60.0
-        await filling.cancel([JobRef(1)])
-        assert filling.pid not in (0, first)
+        assert adapter.pid == 0 and not os.path.exists(f"/proc/{first}")
+        adapter._child.deadline_s = 60.0
+        await adapter.cancel([JobRef(1)])
+        assert adapter.pid not in (0, first)
     ask(work, role)
 
 
 def test_the_loop_goes_on_while_it_hangs(where: Path) -> None:
-    async def work(filling: Pyslurm) -> None:
-        await filling.cancel([JobRef(1)])
-        filling._child.deadline_s = 0.5
-        beats, done = 0, asyncio.ensure_future(filling.query([1], []))
+    async def work(adapter: Pyslurm) -> None:
+        await adapter.cancel([JobRef(1)])
+        adapter._child.deadline_s = 0.5
+        beats, done = 0, asyncio.ensure_future(adapter.query([1], []))
         while not done.done():
             await asyncio.sleep(0.01)
             beats += 1
-        assert beats > 2 and isinstance(done.exception(), SlurmNotNow)
+        assert beats > 2 and isinstance(done.exception(), SlurmTransient)
     ask(work, "hang")
 
 
 def test_an_error_of_slurms_is_no_death(where: Path) -> None:
-    async def work(filling: Pyslurm) -> None:
-        with pytest.raises(SlurmNotNow, match="Unable to contact"):
-            await filling.query([1], [])
-        assert filling.pid
+    async def work(adapter: Pyslurm) -> None:
+        with pytest.raises(SlurmTransient, match="Unable to contact"):
+            await adapter.query([1], [])
+        assert adapter.pid
     ask(work, "away")
 
 
 def test_one_that_cannot_begin_says_why_and_the_commands_go_on(where: Path) -> None:
     with pytest.raises(PyslurmUnusable, match="fake: fatal: Could not establish"):
-        ask(lambda filling: filling.query([1], []), "exit")
+        ask(lambda adapter: adapter.query([1], []), "exit")
     (where / "squeue").write_text("#!/bin/sh\n")
     (where / "squeue").chmod(0o755)
 
     async def both() -> None:
         told = {**environ("exit"), "PATH": f"{where}:{os.environ['PATH']}"}
-        filling = make_filling("cli", told)
-        auto = Auto(Pyslurm(told), filling)
+        adapter = make_adapter("cli", told)
+        auto = Auto(Pyslurm(told), adapter)
         assert auto.name == "pyslurm"
         assert await auto.query([1], []) == () and auto.name == "cli"
         assert await auto.query([1], []) == ()
@@ -153,11 +153,11 @@ def test_one_that_cannot_begin_says_why_and_the_commands_go_on(where: Path) -> N
 
 def test_whoever_is_cancelled_leaves_no_child(where: Path) -> None:
     async def work() -> int:
-        filling = Pyslurm(environ("hang"))
-        task = asyncio.ensure_future(filling.query([1], []))
-        while not filling.version:
+        adapter = Pyslurm(environ("hang"))
+        task = asyncio.ensure_future(adapter.query([1], []))
+        while not adapter.version:
             await asyncio.sleep(0.01)
-        pid = filling.pid
+        pid = adapter.pid
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
@@ -172,5 +172,5 @@ def test_whoever_is_cancelled_leaves_no_child(where: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("pyslurm") is not None, reason="pyslurm is there")
 def test_the_extra_is_named_where_it_lacks() -> None:
     with pytest.raises(MissingExtra, match=r"pip install .*\[pyslurm\]"):
-        make_filling("pyslurm", {})
-    assert make_filling("auto", {}).name == "cli"
+        make_adapter("pyslurm", {})
+    assert make_adapter("auto", {}).name == "cli"

@@ -13,9 +13,9 @@ from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.slurm import COMMENT_MAX, JobView, with_remark
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.ports import SlurmNever, SlurmNotNow
+from tangram_hpc.ports import SlurmRejected, SlurmTransient
+from tangram_hpc.slurm.adapter import failure
 from tangram_hpc.slurm.environ import for_commands
-from tangram_hpc.slurm.filling import failure
 from tangram_hpc.slurm.hostlist import expand
 
 HOUR = 3600 * 10**9
@@ -88,19 +88,19 @@ def test_a_hostlist_of_any_numbers(numbers: list[int], width: int) -> None:
 
 
 @pytest.mark.parametrize(("text", "kind", "unsure"), [
-    ("Batch job submission failed: Invalid partition name specified", SlurmNever, None),
+    ("Batch job submission failed: Invalid partition name specified", SlurmRejected, None),
     ("Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's "
-     "size and/or time limits)", SlurmNever, None),
+     "size and/or time limits)", SlurmRejected, None),
     ("Batch job submission failed: Unable to contact slurm controller (connect failure)",
-     SlurmNotNow, False),
+     SlurmTransient, False),
     ("Batch job submission failed: Unable to contact slurm controller (receive failure)",
-     SlurmNotNow, True),
-    ("Batch job submission failed: Socket timed out on send/recv operation", SlurmNotNow, True),
-    ("slurm_load_jobs error: Rate limit exceeded, please retry momentarily", SlurmNotNow, False),
-    ("Batch job submission failed: Unable to create job record, try again", SlurmNotNow, False),
-    ("slurm_load_jobs error: Slurm backup controller in standby mode", SlurmNotNow, False),
-    ("Munge encode failed: Failed to access \"/run/munge/munge.socket.2\"", SlurmNotNow, False),
-    ("something that no release says yet", SlurmNever, None)])
+     SlurmTransient, True),
+    ("Batch job submission failed: Socket timed out on send/recv operation", SlurmTransient, True),
+    ("slurm_load_jobs error: Rate limit exceeded, please retry momentarily", SlurmTransient, False),
+    ("Batch job submission failed: Unable to create job record, try again", SlurmTransient, False),
+    ("slurm_load_jobs error: Slurm backup controller in standby mode", SlurmTransient, False),
+    ("Munge encode failed: Failed to access \"/run/munge/munge.socket.2\"", SlurmTransient, False),
+    ("something that no release says yet", SlurmRejected, None)])
 def test_what_a_message_means(text: str, kind: type, unsure: bool | None) -> None:
     told = failure(text)
     assert type(told) is kind and str(told) == text

@@ -17,7 +17,7 @@ home=/tmp/devcluster-newer/home
 cp -r tangram_hpc tests/data/slurm_contract.py $home
 export SLURM_CONF=/tmp/devcluster-newer/etc/slurm.conf
 foreign=$(sbatch --parsable -n1 --mem=50 -p trainer -D / -o /dev/null --wrap 'sleep 600')
-slurm/devcluster/devcluster exec --name newer --setenv CONTRACT_FILLING=cli \
+slurm/devcluster/devcluster exec --name newer --setenv CONTRACT_ADAPTER=cli \
     --setenv CONTRACT_FOREIGN=$foreign --setenv CONTRACT_ACCOUNTING=1 --setenv PYTHONPATH=$home \
     -- python3 -m pytest -v --durations=3 -rs -p no:cacheprovider --basetemp=tmp \\
     slurm_contract.py

@@ -1,4 +1,4 @@
-"""The Slurm port on a real Slurm: one contract for both fillings, and the budget above them."""
+"""The Slurm port on a real Slurm: one contract for both adapters, and the budget above them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def foreign_job(site: Site) -> str:
     return told.stdout.strip()
 
 
-def lacking(site: Site, filling: str) -> str:
-    """Why this filling cannot be used on this cluster; empty when it can."""
-    if filling == "cli":
+def lacking(site: Site, adapter: str) -> str:
+    """Why this adapter cannot be used on this cluster; empty when it can."""
+    if adapter == "cli":
         return ""
     told = site.cluster.run_as_user([site.venv / "bin/python", "-c", "import pyslurm"])
     said = told.stderr.strip().rpartition("\n")[2]
@@ -31,9 +31,9 @@ def lacking(site: Site, filling: str) -> str:
     return f"pyslurm cannot be imported beside {release}: {said}" if told.returncode else ""
 
 
-@pytest.mark.parametrize("filling", ["cli", "pyslurm"])
-def test_each_filling_keeps_the_contract(site: Site, filling: str) -> None:
-    if why := lacking(site, filling):
+@pytest.mark.parametrize("adapter", ["cli", "pyslurm"])
+def test_each_adapter_keeps_the_contract(site: Site, adapter: str) -> None:
+    if why := lacking(site, adapter):
         pytest.skip(why)
     shutil.copy(DATA / "slurm_contract.py", site.cluster.home)
     job = foreign_job(site)
@@ -41,7 +41,7 @@ def test_each_filling_keeps_the_contract(site: Site, filling: str) -> None:
         told = site.cluster.run_as_user(
             [str(site.venv / "bin/python"), "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider",
              "--basetemp=contract", "--durations=5", "slurm_contract.py"], timeout=240,
-            env={"CONTRACT_FILLING": filling, "CONTRACT_FOREIGN": job, "CONTRACT_ACCOUNTING": "1"})
+            env={"CONTRACT_ADAPTER": adapter, "CONTRACT_FOREIGN": job, "CONTRACT_ACCOUNTING": "1"})
     finally:
         site.cluster.run_as_user(["scancel", job], user=0, group=0, extra_groups=[])
     print(told.stdout)

@@ -60,7 +60,7 @@ def _endpoint(ledger: Ledger, entry: EndpointEntry, now: int) -> dict[str, Any]:
 def slurm_calls(calls: SlurmCalls, now: int) -> dict[str, Any]:
     """Returns the counts of the broker's calls to Slurm; `closed_s`: it makes none for so long."""
     return {
-        "filling": calls.filling, "submits": calls.submits, "queries": calls.queries,
+        "filling": calls.adapter, "submits": calls.submits, "queries": calls.queries,
         "cancels": calls.cancels, "comments": calls.comments, "failed": calls.failed,
         "refused": calls.refused, "held_back": calls.held_back,
         "closed_s": max(0, calls.closed_until_ns - now) / 1e9, "last_error": calls.last_error,

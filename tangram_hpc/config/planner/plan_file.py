@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...drafts import replace_file
+from ...atomic_file import replace_file
 from ...errors import InvalidInput
 from ...libra.planner.place import place
 from ...libra.planner.shapes import Factors, Layout

@@ -1,4 +1,4 @@
-"""Owns: what all engines behind HTTP share as fillings of `ServiceBackend`: one thing at a time,
+"""Owns: what all engines behind HTTP share as adapters of `ServiceBackend`: one thing at a time,
 its end by `kill`, and what an answer with an error means. Must not know any engine's paths.
 
 Law: the engine's process is its owner's: `kill` and `close` end our conversation with it, never the

@@ -1,11 +1,17 @@
-"""Owns: the copies of a node's services - which exist, where each stands, and how one is brought to
-a block of GPUs and parked. Must not know of leases or calls.
+"""The service copies of one node: which exist, where each is, and how one gets to its GPUs.
 
-Law: a copy is loaded once and lives until it dies; it stands on one block or is parked. On a GPU
-stands one copy at most. Who brings a copy to a block has taken that block, so nobody else moves
-anything there. Copies of one service beyond its first are loaded when more blocks want it than
-there are, as far as the node's memory goes; nobody waits for that while one that lives can serve:
-those that want one take turns, each for so long that moving it is a small part of its time.
+A service copy is one loaded instance of a model. It is loaded once, into host memory, and is then
+either parked there or resident on one block of GPUs. Before calls can run on a block, `on` parks
+whatever overlaps that block and wakes a copy there.
+
+A second copy of a service is loaded when more blocks want the service than copies exist and the
+node's memory suffices. Nobody waits for that load while a copy that exists can serve: those that
+want a copy take turns, and each keeps it for `KEEPS` restore times, so that moving the copy takes a
+small part of the time.
+
+Invariants: a GPU has at most one resident copy. A copy is moved to or from a block only by the
+caller that occupies the block, so nobody else moves anything there. This module knows nothing of
+leases or calls; `executor.py` does.
 """
 
 from __future__ import annotations
@@ -20,77 +26,101 @@ from ...domain.service import ServiceSpec
 from ...ports import OutOfDeviceMemory, ServiceBackend, ServiceDied, ServiceRefused
 from .held import Block, Held
 
-LOADS = 2  # copies that are loaded at once
-DEATHS = 3  # while loading, in a row: then its service is refused
-KEEPS = 4  # a block keeps a copy that others wait for as long as so many restores take
+LOADS = 2  # copies that may be loading at the same time
+DEATHS = 3  # a service is refused after so many deaths in a row of a copy that is being loaded
+KEEPS = 4  # minimum residency while others wait for the copy, in restore times of this copy
 
-Make = Callable[[ServiceSpec, int], ServiceBackend]  # of a service, its copy of this number
+# makes a backend that is not loaded yet, for a service and the number of the copy
+Make = Callable[[ServiceSpec, int], ServiceBackend]
 
 
 @dataclass(eq=False)
 class Copy:
-    """One copy. `block` is () while it is parked; `taken`: somebody is about to wake it; `owed`: it
-    has been on its block, since `since` (monotonic ns), for long enough, and others wait for it."""
+    """One service copy.
+
+    Attributes:
+        service: the service's name.
+        backend: what runs the model.
+        mib: host memory that the copy takes, as `backend.load` reported it, MiB.
+        block: the GPUs on which the copy is resident; () while it is parked.
+        dead: the copy has died or was closed, and is in no list any more.
+        claimed: a caller was given this copy and is about to wake it.
+        yield_due: the copy has been resident for its minimum residency and others wait for it, so
+            the next caller that wants it on its block has to wait in line as well.
+        since: when the copy became resident, monotonic ns; 0 before the first time.
+        restore_ns: how long it took last to free the block and wake the copy there, ns.
+        lock: held while the copy is called, woken or parked.
+    """
 
     service: str
     backend: ServiceBackend
     mib: int = 0
     block: Block = ()
     dead: bool = False
-    taken: bool = False
-    owed: bool = False
+    claimed: bool = False
+    yield_due: bool = False
     since: int = 0
     restore_ns: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Copies:
-    """All copies of a node.
+    """All service copies of a node.
 
     Args:
         make: makes a backend that is not loaded yet.
-        mem_mib: memory that all copies may take; 0: any. Each service has one in any case.
+        mem_mib: host memory that all copies together may take, MiB; 0 for no limit. The first copy
+            of each service is loaded whatever the limit says.
     """
 
     def __init__(self, make: Make, mem_mib: int = 0) -> None:
         self._make, self._mem_mib = make, mem_mib
-        self._held = Held()
+        self._occupancy = Held()
         self._loads = asyncio.Semaphore(LOADS)
         self._specs: dict[str, ServiceSpec] = {}
-        self._ahead: dict[str, int] = {}  # copies that are loaded before they are wanted
+        self._preload: dict[str, int] = {}  # copies to load before any call asks for them
         self._copies: dict[str, list[Copy]] = {}
         self._refused: dict[str, str] = {}
-        self._numbers = 0
+        self._numbers = 0  # the number of the copy that was made last
         self._loading: dict[str, asyncio.Task[None]] = {}
-        self._enough: set[str] = set()  # services of which another copy could not be loaded
-        self._lines: dict[str, list[object]] = {}  # who waits for a copy, first come first served
-        self._change = asyncio.Event()  # something that they wait for
+        self._no_more: set[str] = set()  # services whose further copy was refused
+        self._waiting: dict[str, list[object]] = {}  # callers that wait for a copy, FCFS
+        self._change = asyncio.Event()  # set, and replaced, when a waiting caller should look again
 
     def prepare(self, spec: ServiceSpec, copies: int = 1) -> None:
-        """A service may be called from now on: its first copies are loaded and parked meanwhile,
-        those of each other service before its second."""
+        """Makes a service known, and begins to load and park its first `copies` copies.
+
+        At most `LOADS` copies are loading at a time, first come first served. A service asks for
+        its second copy only after its first is loaded, so services that are prepared together get
+        their first copies first.
+        """
         if spec.name not in self._specs:
-            self._specs[spec.name], self._ahead[spec.name] = spec, copies
-            self._copies[spec.name], self._lines[spec.name] = [], []
+            self._specs[spec.name], self._preload[spec.name] = spec, copies
+            self._copies[spec.name], self._waiting[spec.name] = [], []
             self._load_another(spec.name)
 
     def spec(self, service: str) -> ServiceSpec | None:
-        """The service, if it was prepared."""
+        """Returns the service of this name, or None if it was not prepared."""
         return self._specs.get(service)
 
     @asynccontextmanager
     async def on(self, service: str, block: Block) -> AsyncIterator[tuple[Copy, int]]:
-        """A copy that stands on this block, and the ns that bringing it there took (0: it stood
-        there; waiting for a copy never counts); nobody else moves anything there meanwhile.
+        """Reserves a block and yields a copy of the service that is resident there.
+
+        Nobody else moves a copy to or from the block while the context is open.
+
+        Yields:
+            The copy, and how long it took to bring it there in ns: 0 if it was resident already.
+            The wait for a free copy is not counted.
 
         Raises:
-            ServiceRefused: the service can never be served here.
-            ServiceDied: the copy died on its way.
-            OutOfDeviceMemory: it does not fit.
+            ServiceRefused: this node can never serve the service.
+            ServiceDied: the copy died while it was brought there.
+            OutOfDeviceMemory: the copy does not fit on the block.
         """
-        await self._held.take(block)
+        await self._occupancy.take(block)
         try:
-            copy, took = self._standing(service, block), 0
+            copy, took = self._resident(service, block), 0
             if copy is None:
                 copy = await self._bring(service, block)
                 took = copy.restore_ns
@@ -98,44 +128,46 @@ class Copies:
                 try:
                     yield copy, took
                 except ServiceDied:
-                    await self._bury(copy)
+                    await self._remove(copy)
                     raise
                 finally:
                     kept = time.monotonic_ns() - copy.since
-                    copy.owed = bool(self._lines[service]) and kept >= KEEPS * copy.restore_ns
+                    copy.yield_due = (bool(self._waiting[service])
+                                      and kept >= KEEPS * copy.restore_ns)
         finally:
-            self._held.give(block)
+            self._occupancy.give(block)
             self._changed()
 
     def kill(self) -> None:
-        """Ends all of them at once; `close` is to follow."""
+        """Kills all copies at once; `close` must follow."""
         for task in self._loading.values():
             task.cancel()
-        for copy in self._everyone():
+        for copy in self._all():
             copy.backend.kill()
 
     async def close(self) -> None:
-        """Waits until all of them are gone and nothing of them is left."""
+        """Kills all copies and returns when nothing of them is left."""
         self.kill()
         await asyncio.gather(*self._loading.values(), return_exceptions=True)
-        for copy in self._everyone():
-            await self._bury(copy)
+        for copy in self._all():
+            await self._remove(copy)
 
-    def _everyone(self) -> list[Copy]:
+    def _all(self) -> list[Copy]:
         return [copy for copies in self._copies.values() for copy in copies]
 
-    # ---- standing where ----
+    # ---- residency ----
 
-    def _standing(self, service: str, block: Block) -> Copy | None:
+    def _resident(self, service: str, block: Block) -> Copy | None:
         for copy in self._copies.get(service, ()):
-            if copy.block == block and not copy.dead and not (copy.owed and self._lines[service]):
+            yields = copy.yield_due and self._waiting[service]
+            if copy.block == block and not copy.dead and not yields:
                 return copy
         return None
 
     async def _bring(self, service: str, block: Block) -> Copy:
-        """Parks what overlaps, then wakes a copy there."""
+        """Parks what overlaps the block, then wakes a copy there."""
         began = time.monotonic_ns()
-        over = [c for c in self._everyone() if not set(c.block).isdisjoint(block)]
+        over = [c for c in self._all() if not set(c.block).isdisjoint(block)]
         await asyncio.gather(*(self._park(c) for c in over))
         took = time.monotonic_ns() - began
         copy = await self._free_copy(service)
@@ -146,55 +178,57 @@ class Copies:
                 copy.block, copy.since = block, time.monotonic_ns()
                 copy.restore_ns = max(1, took + copy.since - began)
         except ServiceDied:
-            await self._bury(copy)
+            await self._remove(copy)
             raise
         finally:
-            copy.taken = copy.owed = False
+            copy.claimed = copy.yield_due = False
         return copy
 
     async def _park(self, copy: Copy) -> None:
         async with copy.lock:
             if not copy.block or copy.dead:
-                return  # somebody else did
+                return  # another caller parked it while this one waited for the lock
             try:
                 await copy.backend.park()
             except ServiceDied:
-                await self._bury(copy)
+                await self._remove(copy)
             copy.block = ()
         self._changed()
 
     async def _free_copy(self, service: str) -> Copy:
-        """A parked copy that is this caller's to wake: the first that there is, be it loaded, or
-        parked from where nobody uses it."""
-        ticket, line = object(), self._lines[service]
-        line.append(ticket)
+        """Waits in line for a copy of the service, and returns it parked and claimed.
+
+        The copy may be newly loaded, parked already, or parked now from a block that nobody uses.
+        """
+        ticket, queue = object(), self._waiting[service]
+        queue.append(ticket)
         try:
             while True:
-                change = self._change  # what happens while we look must not be missed
+                change = self._change  # taken first: a change while we look must not be missed
                 if service in self._refused:
                     raise ServiceRefused(self._refused[service])
-                if line[0] is ticket and (copy := await self._unused(service)) is not None:
+                if queue[0] is ticket and (copy := await self._unused(service)) is not None:
                     return copy
                 if self._may_load(service):
                     self._load_another(service)
                 await change.wait()
         finally:
-            line.remove(ticket)
+            queue.remove(ticket)
             self._changed()
 
     async def _unused(self, service: str) -> Copy | None:
-        free = [c for c in self._copies[service] if not c.taken and not c.dead]
-        for copy in sorted(free, key=lambda c: c.block):  # those that are parked first
+        free = [c for c in self._copies[service] if not c.claimed and not c.dead]
+        for copy in sorted(free, key=lambda c: c.block):  # parked copies first
             if not copy.block:
-                copy.taken = True
+                copy.claimed = True
                 return copy
             block = copy.block
-            if self._held.try_take(block):
-                copy.taken = True
+            if self._occupancy.try_take(block):
+                copy.claimed = True
                 try:
                     await self._park(copy)
                 finally:
-                    self._held.give(block)
+                    self._occupancy.give(block)
                 if not copy.dead:
                     return copy
         return None
@@ -207,13 +241,14 @@ class Copies:
 
     def _may_load(self, service: str) -> bool:
         own = self._copies[service]
-        if service in self._loading or (own and service in self._enough):
+        if service in self._loading or (own and service in self._no_more):
             return False
         if not own or not self._mem_mib:
             return True
         loading = [self._copies[name][0] for name in self._loading if self._copies[name]]
-        taken = sum(copy.mib for copy in [*self._everyone(), *loading])  # as large as its first
-        return own[0].mib + taken <= self._mem_mib
+        # a copy that is being loaded is taken to be as large as the first of its service
+        occupied = sum(copy.mib for copy in [*self._all(), *loading])
+        return own[0].mib + occupied <= self._mem_mib
 
     def _load_another(self, service: str) -> None:
         task = self._loading[service] = asyncio.ensure_future(self._load(service))
@@ -225,13 +260,13 @@ class Copies:
             own.append(await self._loaded(service))
         except ServiceRefused as error:
             if own:
-                self._enough.add(service)
+                self._no_more.add(service)
             else:
                 self._refused[service] = str(error)
-        finally:  # not in a callback: who looks before that would wait for what is over
+        finally:  # in a done-callback it would come later: a caller could wait for a finished load
             del self._loading[service]
             self._changed()
-        if 0 < len(own) < self._ahead[service] and self._may_load(service):
+        if 0 < len(own) < self._preload[service] and self._may_load(service):
             self._load_another(service)
 
     async def _loaded(self, service: str) -> Copy:
@@ -256,7 +291,7 @@ class Copies:
                 return Copy(service, backend, mib)
         raise AssertionError("unreachable")
 
-    async def _bury(self, copy: Copy) -> None:
+    async def _remove(self, copy: Copy) -> None:
         if not copy.dead:
             copy.dead, copy.block = True, ()
             self._copies[copy.service].remove(copy)
@@ -267,4 +302,4 @@ class Copies:
 
 def _check(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        task.result()  # a broken law must be heard
+        task.result()  # an exception nobody expected must reach the loop's handler

@@ -97,7 +97,7 @@ class ServiceExecutor:
                  meter: GpuMeter | None = None) -> None:
         self._reports, self._store, self._meter = reports, store, meter
         self._copies = Copies(make, mem_mib)
-        self._lanes: dict[tuple[str, Block], Lane] = {}
+        self._queues: dict[tuple[str, Block], Lane] = {}
         self._of: dict[int, tuple[Lane, Call]] = {}  # by lease
         self._tasks: list[asyncio.Task[None]] = []  # that were cancelled
 
@@ -115,23 +115,23 @@ class ServiceExecutor:
     def start(self, order: Start, payload: memoryview) -> None:
         """Runs a call, or lets it follow on those of its service on that block."""
         call, service = Call(order, bytes(payload)), service_of(order.action.key)
-        lane = self._lanes.setdefault((service, order.gpus), Lane(service, order.gpus))
-        self._of[order.lease] = lane, call
+        queue = self._queues.setdefault((service, order.gpus), Lane(service, order.gpus))
+        self._of[order.lease] = queue, call
         why = self._read(call) if self._copies.spec(service) else (
             f"key: service {service!r} is not known to this node")
         if why:
             return self._end(call, Outcome(ActionState.FAILED, reason=why))
-        lane.calls.append(call)
-        if lane.task is None:
-            lane.task = asyncio.ensure_future(self._serve(lane))
-            lane.task.add_done_callback(_check)
+        queue.calls.append(call)
+        if queue.task is None:
+            queue.task = asyncio.ensure_future(self._serve(queue))
+            queue.task.add_done_callback(_check)
 
     def take_back(self, lease: int) -> bool:
         """Forgets a call that has not begun; says whether."""
-        lane, call = self._of[lease]
-        if call not in lane.calls:
+        queue, call = self._of[lease]
+        if call not in queue.calls:
             return False
-        lane.calls.remove(call)
+        queue.calls.remove(call)
         del self._of[lease]
         return True
 
@@ -140,10 +140,10 @@ class ServiceExecutor:
         until the batch ends, as the others in it go on."""
         if lease not in self._of:
             return
-        lane, call = self._of[lease]
+        queue, call = self._of[lease]
         outcome = Outcome(state, reason=reason)
-        if call in lane.calls:
-            lane.calls.remove(call)
+        if call in queue.calls:
+            queue.calls.remove(call)
             self._end(call, outcome)
         elif not call.told:
             call.told = True
@@ -151,7 +151,7 @@ class ServiceExecutor:
 
     def close(self) -> None:
         """Ends all calls and copies; `closed` is to follow."""
-        self._tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        self._tasks = [queue.task for queue in self._queues.values() if queue.task is not None]
         for task in self._tasks:
             task.cancel()
         self._copies.kill()
@@ -163,39 +163,39 @@ class ServiceExecutor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._copies.close()
 
-    # ---- one lane ----
+    # ---- one queue ----
 
-    async def _serve(self, lane: Lane) -> None:
-        spec = self._copies.spec(lane.service)
+    async def _serve(self, queue: Lane) -> None:
+        spec = self._copies.spec(queue.service)
         assert spec is not None
         options: Service = options_of(spec)
-        if options.batch > 1 and options.batch_wait_ms and len(lane.calls) < options.batch:
+        if options.batch > 1 and options.batch_wait_ms and len(queue.calls) < options.batch:
             await asyncio.sleep(options.batch_wait_ms / 1e3)
-        while lane.calls:
-            await self._run(lane, _batch(lane.calls, options))
-        lane.task = None
-        self._lanes.pop((lane.service, lane.block), None)
+        while queue.calls:
+            await self._run(queue, _batch(queue.calls, options))
+        queue.task = None
+        self._queues.pop((queue.service, queue.block), None)
 
-    async def _run(self, lane: Lane, batch: list[Call]) -> None:
+    async def _run(self, queue: Lane, batch: list[Call]) -> None:
         """Gives each call its outcome, or puts it back to the front."""
         called = False
         try:
-            async with self._copies.on(lane.service, lane.block) as (copy, took_ns):
-                batch, called, lane.deaths = self._wanted(batch), True, 0
+            async with self._copies.on(queue.service, queue.block) as (copy, took_ns):
+                batch, called, queue.deaths = self._wanted(batch), True, 0
                 if batch:
                     batch[0].restore_ns = took_ns
                     for call in batch:
-                        self._begin(call, lane.block)
+                        self._begin(call, queue.block)
                     await self._call(copy, batch)
         except TookTooLong as error:
-            self._again(lane, batch, str(error), False)
+            self._again(queue, batch, str(error), False)
         except ServiceDied as error:
-            lane.deaths += not called
-            if lane.deaths >= DEATHS_MAX:
+            queue.deaths += not called
+            if queue.deaths >= DEATHS_MAX:
                 self._fail(batch, ActionState.FAILED, f"its copies die on their way: {error}",
                            FALTERED)
             else:
-                self._again(lane, batch, str(error), called)
+                self._again(queue, batch, str(error), called)
         except OutOfDeviceMemory as error:
             self._fail(batch, ActionState.OUT_OF_MEMORY, f"it does not fit on its GPUs: {error}")
         except ServiceRefused as error:
@@ -255,7 +255,7 @@ class ServiceExecutor:
                 self._end(call, Outcome(ActionState.TIMEOUT, exec_ns=spent_ns,
                                         reason=too_long(limit), restore_ns=call.restore_ns))
 
-    def _again(self, lane: Lane, batch: Sequence[Call], why: str, under_it: bool) -> None:
+    def _again(self, queue: Lane, batch: Sequence[Call], why: str, under_it: bool) -> None:
         """Puts those without an outcome back; `under_it`: the copy may have died of them."""
         for call in reversed(batch):
             if call.order.lease not in self._of:
@@ -264,7 +264,7 @@ class ServiceExecutor:
             if call.deaths >= DEATHS_MAX or call.told:
                 self._end(call, Outcome(ActionState.FAILED, reason=f"{DIED}: {why}"))
             else:
-                lane.calls.appendleft(call)
+                queue.calls.appendleft(call)
 
     def _fail(self, batch: Sequence[Call], state: ActionState, why: str, pushed: int = 0) -> None:
         """`pushed`: FALTERED where the service is to blame and not these calls."""

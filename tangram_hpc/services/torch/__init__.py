@@ -1,6 +1,8 @@
-"""Our own runner of Hugging Face models, in a process for each copy of a service.
+"""Our own runner of Hugging Face models: one process for each copy of a service.
 
-This package is the only door to torch, transformers, safetensors and tokenizers, apart from the
-reference trainer. It imports nothing of the broker, and the worker talks to it in frames of
+Only this package and the reference trainer import torch, transformers, safetensors and tokenizers.
+It imports nothing of the broker; the worker talks to it in the frames of
 `protocol/service_frames.py`.
+
+Experimental: run on slots of CPU only, never on a GPU.
 """

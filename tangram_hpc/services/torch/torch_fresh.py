@@ -24,9 +24,9 @@ _TRIES = 20  # that a reader makes while versions overtake it
 def publish(folder: Path, version: int, weights: Mapping[str, torch.Tensor]) -> None:
     """Makes these the newest weights; `version` ascends. One process publishes."""
     folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{version}"
-    save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, draft)
-    os.replace(draft, _path(folder, version))
+    temporary = folder / f".{version}"
+    save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, temporary)
+    os.replace(temporary, _path(folder, version))
     pointer = folder / f".{CURRENT}"
     pointer.write_text(str(version))
     os.replace(pointer, folder / CURRENT)

@@ -53,7 +53,6 @@ class Weights:
     Attributes:
         bytes: what they take on the device.
         host_bytes: what they take on the host, pages of mapped files included.
-        mapped_bytes: of these, what is mapped from files.
     """
 
     def __init__(self, module: torch.nn.Module, model: Path, device: torch.device,
@@ -68,7 +67,6 @@ class Weights:
         names = {id(tensor): name for name, tensor in named.items()}
         for path in sorted(model.glob("*.safetensors")) if mapped else ():
             self._map(path, named)
-        self.mapped_bytes = sum(len(run.host) for run in self._runs)
         self._keep(list(named.values()))
         self.host_bytes = sum(len(run.host) for run in self._runs)
         self._by_name = {names[id(spot.tensor)]: spot for spot in self._spots}

@@ -1,5 +1,5 @@
-"""One MPI world of trainers and a gateway: met, split, used by polling, and left in order.
+"""One MPI world of trainers and a gateway: how its ranks meet, send without blocking, and leave.
 
-`mpi.py` is the only door to mpi4py and imports it lazily, because the import starts MPI. Liveness
-never rests on MPI; acknowledgements and silence are judged above it.
+`mpi.py` is the only importer of mpi4py, and imports it lazily because the import starts MPI. MPI
+gives no notice of a dead rank, so liveness is judged above it, by heartbeats and timeouts.
 """

@@ -1,8 +1,13 @@
-"""The one door to mpi4py: one world of trainers and a gateway, met, split, and left in order.
+"""The only importer of mpi4py: one MPI world of trainers and a gateway.
 
-Law: mpi4py is imported inside functions, since importing it starts MPI. Our traffic has its own
-communicator and never blocks inside MPI; after the meeting one thread of a rank calls MPI for us.
-Where a rank died or the gateway is silent, nobody finalises: MPI_Finalize waits for the dead.
+A job may start its trainers and one gateway as one MPI world. All ranks meet once: each tells the
+others its role and version, and the world is split so that trainers have a communicator of their
+own. Our traffic has another communicator, on which nobody ever blocks inside MPI; after the meeting
+only one thread of a rank calls MPI for us.
+
+mpi4py is imported inside functions, because importing it starts MPI. Where a rank has died or the
+gateway is silent, nobody may finalise: MPI_Finalize waits for the dead. `World.leave` decides
+whether a rank may finalise, and ends the process without it where mpi4py would try.
 """
 
 from __future__ import annotations
@@ -34,19 +39,30 @@ from ...protocol import relay
 from ...protocol.frame import Buffer
 from ...protocol.liveness import Patience
 from .mpi_channel import MpiChannel
-from .mpi_crowd import crowded, shares_fate, waiting
-from .mpi_guard import bring_up
 from .mpi_launch import REMEDY, Launch, launch_of, launch_rank
+from .mpi_oversubscription import oversubscribed, shares_fate, wait_environment
 from .mpi_shm import forget_names
-from .naps import sharpen
+from .mpi_watchdog import start_watchdog
+from .timer_slack import shorten_timer_slack
 
-_SLOT = 8192  # bytes of a rank's card in the meeting
+_SLOT = 8192  # bytes for the card of one rank in the meeting
 
 
 @dataclass(frozen=True)
 class Card:
-    """What each rank says of itself at the meeting. `job`, `access` (the path, never the key) and
-    `problem` (why it cannot serve) are the gateway's to say; `size` is what was launched."""
+    """What a rank tells all others at the meeting.
+
+    Attributes:
+        role: "trainer" or "gateway".
+        version: the rank's version of tangram_hpc.
+        job: the gateway's job; empty for trainers.
+        access: the path of the gateway's access file, never the key; empty for trainers.
+        problem: why the gateway cannot serve; empty if it can.
+        size: how many ranks were launched, as far as the rank can tell; 0 for unknown.
+        source: the environment variable that told `size`.
+        threads: whether MPI has MPI_THREAD_MULTIPLE on this rank.
+        library: the MPI library's name and version.
+    """
 
     role: str
     version: str
@@ -63,15 +79,20 @@ class World:
     """The world after the meeting, as one rank sees it.
 
     Attributes:
-        job, access: of the gateway's broker.
-        members: world ranks of the trainers, in order; `rank` and `size` are ours among them.
+        gateway: the gateway's rank in the world.
+        job: the job of the gateway's broker.
+        access: the path of that broker's access file.
+        members: world ranks of the trainers, in ascending order.
+        rank: this rank's number among the trainers.
+        size: how many trainers there are.
         usable: whether MPI can carry our traffic (every rank has MPI_THREAD_MULTIPLE).
-        trainers: the trainers' own communicator (the gateway's is of itself).
-        wire: the traffic between all ranks of the world.
+        trainers: the trainers' own communicator; the gateway's contains the gateway alone.
+        wire: sends and receives between all ranks of the world.
         shares_fate: whether the launcher ends all ranks when one exits without finalising MPI.
+        dead: why nothing may be sent to the gateway any more; empty while it lives.
     """
 
-    def __init__(self, MPI: Any, cards: list[Card], own_finalize: bool, is_crowded: bool,
+    def __init__(self, MPI: Any, cards: list[Card], own_finalize: bool, is_shared: bool,
                  fate_is_shared: bool) -> None:
         world = MPI.COMM_WORLD
         roles = [card.role for card in cards]
@@ -82,29 +103,32 @@ class World:
         self.trainers = world.Split(roles[world.rank] == "trainer", world.rank)
         self.rank, self.size = self.trainers.rank, self.trainers.size
         self.shares_fate = fate_is_shared
-        self._parting = self.trainers.Dup()  # for the trainers' last word to each other
+        self._parting = self.trainers.Dup()  # where trainers agree, at the end, on finalising
         self._parting.Set_errhandler(MPI.ERRORS_RETURN)
         traffic = world.Dup()
         traffic.Set_errhandler(MPI.ERRORS_RETURN)
         self.wire = MpiWire(MPI, traffic)
-        self.dead = ""  # why nothing may be sent to the gateway any more
-        self._crowded = is_crowded  # ranks of this node share its cores
+        self.dead = ""
+        self._oversubscribed = is_shared  # ranks of this node share its cores
         self._mpi, self._own_finalize = MPI, own_finalize
-        self._opened, self._owner = 0, os.getpid()
-        self._ending = False  # the handlers of this process's exit run, ours among them
+        self._opened, self._owner = 0, os.getpid()  # connections made; the process that met
+        self._ending = False  # whether we already run this process's exit handlers
         self._channel: MpiChannel | None = None
 
     def dial(self, spin_us: int) -> MpiChannel:
-        """A new conversation with the broker (fills `ports.Dial`).
+        """Opens a new connection with the broker (serves `ports.Dial`).
+
+        Args:
+            spin_us: how long a wait may spin before it sleeps, µs.
 
         Raises:
-            BrokerUnreachable: the gateway was lost, or another client uses it.
+            BrokerUnreachable: the gateway was lost, or another client of this process uses MPI.
         """
         if self.dead:
             raise BrokerUnreachable(f"job {self.job}: the MPI gateway is lost ({self.dead})")
         if self._channel is not None and not self._channel.closed:
             raise BrokerUnreachable(f"job {self.job}: another client of this process uses MPI")
-        sharpen()  # the client's own thread dials
+        shorten_timer_slack()  # for the calling thread, which is the client's own
         self._opened += 1
         spin_ns = self.spin_us(spin_us) * 1000
         self._channel = MpiChannel(self.wire, self.gateway, self._opened, spin_ns, self.lose)
@@ -112,25 +136,27 @@ class World:
 
     @property
     def forked(self) -> bool:
-        """Whether this is a copy in the child of a fork."""
+        """Whether this process is a fork of the one that met the world."""
         return os.getpid() != self._owner
 
     def spin_us(self, at_most: int) -> int:
-        """How long a wait of ours spins before it sleeps: not at all where ranks share cores."""
-        return 0 if self._crowded else at_most
+        """Returns how long a wait may spin, µs: not at all on an oversubscribed node."""
+        return 0 if self._oversubscribed else at_most
 
     def lose(self, why: str) -> None:
-        """Nothing is sent to the gateway any more."""
+        """Sends nothing to the gateway any more; the first reason is kept."""
         self.dead = self.dead or why
 
     def leave(self) -> None:
-        """At a trainer's end: tells the gateway, waits for its word (asleep, as long as it beats),
-        and finalises MPI when all can. The client must be closed.
+        """Leaves the world at a trainer's end; the client must be closed.
 
-        Where ranks share their fate, a gateway that is silent is not dead, or we would be too: it
-        is told all the same, and no trainer ends before all of them leave.
+        The rank tells the gateway, waits for its answer as long as its heartbeats come, and
+        finalises MPI if that cannot hang.
+
+        Where ranks share their fate, a gateway that is silent is not dead, or this rank would be
+        dead too: it is told all the same, and no trainer ends before all of them leave.
         """
-        if self.forked:  # in the child of a fork MPI is not to be touched
+        if self.forked:  # the child of a fork must not touch MPI
             return self._leave_child()
         failed = hasattr(sys, "last_value")  # an exception ends this program
         if self._mpi.Is_finalized():
@@ -143,7 +169,10 @@ class World:
         self.finalize(can)
 
     def _all_can(self, can: bool) -> bool:
-        """Waits, asleep, until all trainers leave; whether each of them may finalise MPI."""
+        """Waits until all trainers leave; returns whether each of them may finalise MPI.
+
+        The wait polls and sleeps, so that it takes no core.
+        """
         mine, least, pause = array("i", [can]), array("i", [0]), 50e-6
         try:
             told = self._parting.Iallreduce([mine, self._mpi.INT], [least, self._mpi.INT],
@@ -156,16 +185,21 @@ class World:
         return bool(least[0])
 
     def _leave_child(self) -> None:
-        """mpi4py would finalise MPI at this process's exit too, where it was to do so itself."""
+        """Keeps mpi4py from finalising MPI when the child of a fork exits."""
         if not self._own_finalize:
             self.finalize(False)
 
     def finalize(self, can: bool) -> None:
-        """Finalises MPI, or makes sure that nothing does."""
+        """Finalises MPI, or makes sure that nothing does.
+
+        Args:
+            can: whether MPI_Finalize would return.
+        """
         if can and not self._mpi.Is_finalized():
             self._mpi.Finalize()
         elif not self._own_finalize and not self._ending:
-            self._ending = True  # mpi4py would, and hang: end now, after the other handlers
+            # mpi4py would finalise at exit, and hang: run the other exit handlers and end here
+            self._ending = True
             atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
@@ -192,27 +226,29 @@ class World:
 
 
 def _patience() -> Patience:
-    """A rank's patience with its gateway from now on."""
+    """Returns the timeout after which a silent gateway counts as dead, from now on."""
     return Patience(time.monotonic(), relay.SILENCE_S, 1.0)
 
 
 class MpiWire:
-    """Tagged messages between ranks without blocking (fills `mpi_channel.Wire` and the gateway's
-    `Ranks`)."""
+    """Tagged messages between ranks, without blocking.
+
+    It serves `mpi_channel.Wire` and the gateway's `Ranks`.
+    """
 
     def __init__(self, MPI: Any, comm: Any) -> None:
         self._mpi, self._comm, self._byte = MPI, comm, MPI.BYTE
         self._status = MPI.Status()
         self._requests: list[Any] = []
-        self._kept: list[tuple[int, Buffer]] = []  # beside the requests: their rank and buffer
-        self._on_way: dict[int, int] = {}
+        self._kept: list[tuple[int, Buffer]] = []  # of each request: its rank, and its buffer
+        self._on_way: dict[int, int] = {}  # by rank: see `sending`
         self._arriving: dict[int, deque[tuple[Any, int, bytearray]]] = {}
 
     def send(self, rank: int, tag: int, data: Buffer) -> None:
-        """Begins to send; the buffer is kept until it is gone.
+        """Begins to send; the buffer is kept until MPI has sent it.
 
         Raises:
-            ChannelLost: MPI says no.
+            ChannelLost: MPI refused.
         """
         try:
             request = self._comm.Isend([data, len(data), self._byte], rank, tag)
@@ -225,14 +261,14 @@ class MpiWire:
         self._on_way[rank] = self._on_way.get(rank, 0) + len(data) + 1
 
     def sending(self, rank: int) -> int:
-        """Bytes on their way to this rank (each message counts one more)."""
+        """Returns the bytes under way to this rank; each message counts one byte more."""
         return self._on_way.get(rank, 0)
 
     def sweep(self) -> None:
-        """Lets go of what has been sent.
+        """Frees the buffers of finished sends.
 
         Raises:
-            ChannelLost: MPI says no.
+            ChannelLost: MPI refused.
         """
         if not self._requests:
             return
@@ -246,16 +282,18 @@ class MpiWire:
             self._on_way[rank] -= len(data) + 1
 
     def take(self) -> tuple[int, int, bytearray] | None:
-        """The next whole message as (rank, tag, bytes), in each rank's order; None for none.
+        """Returns the next whole message as (rank, tag, bytes), or None.
+
+        Messages of one rank come in the order in which it sent them.
 
         Raises:
-            ChannelLost: MPI says no.
+            ChannelLost: MPI refused.
         """
         status = self._status
         try:
             message = self._probe(status)
             if message is None:
-                message = self._probe(status)  # MPICH: the first look fetches, the second finds
+                message = self._probe(status)  # MPICH: the first probe fetches, the second finds
             if message is not None:
                 rank, tag = status.Get_source(), status.Get_tag()
                 data = bytearray(status.Get_count(self._byte))
@@ -271,7 +309,6 @@ class MpiWire:
             raise ChannelLost(f"MPI: {error}") from None
         return None
 
-
     def _probe(self, status: Any) -> Any:
         return self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)
 
@@ -282,7 +319,7 @@ _met: World | None = None
 
 
 def trainers() -> Any:
-    """The trainers' own communicator (`tangram_hpc.comm`).
+    """Returns the trainers' own communicator (`tangram_hpc.comm`).
 
     Raises:
         WrongWorld: `connect()` has not met a gateway in this process.
@@ -297,16 +334,21 @@ def trainers() -> Any:
 
 
 def launched(environ: Mapping[str, str]) -> Launch:
-    """What the launcher says of our world, without touching MPI; see `mpi_launch.launch_of`."""
+    """Returns what the launcher says of our world; see `mpi_launch.launch_of`."""
     return launch_of(environ)
 
 
 def meet(environ: Mapping[str, str], card: Card) -> World:
-    """Brings MPI up and meets all ranks; collective over the world, once a process.
+    """Starts MPI and meets all ranks. Collective over the world; a second call returns the world.
+
+    Args:
+        environ: the environment, which tells what was launched.
+        card: what this rank tells the others.
 
     Raises:
         WrongWorld: the world is not the one that was launched, or has not exactly one gateway.
-        AccessError, ProtocolError: the gateway cannot serve, or is of another version.
+        AccessError: the gateway cannot serve.
+        ProtocolError: the ranks have different versions of tangram_hpc.
         MissingExtra: mpi4py is not installed.
     """
     if _met is not None:
@@ -320,27 +362,27 @@ def meet(environ: Mapping[str, str], card: Card) -> World:
 
 
 def speaks(environ: Mapping[str, str]) -> bool:
-    """Whether this rank is the one that tells a person what is wrong with all of them."""
+    """Returns whether this rank is the one that reports what is wrong with all of them."""
     return launch_rank(environ) == 0
 
 
 def _bring_together(environ: Mapping[str, str], card: Card) -> World:
     global _met
     launch = launch_of(environ)
-    is_crowded = crowded(environ, len(os.sched_getaffinity(0)), os.cpu_count() or 1)
-    os.environ.update(waiting(environ, is_crowded))  # MPI reads it when it starts
-    with bring_up(os.getpid(), launch.rank, launch.timeout_s, REMEDY):
+    is_shared = oversubscribed(environ, len(os.sched_getaffinity(0)), os.cpu_count() or 1)
+    os.environ.update(wait_environment(environ, is_shared))  # MPI reads it when it starts
+    with start_watchdog(os.getpid(), launch.rank, launch.timeout_s, REMEDY):
         MPI, own_finalize = _start()
         full = {**asdict(card), "size": launch.size, "source": launch.source,
                 "threads": MPI.Query_thread() == MPI.THREAD_MULTIPLE, "library": _library(MPI)}
         cards = _exchange(MPI, Card(**full))
-        forget_names()  # all ranks have told: all have left MPI_Init
+        forget_names()  # every card has come, so every rank has left MPI_Init
         problem = complaint(cards)
         if problem is None:
-            _met = World(MPI, cards, own_finalize, is_crowded, shares_fate(environ))
+            _met = World(MPI, cards, own_finalize, is_shared, shares_fate(environ))
     if problem is not None:
         if own_finalize:
-            MPI.Finalize()  # nobody is missing: all refuse alike, and the launcher sees order
+            MPI.Finalize()  # returns, as all ranks refuse alike; the launcher sees an orderly end
         raise problem
     assert _met is not None
     if card.role == "trainer":
@@ -357,7 +399,7 @@ def leave_after(client: Any) -> None:
 
 
 def complaint(cards: list[Card]) -> TangramError | None:
-    """What is wrong with a world of these ranks; the same on each of them."""
+    """Returns what is wrong with a world of these ranks, or None; every rank gets the same."""
     first, real = cards[0], len(cards)
     wrong = next((card for card in cards if card.size and card.size != real), None)
     if wrong is not None:
@@ -382,7 +424,7 @@ def _ranks(count: int) -> str:
 
 
 def _start() -> tuple[Any, bool]:
-    """mpi4py's module with MPI up, and whether finalising is up to us."""
+    """Starts MPI; returns mpi4py's module, and whether finalising is up to us."""
     ours = "mpi4py.MPI" not in sys.modules
     try:
         import mpi4py
@@ -418,12 +460,15 @@ def _exchange(MPI: Any, card: Card) -> list[Card]:
 # ---- how a program ends ------------------------------------------------------------------------
 
 
-_refusals: list[TangramError] = []  # what `meet` raised, once at most
+_refusals: list[TangramError] = []  # what `meet` raised; one at most
 
 
 def _one_line(before: Any, aloud: bool) -> Any:
-    """An excepthook: a world that nobody can use is one line from rank 0 and status 2, not a
-    traceback from every rank. It can still be caught."""
+    """Returns an excepthook for a world that nobody can use.
+
+    Rank 0 prints one line, and every rank ends with the error's status, where there would be a
+    traceback from each rank. A program can still catch the error.
+    """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not isinstance(error, TangramError) or error not in _refusals:
@@ -440,8 +485,11 @@ _noted: list[Any] = []
 
 
 def _note_exit_status() -> None:
-    """Where mpi4py would finalise by itself and must not, we end the process and need its status,
-    which Python tells nobody: `sys.exit` is heard instead."""
+    """Wraps `sys.exit` to learn this process's exit status.
+
+    `finalize` may have to end the process by `os._exit`, and needs the status for it, which Python
+    tells no exit handler.
+    """
     real = sys.exit
 
     def heard(status: Any = None, /) -> None:

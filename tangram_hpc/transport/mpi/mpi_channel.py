@@ -1,7 +1,9 @@
-"""The client's way over MPI (fills `ports.Channel`): a stream of bytes through the gateway rank.
+"""The client's connection over MPI, through the gateway rank (serves `ports.Channel`).
 
-Law: only the client's thread calls anything but `wake`, and no call blocks inside MPI. MPI gives no
-word of a death, so silence decides (`protocol/relay.py`); after that nothing is sent any more.
+Only the client's own thread calls these methods, except for `wake`. No call blocks inside MPI: the
+channel polls, spins for a while where cores are free, and then sleeps for longer and longer. MPI
+gives no notice of a dead gateway, so silence decides (`protocol/relay.py`); after that nothing is
+sent any more.
 """
 
 from __future__ import annotations
@@ -19,40 +21,44 @@ from ...protocol import relay
 from ...protocol.frame import Buffer, Inbox, Parcel
 from ...protocol.liveness import Patience, Stalls
 
-_BUSY_S = 0.001  # longest sleep while answers are awaited
-_IDLE_S = 0.05
-_STALLED_S = 1.0  # we did not look for so long: what we did not hear is no silence
-_CLOSING_S = 0.5
+_BUSY_S = 0.001  # longest sleep while answers are awaited or bytes are under way
+_IDLE_S = 0.05  # longest sleep otherwise
+_STALLED_S = 1.0  # a longer gap between two polls means that we stood still, not the gateway
+_CLOSING_S = 0.5  # how long `close` waits for its bytes to leave
 
 
 class Wire(Protocol):
     """Tagged messages between ranks, without blocking."""
 
     def send(self, rank: int, tag: int, data: Buffer) -> None:
-        """Begins to send; raises ChannelLost."""
+        """Begins to send; raises ChannelLost if MPI refuses."""
         ...
 
     def sending(self, rank: int) -> int:
-        """Bytes on their way to this rank."""
+        """Returns how many bytes are under way to this rank."""
         ...
 
     def sweep(self) -> None:
-        """Lets go of what has been sent; raises ChannelLost."""
+        """Frees the buffers of finished sends; raises ChannelLost if MPI refuses."""
         ...
 
     def take(self) -> tuple[int, int, bytearray] | None:
-        """The next (rank, tag, bytes), or None; raises ChannelLost."""
+        """Returns the next (rank, tag, bytes), or None; raises ChannelLost if MPI refuses."""
         ...
 
 
 class MpiChannel:
-    """One conversation with the broker through the gateway.
+    """One connection with the broker through the gateway.
 
     Args:
-        wire: the traffic between ranks; nobody else uses it meanwhile.
-        gateway: the gateway's rank on it.
-        number: this conversation's, never used before.
-        on_dead: called once when the gateway is taken for dead.
+        wire: sends and receives between ranks; nobody else uses it meanwhile.
+        gateway: the gateway's rank.
+        number: the number of this connection, which this rank has never used before.
+        spin_ns: how long a wait spins before it sleeps, ns.
+        on_dead: called once, with the reason, when the gateway counts as dead.
+
+    Attributes:
+        closed: whether the client has closed the connection.
     """
 
     via = "mpi"
@@ -61,10 +67,10 @@ class MpiChannel:
                  on_dead: Callable[[str], None]) -> None:
         self._wire, self._gateway, self._on_dead = wire, gateway, on_dead
         self._number = number.to_bytes(4, "little")
-        self._begun = False
+        self._begun = False  # the gateway has confirmed our number: older messages are over
         self._inbox = Inbox()
         self._unsent: deque[tuple[int, Buffer]] = deque([(relay.OPEN, self._number)])
-        self._bell = threading.Lock()  # held = nobody rang; a lock wakes within microseconds
+        self._bell = threading.Lock()  # `wake` releases it; a lock wakes us within microseconds
         self._bell.acquire()
         self._rung = False
         self._pace = relay.Pace(spin_ns)
@@ -111,10 +117,14 @@ class MpiChannel:
         try:
             self._bell.release()
         except RuntimeError:
-            pass  # rung already
+            pass  # it was released already
 
     def close(self) -> None:
-        """See `Channel.close`; what is on its way gets half a second, then it goes on alone."""
+        """See `Channel.close`.
+
+        Unsent bytes get half a second. After that they are given to MPI without the window's limit,
+        as the gateway must hear that we close.
+        """
         if self.closed:
             return
         self.closed = True
@@ -126,23 +136,23 @@ class MpiChannel:
             while not patience.over(time.monotonic()) and (
                     self._unsent or self._wire.sending(self._gateway)):
                 self._push()
-                if self._wire.take() is not None:  # both sides may be sending
+                if self._wire.take() is not None:  # it may be sending to us, and wait
                     self._heard = time.monotonic()
                 time.sleep(50e-6)
             if self._stalls.look(time.monotonic()):
                 self._heard = time.monotonic()
             if self._unsent and self._in_doubt():
                 self._die("silent")
-            while self._unsent and not self._lost:  # it must hear that we close
+            while self._unsent and not self._lost:
                 self._wire.send(self._gateway, *self._unsent.popleft())
         except ChannelLost as error:
             self._die(str(error))
 
     def abandon(self) -> None:
-        """See `Channel.abandon`: MPI is the parent's alone."""
+        """See `Channel.abandon`; the child of a fork must not touch MPI."""
         self.closed = self._lost = True
 
-    def _in_doubt(self) -> bool:
+    def _in_doubt(self) -> bool:  # the gateway may be dead: sends to it may never end
         return time.monotonic() - self._heard > relay.DOUBT_S
 
     def _receive(self, _: int, tag: int, data: bytearray) -> Iterator[Parcel]:
@@ -152,8 +162,8 @@ class MpiChannel:
             self._die("the gateway ended")
             raise ChannelLost("the gateway ended")
         elif not self._begun:
-            return  # of an older conversation
-        elif tag == relay.GONE:
+            return  # it belongs to an older connection of this rank
+        elif tag == relay.BROKER_CLOSED:
             raise ChannelLost(data.decode(errors="replace"))
         elif tag == relay.DATA:
             self._pace.moved(time.monotonic_ns())
@@ -163,7 +173,7 @@ class MpiChannel:
                 raise ChannelLost(str(error)) from None
 
     def _push(self) -> None:
-        """Hands on what the window allows; nothing while the gateway's life is in doubt."""
+        """Sends what the window allows; nothing while the gateway may be dead."""
         self._wire.sweep()
         if not self._unsent or self._in_doubt():
             return
@@ -182,6 +192,3 @@ class MpiChannel:
         if not self._lost:
             self._lost = True
             self._on_dead(why)
-
-
-

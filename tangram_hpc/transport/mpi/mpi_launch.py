@@ -1,7 +1,8 @@
 """What the environment says about the MPI world that was launched, without touching MPI.
 
-Law: reads only the mapping it is given. `TANGRAM_WORLD_SIZE` outranks the process manager's word,
-which outranks Slurm's: under `mpiexec` in a job, Slurm's task counts are those of the daemons.
+These functions read only the mapping they are given. `TANGRAM_WORLD_SIZE` wins over the process
+manager's variables, and those win over Slurm's: under `mpiexec` inside a job, Slurm counts the
+tasks of the launcher's daemons and not our ranks.
 """
 
 from __future__ import annotations
@@ -21,8 +22,14 @@ _RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 @dataclass(frozen=True)
 class Launch:
-    """What was launched: the size of the world (0 for unknown), who says so, our number in it
-    (0 for unknown), and how long its start may take."""
+    """What was launched.
+
+    Attributes:
+        size: the number of ranks; 0 for unknown.
+        source: the environment variable that told the size; empty for unknown.
+        rank: our number among the launched tasks; 0 for unknown.
+        timeout_s: how long the start of MPI may take, seconds.
+    """
 
     size: int
     source: str
@@ -31,11 +38,11 @@ class Launch:
 
 
 def launch_of(environ: Mapping[str, str]) -> Launch:
-    """The launch that the environment describes.
+    """Returns the launch that the environment describes.
 
     Raises:
-        InvalidInput: a variable of ours is no number.
-        WrongWorld: no process manager is there, so MPI would make N worlds of one.
+        InvalidInput: one of our variables is no number.
+        WrongWorld: there is no process manager, so that each process would be a world of its own.
     """
     size, source = 0, ""
     for name in _SIZES:
@@ -56,12 +63,12 @@ def launch_of(environ: Mapping[str, str]) -> Launch:
 
 
 def managed(environ: Mapping[str, str]) -> bool:
-    """Whether a process manager of MPI started this process."""
+    """Returns whether a process manager of MPI started this process."""
     return any(name.startswith(_MANAGERS) for name in environ)
 
 
 def launch_rank(environ: Mapping[str, str]) -> int:
-    """Our number among the tasks that were launched, whatever MPI makes of it; 0 for unknown."""
+    """Returns our number among the launched tasks, which MPI need not keep; 0 for unknown."""
     return next((int(environ[n]) for n in _RANKS if environ.get(n, "").isdigit()), 0)
 
 

@@ -1,8 +1,8 @@
-"""Takes the name off MPICH's shared memory as soon as all ranks have it: nothing outlives them.
+"""Unlinks MPICH's shared memory files as soon as all ranks have mapped them, so that none is left.
 
-Law: called when every rank of the world has left MPI_Init. MPICH names the file after Slurm's job
-and step and removes it in MPI_Finalize only: ranks that were killed leave it, and a world with the
-same numbers (a requeued job's) finds it and waits in MPI_Init for ever.
+MPICH names such a file after Slurm's job and step, and removes it only in MPI_Finalize. Ranks that
+are killed leave it behind, and a later world with the same numbers (of the requeued job) finds it
+and waits in MPI_Init for ever. Call this when every rank of the world has left MPI_Init.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ _FOLDER = "/dev/shm/mpich_shm_"
 
 
 def forget_names(maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """Unlinks the files of MPICH that this process has mapped; the memory stays. Every rank may."""
+    """Unlinks the files of MPICH that this process has mapped, and returns their names.
+
+    The memory itself stays mapped. Any rank may call this, and all may.
+    """
     try:
         lines = maps.read_text().splitlines()
     except OSError:
         return []
     names = {line[line.index(_FOLDER):] for line in lines if _FOLDER in line}
     for name in names:
-        with contextlib.suppress(OSError):  # a rank of the same node was first
+        with contextlib.suppress(OSError):  # another rank of this node was first
             os.unlink(name)
     return sorted(names)

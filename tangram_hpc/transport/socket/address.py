@@ -1,11 +1,13 @@
-"""Which address of this host is listened on, and which one is told to others.
+"""Chooses the address on which this host listens, and the one that is told to others.
 
-The host's own name is no safe answer: Debian's and Ubuntu's hosts files give it 127.0.1.1, which
-means another machine to everybody else. So the candidates are, in this order: what the host's names
-stand for, the address from which the kernel would reach the other nodes of the job, the one from
-which it would leave the network, the interfaces' own. The first that others can reach is taken.
-Loopback and wildcard addresses are never told to other nodes: where there are some and nothing else
-is found, the error names the setting `bind`. No packet is sent, and Slurm is not asked.
+The host's own name is no safe answer: the hosts files of Debian and Ubuntu give it 127.0.1.1, which
+on any other machine means that machine. The candidates are therefore, in this order: the addresses
+of the host's names, the address from which the kernel would reach the other nodes of the job, the
+one from which it would leave the network, and the interfaces' own. The first that others can reach
+is taken.
+
+Other nodes are never told a loopback or wildcard address: if nothing else is found and there are
+other nodes, the error names the setting `bind`. No packet is sent, and Slurm is not asked.
 """
 
 from __future__ import annotations
@@ -24,13 +26,18 @@ from ...errors import InvalidInput
 
 LOOPBACK = "127.0.0.1"
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
-_PEERS_MAX = 8  # other nodes whose names are looked up: all of a job share its networks
-_FAR = ("192.0.2.1", "2001:db8::1")  # reserved for examples (RFC 5737, RFC 3849): nobody has them
-_ANY_PORT = 9
+_PEERS_MAX = 8  # how many nodes' names are looked up; all nodes of a job share its networks
+_FAR = ("192.0.2.1", "2001:db8::1")  # addresses outside: reserved for examples (RFC 5737, 3849)
+_ANY_PORT = 9  # a route lookup needs a port, and any will do
 
 
 class Addresses(NamedTuple):
-    """An address to listen on, and the one that others are told; they differ for wildcards."""
+    """Where to listen, and what others are told; the two differ where `listen` is a wildcard.
+
+    Attributes:
+        listen: the address to bind.
+        told: the address that others connect to.
+    """
 
     listen: str
     told: str
@@ -38,16 +45,16 @@ class Addresses(NamedTuple):
 
 def addresses(bind: str, peers: Sequence[str] = (), names: Sequence[str] = (),
               shared: bool = True, needed: bool = False) -> Addresses:
-    """Where to listen.
+    """Returns where to listen and what to tell others.
 
     Args:
         bind: the setting: an address or host name of this host, the name of an interface, a network
             such as "10.1.0.0/16", a wildcard ("0.0.0.0", "::"), or empty to choose.
         peers: other nodes that must reach this host, by name or address.
-        names: what this host is called besides its host name, such as Slurm's NodeName.
-        shared: whether others may come that are not among `peers`; otherwise loopback is taken
-            where this host's name stands for it.
-        needed: whether others will come for certain, although nobody knows their names yet.
+        names: further names of this host, such as Slurm's NodeName.
+        shared: whether hosts that are not in `peers` may connect as well; if not, and this host's
+            name means loopback, loopback is taken.
+        needed: whether other hosts will certainly connect, though their names are not known yet.
 
     Raises:
         InvalidInput: `bind` fits nothing on this host, or no address can be told to others.
@@ -67,11 +74,13 @@ def addresses(bind: str, peers: Sequence[str] = (), names: Sequence[str] = (),
 
 
 def rank_address(bind: str, peers: Sequence[str], names: Sequence[str] = ()) -> str:
-    """Where other ranks meet this one, by the same rule. An address in `bind` that is another
-    node's, as the broker's is for a trainer elsewhere, and "none" count as not set.
+    """Returns the address at which other ranks reach this one, by the rule of `addresses`.
+
+    A `bind` of "none", or one that is another node's address, counts as not set: settings are
+    shared, and may hold the broker's address.
 
     Raises:
-        InvalidInput: as `addresses`.
+        InvalidInput: as for `addresses`.
     """
     fixed = "/" in bind or bind in interfaces()
     if bind == "none" or (bind and not fixed and not any(map(_is_own, _resolved(bind)))):
@@ -80,7 +89,7 @@ def rank_address(bind: str, peers: Sequence[str], names: Sequence[str] = ()) -> 
 
 
 def interfaces() -> dict[str, list[str]]:
-    """The addresses of each interface that has one, IPv4 first (one of them)."""
+    """Returns the addresses of each interface that has one; an IPv4 address, if any, is first."""
     found: dict[str, list[str]] = {}
     for _, name in socket.if_nameindex():
         if address := _ipv4_of(name):
@@ -110,7 +119,7 @@ def _shown() -> str:
 
 
 def _bound(bind: str) -> str:
-    """The address that `bind` stands for; empty where it is empty."""
+    """Returns the address that `bind` stands for; empty if `bind` is empty."""
     if not bind or _is_address(bind):
         return bind
     found = interfaces()
@@ -152,7 +161,7 @@ def _chosen(peers: Sequence[str], names: Sequence[str], shared: bool) -> str:
 
 
 def _resolved(name: str) -> Iterator[str]:
-    """What a name stands for, IPv4 first."""
+    """Yields the addresses of a name, IPv4 first; none for an unknown name."""
     try:
         told = socket.getaddrinfo(name, _ANY_PORT, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
@@ -162,8 +171,10 @@ def _resolved(name: str) -> Iterator[str]:
 
 
 def _route_to(peer: str) -> str:
-    """The address of ours from which the kernel would send to a peer; empty for none. Connecting a
-    UDP socket looks the route up and sends nothing."""
+    """Returns our address from which the kernel would send to a peer; empty if there is no route.
+
+    Connecting a UDP socket looks up the route and sends nothing.
+    """
     for address in _resolved(peer):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -173,7 +184,7 @@ def _route_to(peer: str) -> str:
 
 
 def _is_own(address: str) -> bool:
-    """Whether this host has an address: the kernel lets us bind to it."""
+    """Returns whether an address is this host's: then the kernel lets us bind to it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -200,7 +211,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _is_reachable(address: str) -> bool:
-    """Whether it can mean this host to others: no loopback, wildcard or link-local address."""
+    """Returns whether an address can mean this host to others."""
     found = ipaddress.ip_address(address)
     return not (found.is_loopback or found.is_unspecified or found.is_link_local
                 or found.is_multicast)

@@ -1,9 +1,11 @@
-"""Sockets on asyncio's loop, for broker, worker and gateway: links, listeners, dialling.
+"""Sockets on asyncio's loop, for broker, worker and gateway: links, listeners, TCP options.
 
-Law: no listener without authentication: a peer that has not proven the job's key within
-`HANDSHAKE_S` is dropped before any frame is read, and a Unix peer must be the same user. Of too
-many that have not yet the oldest goes: who holds no key takes no descriptors from who does. Frames
-are written with one gathering system call and read without copying payloads.
+No listener is without authentication. A peer that has not proven the job's key within
+`HANDSHAKE_S` is dropped before any frame is read, and a Unix peer must be the same user. If too
+many peers are still in the handshake, the oldest is dropped: who holds no key must not take the
+file descriptors from those who do.
+
+Frames are written with one gathering system call, and payloads are read without a copy.
 """
 
 from __future__ import annotations
@@ -23,24 +25,27 @@ from ...protocol import auth
 from ...protocol.frame import RECEIVE, Buffer, Inbox, Outbox, Parcel
 from ...protocol.message import Message
 
-HANDSHAKE_S = 5.0
-GONE_S = 30.0  # as long as the broker's own patience with a silent worker
-_NO_ROOM_S = 0.1  # until we look again, when there are no descriptors left
-# Messages of one link that are handed on before all other links have their turn: one read may hold
-# thousands of a client's, and whoever else speaks would wait until the last of them is dealt with.
+HANDSHAKE_S = 5.0  # how long the mutual challenge may take
+TCP_TIMEOUT_S = 30.0  # a silent TCP peer is lost after as long as the broker gives a silent worker
+_NO_ROOM_S = 0.1  # how long accepting pauses when there are no descriptors left
+# How many messages of one link are handed on before the other links have their turn. One read may
+# hold thousands of one client's messages, and all other peers would wait for the last of them.
 TURN = 128
-_IOV = 512  # well under every kernel's IOV_MAX
+_IOV = 512  # buffers of one sendmsg; well below every kernel's IOV_MAX
 
 OnParcel = Callable[[Parcel], None]
 OnLost = Callable[[str], None]
 
 
 class SocketLink:
-    """One authenticated conversation (fills `ports.Link`).
+    """One authenticated connection (serves `ports.Link`).
 
-    `on_parcel` gets each message with its payload, `on_turn` is called once after each batch of
-    them and when the peer has taken something of what was unsent, `on_lost` once with the reason
-    when the peer is gone (never after `close`).
+    `on_parcel` gets each message with its payload. `on_turn` is called after each batch of
+    messages, and when the peer has taken some of the unsent bytes. `on_lost` is called once, with
+    the reason, when the peer is gone, and never after `close`.
+
+    Attributes:
+        unsent: bytes that wait for the peer to read.
     """
 
     def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
@@ -49,14 +54,14 @@ class SocketLink:
         self._loop = loop
         self._inbox, self._outbox = Inbox(), Outbox()
         self._backlog: deque[Buffer] = deque()
-        self.unsent = 0  # bytes in the backlog
-        self._parcels: Iterator[Parcel] | None = None  # what was read and is not yet handed on
+        self.unsent = 0
+        self._parcels: Iterator[Parcel] | None = None  # messages read but not handed on yet
         self._on_parcel: OnParcel = lambda parcel: None
         self._on_turn: Callable[[], None] = lambda: None
         self._on_lost: OnLost = lambda reason: None
 
     def attach(self, on_parcel: OnParcel, on_turn: Callable[[], None], on_lost: OnLost) -> None:
-        """Starts reading."""
+        """Sets the callbacks and starts reading."""
         assert self._sock is not None
         self._on_parcel, self._on_turn, self._on_lost = on_parcel, on_turn, on_lost
         self._loop.add_reader(self._sock.fileno(), self._readable)
@@ -72,7 +77,7 @@ class SocketLink:
             self.write(frame)
 
     def write(self, frame: list[Buffer]) -> None:
-        """Sends buffers as they are (a whole frame), after what is still unsent."""
+        """Sends the buffers of a whole frame as they are, behind all unsent bytes."""
         if self._sock is None:
             return
         waiting = bool(self._backlog)
@@ -82,14 +87,17 @@ class SocketLink:
             self._drain()
 
     def close(self) -> None:
-        """See `ports.Link.close`: a last try to send, then the end; `on_lost` is not called."""
+        """See `ports.Link.close`.
+
+        Unsent bytes get half a second to leave. `on_lost` is not called.
+        """
         self.flush()
         if self._sock is not None and self._backlog:
             self._sock.settimeout(0.5)
             try:
                 self._sock.sendall(b"".join(self._backlog))
             except OSError:
-                pass  # the peer is gone: nothing is left to say
+                pass  # the peer is gone
         self._shut()
 
     def _shut(self) -> None:
@@ -111,7 +119,7 @@ class SocketLink:
     def _readable(self) -> None:
         assert self._sock is not None
         if self._parcels is not None:
-            return  # first what was read before
+            return  # earlier messages are still being handed on
         try:
             data = self._sock.recv(RECEIVE)
         except BlockingIOError:
@@ -126,7 +134,7 @@ class SocketLink:
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """Hands on the next TURN messages; the loop sees to all others before the rest of them."""
+        """Hands on the next `TURN` messages; the rest come after the other links' turn."""
         parcels = self._parcels
         if parcels is None or self._sock is None:
             return
@@ -157,7 +165,7 @@ class SocketLink:
             self._loop.add_writer(self._sock.fileno(), self._writable)
             return
         except OSError as error:
-            # told on the next turn: the caller is in the middle of something
+            # reported by the loop later: the caller is in the middle of something
             self._loop.call_soon(self._lose, f"connection failed: {error.strerror}")
             return
 
@@ -169,7 +177,7 @@ class SocketLink:
 
 
 def consume(backlog: deque[Buffer], sent: int) -> None:
-    """Drops the first `sent` bytes of a queue of buffers."""
+    """Removes the first `sent` bytes from a queue of buffers."""
     while sent:
         head = backlog.popleft()
         if sent < len(head):
@@ -179,19 +187,26 @@ def consume(backlog: deque[Buffer], sent: int) -> None:
 
 
 class Listener:
-    """Accepts peers on one socket; each that proves the key becomes a SocketLink."""
+    """Accepts peers on one socket, and makes a SocketLink of each that proves the key.
+
+    Args:
+        sock: a listening socket.
+        key: the job's key.
+        job: the job's name, which is part of the proof.
+        on_link: called with each new link.
+    """
 
     def __init__(self, sock: socket.socket, key: bytes, job: str,
                  on_link: Callable[[SocketLink], None]) -> None:
         self._sock, self._key, self._job, self._on_link = sock, key, job, on_link
         self._loop = asyncio.get_running_loop()
-        self._greeting: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._greeting: dict[asyncio.Task[None], None] = {}  # running handshakes, oldest first
         self._unproven_max = unproven_max()
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self._accept)
 
     def close(self) -> None:
-        """Stops accepting."""
+        """Stops accepting, and drops all peers that are in the handshake."""
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
         for task in self._greeting:
@@ -206,16 +221,16 @@ class Listener:
             try:
                 peer, _ = self._sock.accept()
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):  # who waits would wake us for ever
+                if error.errno in (errno.EMFILE, errno.ENFILE):  # else it wakes us at once
                     self._loop.remove_reader(self._sock.fileno())
                     self._loop.call_later(_NO_ROOM_S, self._reopen)
-                return  # else nobody waits, or the peer gave up before we came
+                return  # nobody waits any more, or the peer gave up before we accepted it
             task = self._loop.create_task(self._greet(peer))
             self._greeting[task] = None
             task.add_done_callback(lambda done: self._greeting.pop(done, None))
             if len(self._greeting) > self._unproven_max:
                 oldest = next(iter(self._greeting))
-                del self._greeting[oldest]  # at once: it takes some turns to end
+                del self._greeting[oldest]  # now, as the task ends only some turns later
                 oldest.cancel()
 
     async def _greet(self, peer: socket.socket) -> None:
@@ -225,7 +240,7 @@ class Listener:
                 _check_same_user(peer)
             await asyncio.wait_for(self._handshake(peer), HANDSHAKE_S)
         except (OSError, TangramError, asyncio.TimeoutError, asyncio.CancelledError):
-            peer.close()  # unproven: not a word
+            peer.close()  # an unproven peer gets no answer
             return
         tune(peer)
         self._on_link(SocketLink(peer, self._loop))
@@ -247,7 +262,7 @@ class Listener:
 
 
 def unproven_max() -> int:
-    """How many peers may be on the way to prove the key at once: a quarter of our descriptors."""
+    """Returns how many handshakes may run at once: a quarter of our descriptors, 64 to 4096."""
     return max(64, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 4096))
 
 
@@ -258,18 +273,21 @@ def _check_same_user(peer: socket.socket) -> None:
 
 
 def tune(sock: socket.socket) -> None:
-    """No delay for small frames on TCP. A host that is gone without a word (power, cable) ends the
-    conversation after `GONE_S`; by itself the kernel would try for a quarter of an hour."""
+    """Sets TCP options: small frames leave at once, and a vanished host is noticed.
+
+    A host that is gone without a word (power, cable) ends the connection after `TCP_TIMEOUT_S`; by
+    itself the kernel would try for a quarter of an hour.
+    """
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(GONE_S * 1000))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(TCP_TIMEOUT_S * 1000))
 
 
 def listen_unix(path: str) -> socket.socket:
-    """A Unix listener only its owner can reach (the folder must be 0700)."""
+    """Returns a listening Unix socket with mode 0600; its folder must be private (0700) as well."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     old = os.umask(0o177)
     try:
@@ -281,7 +299,7 @@ def listen_unix(path: str) -> socket.socket:
 
 
 def listen_tcp(host: str) -> socket.socket:
-    """A TCP listener on one interface, with a port of the kernel's choice."""
+    """Returns a listening TCP socket on one address, with a port that the kernel chooses."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.bind((host, 0))

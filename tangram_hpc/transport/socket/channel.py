@@ -1,7 +1,7 @@
-"""The client's way over a socket (fills `ports.Channel`): blocking, sleeping, no polling.
+"""The client's connection over a socket (serves `ports.Channel`). It sleeps and never polls.
 
-Law: one thread calls everything but `wake`. Frames go out with one gathering system call; the
-thread sleeps in the kernel until bytes or a wake-up arrive.
+One thread calls everything but `wake`, which any thread may call. Frames go out with one gathering
+system call, and the thread sleeps in the kernel until bytes or a wake-up arrive.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ...ports import ChannelLost
 from ...protocol.frame import RECEIVE, Buffer, Inbox, Parcel
 from .asyncsock import consume
 
-_IOV = 512
+_IOV = 512  # buffers of one sendmsg; every kernel takes more
 
 
 class SocketChannel:
-    """A connected, authenticated socket."""
+    """A client's channel over one connected, authenticated socket."""
 
     via = "socket"
 
@@ -64,7 +64,7 @@ class SocketChannel:
                     pass  # full of wake-ups already
 
     def close(self) -> None:
-        """See `Channel.close`; sends what is queued first, for half a second at most."""
+        """See `Channel.close`; unsent bytes get half a second to leave."""
         with self._wake_lock:
             if self._closed:
                 return
@@ -79,8 +79,11 @@ class SocketChannel:
         self._sock.close()
 
     def abandon(self) -> None:
-        """See `Channel.abandon`. The broker sees the parent's end only when no process holds the
-        socket any more, so a child that lives on must not keep it."""
+        """See `Channel.abandon`.
+
+        The broker sees the parent's end only when no process holds the socket any more, so the
+        child of a fork must not keep it.
+        """
         if not self._closed:
             self._closed, self._wake_lock = True, threading.Lock()
             for fd in (self._wake_in, self._wake_out, self._sock.detach()):

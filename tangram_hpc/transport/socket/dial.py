@@ -1,7 +1,7 @@
-"""Dialling a broker: try its addresses in order, then the mutual challenge. Blocking calls.
+"""Connects to a broker: tries its addresses in order, then runs the mutual challenge. Blocking.
 
-Law: an address is `unix:PATH` or `tcp:HOST:PORT`. Nothing is sent before the broker has proven the
-key except our nonce and proof; every failure is one line that names the address.
+An address is `unix:PATH` or `tcp:HOST:PORT`. Before the broker has proven the key, nothing but our
+nonce and our proof is sent. Every failure is one line that names the address.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from .asyncsock import HANDSHAKE_S, tune
 
 
 def dial(addresses: Sequence[str], key: bytes, job: str) -> socket.socket:
-    """A connected, mutually authenticated, blocking socket to the first address that answers.
+    """Returns an authenticated, blocking socket to the first address that answers.
 
     Raises:
         AccessError: a broker answers but does not accept the key, or is another job's.
-        BrokerUnreachable: no address answers.
+        BrokerUnreachable: no address answers. Its `refused` says whether every address refused at
+            once, so that no broker runs there.
     """
     problems, refused = [], bool(addresses)
     for address in addresses:
@@ -52,8 +53,13 @@ def dial(addresses: Sequence[str], key: bytes, job: str) -> socket.socket:
     raise nobody
 
 
-def way_to(access: Path, patience_s: float) -> str:
-    """After `patience_s` at most: "open", "shut", or "" where no broker is any more."""
+def probe_broker(access: Path, patience_s: float) -> str:
+    """Tries for `patience_s` seconds at most to reach the broker of an access file.
+
+    Returns:
+        "open" if it answers; "" if there is no broker any more; "shut" if it could not be reached,
+        though nothing says that it has ended.
+    """
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         try:
@@ -87,10 +93,10 @@ def _connect(address: str) -> socket.socket:
 
 
 def prove(sock: socket.socket, key: bytes, job: str) -> None:
-    """The peer's half of the handshake (`protocol/auth.py`) on a connected socket.
+    """Runs the peer's half of the handshake (`protocol/auth.py`) on a connected socket.
 
     Raises:
-        AccessError: the other side is no broker of this job with this key.
+        AccessError: the other side is not a broker of this job with this key.
         OSError: the connection broke or timed out.
     """
     greeting = _exactly(sock, auth.GREETING, "it is not a tangram broker")

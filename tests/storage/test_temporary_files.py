@@ -1,4 +1,4 @@
-"""Two writers with the same process number, in different containers, never share a draft."""
+"""Two writers with one process number, in different containers, never share a temporary file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tangram_hpc.app.trainer_rank import write_whole
-from tangram_hpc.drafts import replace_file
+from tangram_hpc.atomic_file import replace_file
 from tangram_hpc.storage.access import Access, mark_ended, read_access, write_access
 from tangram_hpc.storage.identity import Start, read_starts, write_starts
 from tangram_hpc.storage.rundir import link_last
@@ -24,7 +24,7 @@ NAMES = ("access.json", "identity.json", "rank0", "7")
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_another_s_draft_with_our_number_is_left_alone(write: Callable[[Path], object],
+def test_another_s_temporary_file_with_our_number_is_left_alone(write: Callable[[Path], object],
                                                        tmp_path: Path) -> None:
     others = [tmp_path / f".{name}.{os.getpid()}" for name in NAMES]
     for other in others:
@@ -41,7 +41,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert read_access(tmp_path / "a") == access and read_starts(tmp_path) == [START]
 
 
-def test_a_failure_leaves_no_draft_and_the_old_file(tmp_path: Path) -> None:
+def test_a_failure_leaves_no_temporary_file_and_the_old_file(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     with pytest.raises(OSError):
         replace_file(tmp_path / "there", "text")

@@ -25,10 +25,10 @@ from ..protocol.reading import reader
 
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
-_GONE_S = 1.0  # how long a killed process may take to go
+_REAP_S = 1.0  # how long a killed process may take to go
 
 
-def guarded(act: Callable[[], T], kind: type[T], seconds: float) -> T | None:
+def with_deadline(act: Callable[[], T], kind: type[T], seconds: float) -> T | None:
     """What `act` returns, from a forked process; None when that takes longer, or when it breaks
     (its traceback is on stderr then). The process and its group end with the call, and the process
     when its parent is killed."""
@@ -74,7 +74,7 @@ def _read(fd: int, deadline: float) -> bytes:
 
 
 def _end(pid: int) -> None:
-    deadline = time.monotonic() + _GONE_S
+    deadline = time.monotonic() + _REAP_S
     if os.waitpid(pid, os.WNOHANG)[0] == 0:
         time.sleep(0.005)  # it is on its way out, as a rule
     with suppress(ProcessLookupError, PermissionError):
@@ -103,7 +103,7 @@ class Told:
 _NO_COMPONENT = "No directives to start application on any available hetjob components"
 
 
-def tell(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Told:
+def run_command(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Told:
     """Runs a command without input. One that is late is asked to end, as `srun` then ends its step,
     and killed 2 s later."""
     began = time.monotonic()
@@ -113,7 +113,7 @@ def tell(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Tol
                                  env=dict(environ))
     except OSError as error:
         return Told(127, "", f"{argv[0]}: {error.strerror}", 0.0)
-    for limit, end in ((seconds, child.terminate), (2.0, child.kill), (_GONE_S, None)):
+    for limit, end in ((seconds, child.terminate), (2.0, child.kill), (_REAP_S, None)):
         try:
             out, err = child.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
@@ -126,11 +126,11 @@ def tell(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Tol
     return Told(124, "", f"no answer in {seconds:g} s", time.monotonic() - began)
 
 
-def tell_step(words: Sequence[str], environ: Mapping[str, str], seconds: float) -> Told:
+def run_step(words: Sequence[str], environ: Mapping[str, str], seconds: float) -> Told:
     """`srun` with these words, as a further step of our job. A step of a het job that was started
     from outside of it is told neither of components nor that there are some; without a component
     its own `srun` finds nothing to start. Then the step is the first component's."""
-    told = tell(["srun", *words], environ, seconds)
+    told = run_command(["srun", *words], environ, seconds)
     if _NO_COMPONENT in told.err:
-        told = tell(["srun", "--het-group=0", *words], environ, seconds)
+        told = run_command(["srun", "--het-group=0", *words], environ, seconds)
     return told

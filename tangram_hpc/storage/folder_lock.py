@@ -11,10 +11,10 @@ Two means, each for what the other cannot see:
   locks, and locks that another node does not see, are no reason to fail.
 - An epoch: the file `epoch-N` with the holder's host, pid and a random word, made by an atomic
   create. Whoever takes the folder makes the next one and removes those before it. A broker looks
-  for its own epoch before it commits and before it answers (at most every `LOOK_NS`), so that a
+  for its own epoch before it commits and before it answers (at most every `CHECK_NS`), so that a
   broker that was stopped and continued, or was cut off, finds that it has been superseded and says
   nothing more. The new holder waits `YIELD_S` before it reads the old journals, which is longer
-  than `LOOK_NS`.
+  than `CHECK_NS`.
 
 What this does not cover: a holder that is stopped between its look and its write, and is continued
 after the next one has read the journals, writes one more group of events.
@@ -35,7 +35,7 @@ from pathlib import Path
 
 from ..errors import InvalidInput
 
-LOOK_NS = 20_000_000
+CHECK_NS = 20_000_000
 YIELD_S = 0.1
 BEAT_S = 2.0  # how often a holder shows that it lives
 SILENT_S = 5 * BEAT_S  # a holder on another host that does not show it for so long is gone
@@ -58,7 +58,7 @@ class Holder:
         return f"host {self.host}, pid {self.pid}, since {self.since}"
 
 
-class Lock:
+class FileLock:
     """The lock of a job's folder; `held` says whether it is ours. It ends with this process."""
 
     def __init__(self, folder: Path) -> None:
@@ -81,21 +81,21 @@ class Lock:
             self._fd = -1
 
 
-class Claim:
+class FolderLock:
     """A folder that this broker holds: its epoch, made here. O(epochs in the folder), which is 1.
 
     Args:
         folder: the job's.
-        lock: of this folder.
+        file_lock: of this folder.
         restarts: of our start of the Slurm job; -1 without Slurm.
 
     Raises:
         InvalidInput: the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, lock: Lock, restarts: int = -1) -> None:
-        self.folder, self.lock = folder, lock
-        self._lost, self._looked = False, 0
+    def __init__(self, folder: Path, file_lock: FileLock, restarts: int = -1) -> None:
+        self.folder, self.file_lock = folder, file_lock
+        self._lost, self._checked_at = False, 0
         me = Holder(socket.gethostname(), os.getpid(), time.strftime("%Y-%m-%dT%H:%M:%S"), restarts)
         self._mark = json.dumps({**vars(me), "word": secrets.token_hex(8)}).encode()
         before = _epochs(folder)
@@ -114,13 +114,13 @@ class Claim:
 
     def superseded(self, now: bool = False) -> bool:
         """Whether another broker has taken the folder, or it is gone. Looks at most every
-        `LOOK_NS`, or `now`; once true it stays true."""
+        `CHECK_NS`, or `now`; once true it stays true."""
         at = time.clock_gettime_ns(time.CLOCK_BOOTTIME)  # goes on while the machine sleeps
-        if self._lost or (at - self._looked < LOOK_NS and not now):
+        if self._lost or (at - self._checked_at < CHECK_NS and not now):
             return self._lost
         with suppress(OSError):  # it cannot be told, as with no free file descriptor: as before
             self._lost = _read(self._path) != self._mark
-        self._looked = at
+        self._checked_at = at
         return self._lost
 
     def beat(self) -> None:

@@ -1,10 +1,11 @@
-"""Watches a process while its MPI world comes up, and ends it with one line when that never ends;
-watches a gateway that may be stopped for good, and ends that.
+"""Watchdogs around MPI: for a rank whose world never comes up, and for a stopped gateway.
 
-Law: MPI_Init waits for ever for a rank that never comes, inside C and with the interpreter's lock
-held, so no thread of ours can help: the watcher is a child process. It says its line on stderr and
-sends SIGINT, whose handler is for that time the C library's `_exit`: SIGINT is 2, and so is the
-exit status.
+MPI_Init waits for ever for a rank that never comes, inside C and with the GIL held, so no thread of
+ours could help. A stopped process cannot help itself either. Both watchdogs are therefore child
+processes, which write one line to standard error before they end their parent.
+
+While the start is watched, the handler of SIGINT is the C library's `_exit`. The watchdog sends
+SIGINT, so the process ends at once, and with exit status 2, which is SIGINT's number.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ if not ready:
 elif first == "1":
     os.write(2, died.encode())
 """
-# Looks are counted, not seconds: where the whole step is stopped (`scontrol suspend`), so are we.
+# This watchdog counts its waits and not the time: where the whole job step is stopped (`scontrol
+# suspend`), the watchdog is stopped as well, and that time must not count.
 _WATCH_STOPPED = """
 import os, select, signal, sys
 gateway, looks, stopped = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -52,13 +54,22 @@ try:
 except ProcessLookupError:
     pass
 """
-_LATER_S = 2.0  # rank 0 speaks first; where it ends the world, nobody else needs to
+_LATER_S = 2.0  # other ranks wait longer than rank 0, whose end mostly ends the whole world
 
 
 @contextlib.contextmanager
-def bring_up(pid: int, rank: int, timeout_s: float, remedy: str) -> Iterator[None]:
-    """Guards the body: after `timeout_s` seconds this process ends with status 2 and one line; when
-    it ends by itself in the body, rank 0's watcher says that."""
+def start_watchdog(pid: int, rank: int, timeout_s: float, remedy: str) -> Iterator[None]:
+    """Watches the body of a `with` statement, in which MPI starts.
+
+    If the body takes longer than `timeout_s`, this process ends with one line and status 2. If the
+    process ends by itself inside the body, rank 0's watchdog says so.
+
+    Args:
+        pid: this process.
+        rank: this process's number among the launched tasks.
+        timeout_s: how long the body may take, seconds.
+        remedy: what a person can do, for the lines.
+    """
     hung = (f"tangram: the MPI world did not come up within {timeout_s:g} s (rank {rank} waits): "
             f"every rank must call tangram_hpc.connect() or be `tangram gateway`, and find the "
             "others. What takes longer, as loading a model, comes after connect(), or "
@@ -69,7 +80,7 @@ def bring_up(pid: int, rank: int, timeout_s: float, remedy: str) -> Iterator[Non
     try:
         child = subprocess.Popen([sys.executable, "-S", "-E", "-c", _WATCH, *words],
                                  stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    except OSError:  # no interpreter to be found: go on unwatched
+    except OSError:  # no interpreter was found: go on without a watchdog
         yield
         return
     assert child.stdin is not None
@@ -87,23 +98,31 @@ def bring_up(pid: int, rank: int, timeout_s: float, remedy: str) -> Iterator[Non
 
 
 def end_if_stopped(pid: int, stopped_s: float) -> Callable[[], None]:
-    """Starts a child process that ends this one (a gateway) with one line and SIGKILL when the
-    function that is returned is not called for `stopped_s` seconds, since a process that is stopped
-    can do nothing for itself and its job step would never end. The child ends with this process."""
+    """Starts a watchdog that ends a gateway which has been stopped.
+
+    A stopped gateway would keep its job step from ever ending. The watchdog ends with this process.
+
+    Args:
+        pid: the gateway, which is this process.
+        stopped_s: after so many seconds without a sign of life the gateway gets SIGKILL.
+
+    Returns:
+        A function that the gateway calls as a sign of life.
+    """
     line = (f"tangram: gateway: it was stopped for {stopped_s:.0f} s: ending it, so that its job "
             "step can end; ranks go on over the broker's socket\n")
     words = [str(pid), str(max(1, round(stopped_s))), line]
     try:
         child = subprocess.Popen([sys.executable, "-S", "-E", "-c", _WATCH_STOPPED, *words],
                                  stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    except OSError:  # no interpreter to be found: go on unwatched
+    except OSError:  # no interpreter was found: go on without a watchdog
         return lambda: None
     assert child.stdin is not None
     pipe = child.stdin.fileno()
     os.set_blocking(pipe, False)
 
     def alive(keep: subprocess.Popen[bytes] = child) -> None:
-        with contextlib.suppress(OSError):  # it has ended, or its pipe is full of our word
+        with contextlib.suppress(OSError):  # the watchdog has ended, or its pipe is full
             os.write(pipe, b"!")
 
     return alive

@@ -1,0 +1,59 @@
+"""Replaces files and links in one step, so that a reader never sees half of one.
+
+The content is written to a temporary file in the same folder, which is then renamed over the
+target. Writers of one target may be threads, processes with the same number in different
+containers, or processes of other nodes on a shared file system. The temporary file's name is
+therefore random and the file is created with O_EXCL; a process number in the name would let two
+writers share one file.
+
+Invariants: a reader sees the old file or the new one, and a failed write leaves no temporary file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+
+def replace_file(path: Path, content: str | bytes | bytearray | memoryview, mode: int = 0o600,
+                 sync: bool = False) -> None:
+    """Replaces whatever is at `path` by a file with this content.
+
+    Args:
+        path: the target; its folder must exist.
+        content: the new content; a str is written as UTF-8.
+        mode: permissions of the new file, less the umask.
+        sync: wait until the content is on the disk before the file appears.
+
+    Raises:
+        OSError: the file cannot be written; what was at `path` is still there.
+    """
+    data = content.encode() if isinstance(content, str) else content
+
+    def write(temporary: Path) -> None:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+
+    _replace(path, write)
+
+
+def replace_link(path: Path, target: str) -> None:
+    """Replaces the file or link at `path` by a symbolic link; raises as `replace_file`."""
+    _replace(path, lambda temporary: temporary.symlink_to(target))
+
+
+def _replace(path: Path, make: Callable[[Path], None]) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        make(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
