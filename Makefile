@@ -106,10 +106,16 @@ docs: $(DOCS)/.installed
 	$(DOCS)/bin/sphinx-build -E -W --keep-going -q -b html -c docs/site . build/docs
 	@echo "docs: open build/docs/index.html"
 
+# Which lines no test reached, processes that the tests started included; TESTS=tests/broker: of some.
+coverage: install
+	$(BIN)/coverage erase
+	PYTHONPATH=$(CURDIR)/tests/coverage $(BIN)/coverage run -m pytest -m "not long and not slurm" $(TESTS); status=$$?; \
+	  $(BIN)/coverage combine -q && $(BIN)/coverage report; rm -f .coverage.*; exit $$status
+
 bench: install
 	@for b in bench/bench_*.py; do $(BIN)/python $$b || exit 1; done
 
 # tangram_hpc/backends: a checkout from before the regrouping (0053) may hold a built library there.
 clean:
-	rm -rf $(VENV) $(TORCH) $(DOCS) $(GPU_VENV) .vm .beside.log tangram_hpc/sandbox/process/*.so tangram_hpc/backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(TORCH) $(DOCS) $(GPU_VENV) .vm .beside.log tangram_hpc/sandbox/process/*.so tangram_hpc/backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
