@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := .venv-torch
+DOCS := .venv-docs
 TORCH_TESTS := $(wildcard tests/services/test_*.py tests/client/test_services_client.py \
   tests/demo/test_demo_mixed.py tests/hooks/test_reference*.py)
 
@@ -11,7 +12,7 @@ TORCH_TESTS := $(wildcard tests/services/test_*.py tests/client/test_services_cl
 # them compiles the package anew: a broker's imports take 1.6 s of CPU then, and 0.5 s without it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install python run test test-long test-gpu golden golden-update lint bench clean system
+.PHONY: install python run test test-long test-gpu golden golden-update lint docs coverage bench clean system
 
 install: $(STAMP)
 
@@ -92,10 +93,29 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The site is in build/docs/index.html; a warning is an error. Only the packages of the extra `docs`
+# are fetched, once.
+$(DOCS)/.installed: pyproject.toml | python
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install -q --upgrade pip
+	$(DOCS)/bin/pip install -q -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS)/.installed
+	rm -rf build/docs
+	$(DOCS)/bin/sphinx-build -E -W --keep-going -q -b html -c docs/site . build/docs
+	@echo "docs: open build/docs/index.html"
+
+# Which lines no test reached, processes that the tests started included; TESTS=tests/broker: of some.
+coverage: install
+	$(BIN)/coverage erase
+	PYTHONPATH=$(CURDIR)/tests/coverage $(BIN)/coverage run -m pytest -m "not long and not slurm" $(TESTS); status=$$?; \
+	  $(BIN)/coverage combine -q && $(BIN)/coverage report; rm -f .coverage.*; exit $$status
+
 bench: install
 	@for b in bench/bench_*.py; do $(BIN)/python $$b || exit 1; done
 
 # tangram_hpc/backends: a checkout from before the regrouping (0053) may hold a built library there.
 clean:
-	rm -rf $(VENV) $(TORCH) $(GPU_VENV) .vm .beside.log tangram_hpc/sandbox/process/*.so tangram_hpc/backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(TORCH) $(DOCS) $(GPU_VENV) .vm .beside.log tangram_hpc/sandbox/process/*.so tangram_hpc/backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
